@@ -106,13 +106,13 @@ try-vllm: setup-dev ## what a version of vLLM lacks or changes of all that is us
 
 # Tests in which something is given the number of a port: suites, stores that are killed and started again, services away.
 PORT_TESTS = tests/unit/runtime/test_ports.py tests/unit/vllm/test_vllm_follow.py tests/unit/runtime/test_healthcheck.py \
-	tests/unit/cli/test_top.py::test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back \
+	tests/unit/cli/test_top.py::test_a_service_outage_is_shown_and_the_service_is_followed_again_afterwards \
 	tests/contract/stores/test_registry_contract.py tests/contract/worker/test_kv_pulls.py \
 	tests/contract/test_bus_contract.py::test_a_killed_broker_stops_neither_publisher_nor_subscriber \
 	tests/e2e/up/test_worker_processes.py::test_a_worker_serves_and_stops_while_redis_and_kafka_are_away \
-	tests/e2e/up/test_worker_processes.py::test_a_killed_worker_is_gone_when_its_lease_ends_and_comes_back_under_its_name \
-	tests/e2e/up/test_up_life.py::test_two_suites_live_side_by_side \
-	tests/e2e/up/test_up_life.py::test_children_that_are_killed_come_back_under_their_names \
+	tests/e2e/up/test_worker_processes.py::test_a_killed_worker_is_gone_when_its_lease_ends_and_returns_under_its_name \
+	tests/e2e/up/test_up_life.py::test_two_suites_run_side_by_side \
+	tests/e2e/up/test_up_life.py::test_killed_children_are_restarted_under_their_names \
 	tests/e2e/up/test_up_life.py::test_with_json_stdout_is_the_ready_file_and_nothing_else \
 	tests/faults/gateway/test_half_open.py
 test-ports: setup-dev ## tests that take ports, RUNS=20 times beside 200 connections a second (half an hour)

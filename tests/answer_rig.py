@@ -1,4 +1,4 @@
-"""Answers in each model family's published format, after its chat template and model card, and what a client sees."""
+"""Answers in each model family's published format, and what a client receives of them."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -30,20 +30,20 @@ Shown = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Stream:
-    """An answer and what a client sees of it."""
+    """An answer, and what a client receives of it."""
 
     sign: str
-    """What the family's template says of its format."""
+    """The part of the family's template that identifies its format."""
     marks: tuple[str, ...]
-    """Its tags, each of which its vocabulary has as a token."""
+    """Its tags, each of which is a token of its vocabulary."""
     text: str
     shown: Shown
     thinks: str = ""
-    """The tag with which its prompt ends, where that opens the reasoning."""
+    """The tag that ends its prompt, if that opens the reasoning."""
 
 
 def calls(*found: tuple[str, str]) -> Shown:
-    """Name and arguments of each."""
+    """Return the name and arguments of each call."""
     return [part for name, arguments in found for part in (("CALL", name), ("ARGUMENTS", arguments))]
 
 
@@ -171,7 +171,7 @@ STREAMS: dict[str, Stream] = {
 
 
 def shown(tokenizer: Tokenizer, shape: AnswerFormat, stream: Stream, tokens: list[int]) -> Shown:
-    """Parts that follow each other joined, calls apart."""
+    """Return the parts with adjacent ones joined and calls separate."""
     parser = shape.parser(TOOLS, stream.thinks)
     assert parser is not None
     reader = AnswerReader(parser, tokenizer.decoder(), tokenizer.special_tokens)

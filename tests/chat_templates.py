@@ -20,19 +20,19 @@ from tests.chat_templates_llama_qwen import (
 
 @dataclass(frozen=True)
 class Family:
-    """A template, and how its messages have to be written for it."""
+    """A template, and the form of messages that it needs."""
 
     source: str
     contents: Literal["text", "parts", "only parts"] = "text"
-    """Whether it takes lists of parts, beside texts or alone."""
+    """The kinds of contents that it accepts: text, lists of parts beside texts, or parts alone."""
     null: Literal["left out", "none"] = "left out"
-    """What it is given in place of null content."""
+    """The value that it gets in place of null content."""
     arguments: Literal["object", "text"] = "object"
-    """As what it takes the arguments of calls."""
+    """The form in which it gets the arguments of calls."""
     tool_use: str | None = None
     """Another template for chats with tools."""
     refuses: bool = False
-    """Whether it reaches for what templates may not have."""
+    """True if it uses what templates may not have."""
 
 
 CHATML = """{% for message in messages %}

@@ -1,4 +1,4 @@
-"""Stores for every suite: one server of each kind for a whole run, started when a test first asks for it."""
+"""Stores for all tests: one server of each kind for a whole run, started on first use."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _unavailable(error: Exception) -> None:
-    """Skipped with the reason on a person's machine; a failure in CI, which must have it."""
+    """Skip with the reason on a person's machine; fail in CI, which must have it."""
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(str(error), pytrace=False)
     pytest.skip(str(error))
@@ -96,14 +96,14 @@ def chromium() -> str:
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.kafka)])
 def kafka(request: pytest.FixtureRequest) -> KafkaServer:
-    """Each Kafka in turn."""
+    """Yield each Kafka in turn."""
     server: KafkaServer = request.getfixturevalue(f"{request.param}_kafka_server")
     return server
 
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.redis)])
 def redis(request: pytest.FixtureRequest) -> RedisServer:
-    """Each Redis in turn."""
+    """Yield each Redis in turn."""
     server: RedisServer = request.getfixturevalue(f"{request.param}_redis_server")
     return server
 

@@ -1,4 +1,4 @@
-"""Records, channels and cards as Dynamo 1.6.1 writes them, and discovery folders of them."""
+"""Records, channels and cards as Dynamo 1.6.1 writes them, and its discovery folders."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A pytest plugin: says of a test that ran into its time limit what every asyncio task was waiting for."""
+"""A pytest plugin that reports what every asyncio task was waiting for when a test ran into its time limit."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ def _pending() -> list[str]:
 
 
 def _awaited(waiting: Any) -> list[str]:
-    """What a coroutine awaits, outermost first; the last is a future or what else is not written in Python."""
+    """Return what a coroutine awaits, outermost first; the last is a future or another object not written in Python."""
     found = []
     while waiting is not None:
         frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "ag_frame", None)

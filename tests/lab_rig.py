@@ -1,4 +1,4 @@
-"""A small cluster of the lab and traces drawn for it, for tests that compare two ways to reckon a run."""
+"""A small lab cluster and traces drawn for it, for tests that compare two ways to compute a run."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ MODEL = StepTimeModel(2e6, 20_000, 0.7, 5e6, 31_000, 53.0, 0.3)
 
 
 def requests(most_gap_ms: int) -> Any:
-    """Up to 25 requests, as `trace_of` wants them."""
+    """Draw up to 25 requests, in the form of `trace_of`."""
     return st.lists(
         st.tuples(
             st.integers(0, most_gap_ms),  # ms after the one before
@@ -29,7 +29,7 @@ def requests(most_gap_ms: int) -> Any:
 
 
 def trace_of(drawn: list[tuple[int, int, int, int]]) -> Trace:
-    """Those of one prefix share its first blocks."""
+    """Build a trace; requests of one prefix share its first blocks."""
     found, at_ms = [], 0
     for number, (gap_ms, prompt, output, prefix) in enumerate(drawn):
         at_ms += gap_ms
@@ -40,12 +40,12 @@ def trace_of(drawn: list[tuple[int, int, int, int]]) -> Trace:
 
 
 def shape(kv_blocks: int, *, guard: bool = True, stepwise: bool = False) -> WorkerShape:
-    """Of each worker."""
+    """Return the shape of each worker."""
     return WorkerShape("m", MODEL, BLOCK, kv_blocks, BLOCK * 1000, 8, 256, 1e8, MS, guard, stepwise=stepwise)
 
 
 def figures(result: LabResult) -> Any:
-    """All by which two runs can differ."""
+    """Return all figures in which two runs can differ."""
     answers = [
         (each.outcome, each.first_ps, each.last_ps, each.tokens, each.late, each.cached_tokens)
         for each in result.answers

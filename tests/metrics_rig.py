@@ -1,4 +1,4 @@
-"""The metrics service's own app, tick and stream over a state that a test feeds."""
+"""The metrics service's own app, ticks and stream over a state that a test feeds."""
 
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +27,7 @@ from services.metrics.stream import TICK_NS, Hub, TickWriter, tick_forever
 MS_NS: Final = 1_000_000
 LAG_NS: Final = 4 * TICK_NS
 LIVE_LAG_NS: Final = TICK_NS
-"""Workers of these tests send each full 100 ms and a little later: their windows are whole when they are told."""
+"""Workers of these tests send each full 100 ms slightly later, so that windows are complete when reported."""
 
 
 @asynccontextmanager
@@ -41,7 +41,7 @@ async def serving_metrics(
     port: int = 0,
     more: Sequence[APIRouter] = (),
 ) -> AsyncIterator[str]:
-    """The service's address; `sending`, which feeds the state, runs for as long. Nothing of it may fail."""
+    """Yield the service's address; `sending`, which feeds the state, runs for as long. Nothing of it may fail."""
     tasks = TaskOwner()
     writer = TickWriter(window_ns=TICK_NS, settled_ns=LAG_NS)
     desk = AlertEvaluator(state, settings.alert_limits(), lag_ns=LIVE_LAG_NS)

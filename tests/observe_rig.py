@@ -20,12 +20,12 @@ class Load:
     """A steady load of a server."""
 
     decoding: int = 0
-    """Sequences that decode at every moment."""
+    """Sequences that decode at any time."""
     prompts_per_s: float = 0.0
     prompt_tokens: int = 1_000
     waiting: int = 0
     waiting_per_s: float = 0.0
-    """Requests by which the queue grows."""
+    """Growth of the queue in requests per second."""
     kv_used: float = 0.2
     ttft_s: float = 0.2
     step_s: float = 0.01
@@ -36,7 +36,7 @@ IDLE: Final = Load()
 
 @dataclass
 class FakeVllm:
-    """Counters of one server over time. Steps of decode take `step_s`, and a prompt token 25 us."""
+    """Counters of one server over time. Decode steps take `step_s`, and a prompt token 25 us."""
 
     load: Load = IDLE
     now_s: Callable[[], float] = time.monotonic
@@ -44,7 +44,7 @@ class FakeVllm:
     ttft: list[float] = field(default_factory=lambda: [0.0] * len(TTFT_BOUNDS))
     steps_at_most: list[float] = field(default_factory=lambda: [0.0] * len(STEP_BOUNDS))
     body: bytes | None = None
-    """What it answers instead of metrics."""
+    """The answer in place of metrics."""
 
     def __post_init__(self) -> None:
         self._lock = Lock()
@@ -58,7 +58,7 @@ class FakeVllm:
             self.load, self._waiting = load, float(load.waiting)
 
     def restart(self) -> None:
-        """Begin again at zero, as a new process does."""
+        """Restart at zero, as a new process does."""
         with self._lock:
             self._advance()
             self.counts, self.ttft = {}, [0.0] * len(TTFT_BOUNDS)
@@ -126,14 +126,14 @@ class FakeVllm:
 
 @contextmanager
 def serving(fake: FakeVllm, token: str = "", host: str = "127.0.0.1") -> Iterator[str]:
-    """The address of a server; with a token it refuses requests without it."""
+    """Yield the address of a server; with a token it refuses requests without it."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             allowed = not token or self.headers.get("authorization") == f"Bearer {token}"
-            # Routers ask for its health and its model before they send it anything.
+            # Routers request its health and its model before they send it anything.
             known = {"/health": b"", "/v1/models": MODELS}
             found = self.path == "/metrics" or self.path in known
             body = known.get(self.path, b"")

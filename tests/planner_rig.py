@@ -1,4 +1,4 @@
-"""A cluster whose workers say how busy they are with prompts, and a planner's state that hears them."""
+"""A cluster whose workers report their load of prompts, and a planner's state that receives the reports."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ CHUNK = 512
 
 
 class Cluster:
-    """Workers that are registered and say how busy they are with prompts."""
+    """Registered workers that report their load of prompts."""
 
     def __init__(self, mode: Any = MODE_AUTO, **roles: str) -> None:
         self.state = PlannerState(
@@ -38,17 +38,17 @@ class Cluster:
         self.register()
 
     def register(self) -> None:
-        """The registry's list, as it is now."""
+        """Return the registry's present list."""
         self.state.take_workers(
             [Worker.FromString(each.SerializeToString()) for each in self.workers.values()], at(self.ms)
         )
 
     def hear(self, batch: StepBatch, now_ms: int) -> None:
-        """What a worker tells, by way of a metrics service."""
+        """Receive a worker's report, by way of a metrics service."""
         self.state.take_loads(self.telling.loads([batch], at(now_ms)), at(now_ms))
 
     def decide(self, load: Load | None = None, **busy: float) -> Decided:
-        """After another window in which workers spent such shares of it on prompts."""
+        """Decide after another window with these shares of workers' time spent on prompts."""
         from_ms, self.ms = self.ms, self.ms + WINDOW_MS
         self.register()
         batches = []
@@ -65,13 +65,13 @@ class Cluster:
         return self.state.decide(at(self.ms))
 
     def queue(self, prompt_tokens: int) -> None:
-        """So much waits at a gateway."""
+        """Report that much waiting at a gateway."""
         queues = [ModelQueue(model="sim", prefill_requests=1, prefill_tokens=prompt_tokens)] if prompt_tokens else []
         told = GatewayQueues(gateway_id="g", incarnation=1, told_unix_ns=at(self.ms), queues=queues)
         self.state.take_queues(told, at(self.ms + WINDOW_MS))
 
     def carry_out(self, decided: Decided) -> None:
-        """As workers do that answer, and tell the registry."""
+        """Carry out orders as workers that answer and update the registry."""
         for order in decided.orders:
             self.workers[order.worker.id].assignment.CopyFrom(order.wanted)
             changed = RoleChange(actor="planner-0", unix_ns=at(self.ms), own_budget_tokens=order.own_budget_tokens)
@@ -90,7 +90,7 @@ def registered(name: str, role: str) -> Worker:
 
 
 def actions(decided: Decided) -> list[tuple[int, str, str]]:
-    """By worker; decisions that change none have none."""
+    """Return the actions by worker; decisions without changes have none."""
     return [
         (each.action, change.worker_id, role_name(change.assignment))
         for each in decided.decisions

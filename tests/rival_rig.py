@@ -1,4 +1,4 @@
-"""Workers, requests and clusters for tests of rivals, with step times that are easy to work out by hand."""
+"""Workers, requests and clusters for tests of rivals, with step times that are easy to compute by hand."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,13 +30,13 @@ SLO = Slo(ttft_ns=SECOND, tpot_ns=50 * MS)
 
 
 def cluster(workers: int = 4, **fields: Any) -> RivalSetting:
-    """With 1,000 blocks of 100 tokens and 64 places each."""
+    """Build a cluster with 1,000 blocks of 100 tokens and 64 slots each."""
     values = {"speed": SPEED, "max_sequences": 64, "kv_blocks": 1000, "block_tokens": 100, "slo": SLO, **fields}
     return RivalSetting(workers=workers, **values)
 
 
 def worker(index: int, role: Role = Role.PREFILL, **fields: Any) -> SeenWorker:
-    """Idle unless told otherwise. Its backlog and decode step follow from what it holds."""
+    """Build a worker, idle by default. Its backlog and decode step follow from what it holds."""
     values: dict[str, Any] = {
         "budget_tokens": 0,
         "ready": True,
@@ -56,28 +56,28 @@ def worker(index: int, role: Role = Role.PREFILL, **fields: Any) -> SeenWorker:
 
 
 def prefill(index: int, **fields: Any) -> SeenWorker:
-    """In role prefill."""
+    """Build a worker in role prefill."""
     return worker(index, Role.PREFILL, **fields)
 
 
 def mixed(index: int, **fields: Any) -> SeenWorker:
-    """In role mixed; decodes only unless a budget is given."""
+    """Build a worker in role mixed, which only decodes unless it has a budget."""
     return worker(index, Role.MIXED, **fields)
 
 
 def request(input_tokens: int = 1000, *, workers: int = 8, cached: dict[int, int] | None = None) -> SeenRequest:
-    """cached: tokens by index of the worker."""
+    """Build a request; cached: tokens by index of the worker."""
     found = cached or {}
     return SeenRequest(1, input_tokens, SLO, [found.get(index, 0) for index in range(workers)])
 
 
 def seen(workers: Sequence[SeenWorker], now_ns: int = 0, **interval: Any) -> SeenCluster:
-    """A look; interval: of `RecentRequests`."""
+    """Build a look at the cluster; interval: of `RecentRequests`."""
     return SeenCluster(now_ns, workers, RecentRequests(**interval), SLO)
 
 
 def after(workers: Sequence[SeenWorker], moves: Sequence[Move]) -> list[SeenWorker]:
-    """The workers with the moves done."""
+    """Return the workers after the moves."""
     moved = {move.index: move for move in moves}
     return [
         replace(each, role=moved[each.index].role, budget_tokens=moved[each.index].budget_tokens)

@@ -1,4 +1,4 @@
-"""A scheduler for pytest-xdist: modules side by side, then one after the other what needs the machine to itself."""
+"""A scheduler for pytest-xdist: modules in parallel, then one by one those that need the machine to themselves."""
 
 import pytest
 from xdist.remote import Producer
@@ -10,9 +10,8 @@ MARK = "pytest.mark.alone"
 
 
 class AloneLast(LoadScopeScheduling):
-    """A module is a unit of work. Those in which MARK stands are one together, which waits until all others have ended.
-
-    The process that schedules collects no tests: it has their ids, and their files.
+    """A scheduler whose unit of work is a module. Modules with MARK form one unit, which waits until all others have
+    ended. The scheduling process collects no tests, but has their ids and their files.
     """
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
@@ -40,7 +39,7 @@ class AloneLast(LoadScopeScheduling):
         *others, last = self.nodes
         for each in others:
             if not each.shutting_down:
-                each.shutdown()  # with what it still has to run
+                each.shutdown()  # with its remaining modules
         if not self._others_pending(last):
             super()._reschedule(last)
         if not self.workqueue:

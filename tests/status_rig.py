@@ -1,4 +1,4 @@
-"""What `/v1/status` answers, for tests of those who show it."""
+"""An answer of `/v1/status` for tests of the clients that show it."""
 
 from typing import Any
 

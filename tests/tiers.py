@@ -19,16 +19,16 @@ import pytest
 
 FAST_FOLDERS = ("tests/unit/", "tests/property/")
 SLOW_TO_IMPORT = ("tests/unit/torch/",)
-"""torch and transformers take seconds, in each process."""
+"""The imports of torch and transformers take seconds, in each process."""
 TEST_FOLDERS = (*FAST_FOLDERS, "tests/contract/")
 SHOWN = (
     "tests/e2e/up/test_shapes_stay.py",
     "tests/e2e/up/test_up_commands.py",
     "tests/e2e/test_openai_client.py",
 )
-"""Whole suites that a newcomer sees pass: all commands, all shapes that programs read, OpenAI's own client."""
+"""Whole suites shown to a newcomer: all commands, all shapes that programs read, OpenAI's own client."""
 FEW_EXAMPLES = 30
-"""In the fast tier, where Hypothesis would try 100; properties with a number of their own try that share of it."""
+"""Examples in the fast tier, of Hypothesis's default of 100; properties with another number try that share of it."""
 LONGEST_FIRST = (
     *("tests/fuzz/", "tests/e2e/", "tests/faults/", "tests/contract/", "tests/property/"),
     # Unit tests in virtual time or with torch, a minute in a module.
@@ -39,7 +39,7 @@ MAX_WORKERS = 8
 NEVER_FAST = ("system", "torch", "slow")
 NEVER_TEST = ("kafka", "redis", "alone")
 ONLY_IN_ALL = "packages"
-"""What needs Java, a Redis of the machine's own, or the machine to itself."""
+"""The mark of tests that need Java, a Redis of the machine's own, or the machine to itself."""
 
 SYSTEM_CALLS = {
     "subprocess.Popen": "starts a process",
@@ -48,11 +48,11 @@ SYSTEM_CALLS = {
     "os.system": "starts a process",
     "socket.bind": "binds a port",
 }
-"""Python's audit events, and what stands behind them."""
+"""Python's audit events, and their descriptions."""
 
 
 def tier_of(path: str, marks: Collection[str]) -> str:
-    """fast, test, rest or all; `path` as in a test's id."""
+    """Return fast, test, rest or all; `path` as in a test's id."""
     if ONLY_IN_ALL in marks:
         return "all"
     by_folder = path.startswith(FAST_FOLDERS) and not path.startswith(SLOW_TO_IMPORT)
@@ -63,7 +63,7 @@ def tier_of(path: str, marks: Collection[str]) -> str:
 
 
 def held_in(asked: str, tier: str) -> bool:
-    """Whether a run of `asked` runs the tests of `tier`."""
+    """Return whether a run of tier `asked` includes the tests of `tier`."""
     return asked in ("all", tier) or (asked == "test" and tier == "fast")
 
 
@@ -73,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.tier is None:  # workers of pytest-xdist have it from who started them
+    if config.option.tier is None:  # workers of pytest-xdist inherit it from their controller
         paths_named = config.args_source is pytest.Config.ArgsSource.ARGS
         config.option.tier = "all" if paths_named else "test"
     if not config.getoption("hypothesis_profile", "none"):
@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Of `-n auto`: each starts stores of its own."""
+    """Limit `-n auto`, as each worker starts its own stores."""
     return min(os.cpu_count() or 1, MAX_WORKERS)
 
 
@@ -100,7 +100,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files of which no test will run are not imported."""
+    """Do not import files of which no test will run."""
     if config.option.tier not in ("fast", "test") or collection_path.suffix != ".py":
         return None
     path = collection_path.relative_to(config.rootpath).as_posix()
@@ -122,7 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _place(path: str) -> int:
-    """Among modules that run side by side: those that take long first, or the last one would run by itself."""
+    """Return the rank of a module in a parallel run: long ones come first, as the last one would run alone."""
     return next((place for place, folder in enumerate(LONGEST_FIRST) if path.startswith(folder)), len(LONGEST_FIRST))
 
 
@@ -130,11 +130,11 @@ TIER = pytest.StashKey[str]()
 
 
 class _Guard:
-    """Ends a fast test that does what only others may; an audit hook, since those see what C does too."""
+    """A guard that ends a fast test on a forbidden action; an audit hook, since those see C code too."""
 
     def __init__(self) -> None:
         self.test = ""
-        """The fast test that runs, if one does."""
+        """The running fast test, if there is one."""
         self.seen = ""
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -152,10 +152,10 @@ _guard = _Guard()
 
 
 def _load_profile(*, few: bool) -> None:
-    """How many examples properties try, where nobody says it otherwise: random ones, but in CI always the same.
+    """Set the default number of examples of properties, without a deadline, as speed is no property.
 
-    One commit must get one verdict there. Elsewhere each run tries others, and what fails is tried again (.hypothesis):
-    many short runs see more than one long one that never changes. No deadline: speed is no property.
+    Examples are random, but in CI always the same, since one commit must get one verdict there. Elsewhere each run
+    tries others, and failed ones are tried again (.hypothesis), so that many short runs see more than one long one.
     """
     from hypothesis import settings  # not where the engines' own tests run
 
@@ -165,7 +165,7 @@ def _load_profile(*, few: bool) -> None:
 
 
 def _guard_what_audit_does_not_see() -> None:
-    """gRPC binds its ports in C."""
+    """Guard the ports that gRPC binds in C."""
     from grpc.aio._server import Server
 
     for name in ("add_insecure_port", "add_secure_port"):
@@ -199,9 +199,9 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Also where what was tested has taken the guard's word for an error of its own.
+    """Fail a test whose code took the guard's failure for an error of its own.
 
-    What ends now may be the stores that tests before this one have shared.
+    Teardown is not guarded, as it may end stores that earlier tests shared.
     """
     _guard.test = ""
     result = yield

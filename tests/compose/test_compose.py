@@ -1,4 +1,4 @@
-"""`docker compose up`, as an operator runs it: real images, containers scaled, killed and restarted under load."""
+"""Tests of `docker compose up`: real images, containers scaled, killed and restarted under load."""
 
 import asyncio
 import json
@@ -25,12 +25,12 @@ pytestmark = [
 
 
 def tell(text: str) -> None:
-    """Progress, for a test of minutes."""
+    """Print progress, for a test of minutes."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 @pytest.mark.parametrize("profiles", [("cpu",), ("gpu",), ("sim",), ("sim", "observability"), ("cpu", "observability")])
-def test_the_files_make_sense_together(profiles: tuple[str, ...]) -> None:
+def test_the_compose_files_are_valid_together(profiles: tuple[str, ...]) -> None:
     options = [word for profile in profiles for word in ("--profile", profile)]
     command = ["docker", "compose", *options, "config", "--format", "json"]
     services = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)["services"]
@@ -40,7 +40,7 @@ def test_the_files_make_sense_together(profiles: tuple[str, ...]) -> None:
             assert service["read_only"] and service["init"] and service["cap_drop"] == ["ALL"], name
 
 
-def test_the_planner_may_be_given_the_engines_socket() -> None:
+def test_the_planner_may_be_given_the_docker_socket() -> None:
     files = ["-f", "compose.yaml", "-f", "compose/spares.yaml", "--profile", "cpu"]
     command = ["docker", "compose", *files, "config", "--format", "json"]
     environment = {**os.environ, "FULCRUM_DOCKER_GROUP": "998"}
@@ -66,7 +66,7 @@ async def test_no_request_fails_whatever_is_scaled_killed_or_restarted() -> None
 
 
 async def scale(cluster: ComposeCluster, load: ComposeLoad) -> None:
-    """More decode workers take part without another word; those that leave drop nothing."""
+    """Check that new decode workers join unaided, and that those that leave drop nothing."""
     decode = cluster.kind.decode
     for count in (3, 1):
         tell(f"{decode}: scale to {count}")
@@ -81,7 +81,7 @@ async def decoders(cluster: ComposeCluster, count: int) -> bool:
 
 
 async def kill_each_kind(cluster: ComposeCluster, load: ComposeLoad) -> None:
-    """Even the last worker of a kind: what it ran waits for the next one."""
+    """Kill one of each role, even the last: its requests wait for the next one."""
     kind = cluster.kind
     for service in (kind.decode, kind.prefill, "planner", "metrics"):
         tell(f"{service}: kill")
@@ -97,7 +97,7 @@ async def kill_each_kind(cluster: ComposeCluster, load: ComposeLoad) -> None:
 
 
 async def restart_stores(cluster: ComposeCluster, load: ComposeLoad) -> None:
-    """Broker and Redis come back on their volumes; occupancy is whole again."""
+    """Restart broker and Redis, which return on their volumes; occupancy is complete again."""
     for store in ("kafka", "redis"):
         tell(f"{store}: restart")
         await cluster.compose("restart", store)
@@ -113,7 +113,7 @@ async def restart_stores(cluster: ComposeCluster, load: ComposeLoad) -> None:
 TLS = "compose/tls.yaml"
 
 
-async def test_keys_limits_and_files_are_there_after_a_restore_of_volumes(tmp_path: Path) -> None:
+async def test_keys_limits_and_files_exist_after_a_restore_of_volumes(tmp_path: Path) -> None:
     """Type the blocks of docs/backup.md, with all containers and volumes removed between them."""
     section = (ROOT / "docs" / "backup.md").read_text().partition("\n## Volumes of containers\n")[2]
     back_up, restore = re.findall(r"^```sh\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
@@ -154,7 +154,7 @@ async def typed(cluster: ComposeCluster, commands: str, folder: Path) -> None:
 
 
 async def served_certificate(cluster: ComposeCluster, service: str) -> str:
-    """Fingerprint of what a worker shows on a new connection."""
+    """Return the fingerprint of the certificate that a worker shows on a new connection."""
     ask = (
         "import ssl; from libs.runtime.net.authority import describe; from pathlib import Path; import socket, hashlib;"
         "t = Path('/tls'); c = ssl.create_default_context(cafile=t / 'ca.pem');"
@@ -193,7 +193,7 @@ async def test_no_request_fails_while_certificates_are_rotated_and_a_release_is_
 
 
 async def replace_each(cluster: ComposeCluster, load: ComposeLoad) -> None:
-    """Workers, then the gateway, then the rest, by an image of another name."""
+    """Replace the workers, then the gateway, then the rest, by an image of another name."""
     kind, tag = cluster.kind, f"next-{cluster.project}"
     images = {"fulcrum/control", "fulcrum/torch"} if PROFILE == "cpu" else {"fulcrum/control"}
     names = {f"{image}:{tag}" for image in images}

@@ -1,6 +1,6 @@
-"""`docker compose --profile gpu up` on a machine without a GPU, as far as it goes: the engine hands out GPUs by a
-stand-in of NVIDIA's hook (deploy/images/nvidia_stand_in), every container starts as it is meant to, and the workers say
-in a sentence what is missing."""
+"""Test of `docker compose --profile gpu up` on a machine without a GPU. A stand-in of NVIDIA's hook
+(deploy/images/nvidia_stand_in) hands out GPUs, every container starts as intended, and the workers say in a sentence
+what is missing."""
 
 import json
 import os
@@ -25,7 +25,7 @@ pytestmark = [
 
 
 async def inspected(cluster: ComposeCluster, service: str) -> dict[str, Any]:
-    """What the engine says of a service's container."""
+    """Return docker's description of a service's container."""
     (container,) = (await cluster.compose("ps", "--all", "--quiet", service)).split()
     told = subprocess.run(("docker", "inspect", container), check=True, capture_output=True).stdout
     (found,) = json.loads(told)
@@ -33,14 +33,14 @@ async def inspected(cluster: ComposeCluster, service: str) -> dict[str, Any]:
 
 
 async def in_worker(cluster: ComposeCluster, *command: str) -> str:
-    """What a command says in a container like the prefill worker's, whether it succeeds or not."""
+    """Return the output of a command in a container like the prefill worker's, whether it succeeds or not."""
     shell = ("sh", "-c", '"$@" 2>&1 || echo "exit code $?"', "sh")
     run = ("--progress", "quiet", "run", "--rm", "-T", "--no-deps", cluster.kind.prefill)
     return await cluster.compose(*run, *shell, *command)
 
 
 def memlock_bytes() -> int:
-    """What the engine lets a container pin: all, but for one that may not lift its own limit."""
+    """Return the memory that docker lets a container lock, which an unprivileged one cannot raise."""
     asked = ("docker", "run", "--rm", "--ulimit", f"memlock={UNLIMITED}", IMAGE, "true")
     refused = subprocess.run(asked, capture_output=True, text=True, check=False)
     if refused.returncode == 0:
@@ -49,7 +49,7 @@ def memlock_bytes() -> int:
     return resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
 
 
-def test_what_may_be_pinned_is_unlimited_unless_a_person_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_memory_is_unlimited_unless_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["docker", "compose", "--profile", "gpu", "config", "--format", "json"]
     for asked, given in (("", UNLIMITED), ("8388608", 8388608)):
         monkeypatch.setenv("FULCRUM_MEMLOCK_BYTES", asked)
@@ -57,7 +57,7 @@ def test_what_may_be_pinned_is_unlimited_unless_a_person_says_otherwise(monkeypa
         assert [services[name]["ulimits"]["memlock"] for name in ("prefill-gpu", "decode-gpu")] == [given, given]
 
 
-async def test_all_starts_but_what_needs_a_driver_and_workers_say_so_in_a_sentence(
+async def test_all_containers_without_need_of_a_driver_start_and_workers_name_the_missing_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pinned_bytes = memlock_bytes()
@@ -93,7 +93,7 @@ async def model_is_there(cluster: ComposeCluster) -> None:
 
 
 async def check_container(cluster: ComposeCluster, service: str, pinned_bytes: int) -> None:
-    """Given all GPUs, common namespaces, memory that may be pinned, and nothing beyond."""
+    """Check that it has all GPUs, common namespaces, lockable memory, and nothing beyond."""
     container = await inspected(cluster, service)
     host = container["HostConfig"]
     assert host["DeviceRequests"][0]["Driver"] == "nvidia"

@@ -1,4 +1,4 @@
-"""Every implementation of a store's port, one after another."""
+"""Fixtures that run each contract test over every implementation of a store's port."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from libs.testing.contract.databases import Database, MemoryDatabase, RedisDatab
 
 @pytest.fixture(params=["memory", "embedded", pytest.param("real", marks=pytest.mark.kafka)])
 def broker(request: pytest.FixtureRequest) -> Broker:
-    """The broker that simulations use, the embedded one, and Apache Kafka."""
+    """Yield the broker that simulations use, the embedded one, and Apache Kafka."""
     if request.param == "memory":
         return MemoryUnderTest()
     return KafkaUnderTest(request.getfixturevalue(f"{request.param}_kafka_server"))
@@ -16,7 +16,7 @@ def broker(request: pytest.FixtureRequest) -> Broker:
 
 @pytest.fixture(params=["memory", "embedded", "real"])
 def database(request: pytest.FixtureRequest) -> Database:
-    """The store that simulations use, the embedded Redis, and a real one."""
+    """Yield the store that simulations use, the embedded Redis, and a real one."""
     if request.param == "memory":
         return MemoryDatabase()
     return RedisDatabase(request.getfixturevalue(f"{request.param}_redis_server"))

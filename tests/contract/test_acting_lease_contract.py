@@ -1,4 +1,4 @@
-"""Every lease of the process that changes roles: in memory, a locked file, and a Lease of a Kubernetes cluster."""
+"""Contract tests of the lease of the process that changes roles: in memory, a locked file, and a Kubernetes Lease."""
 
 import json
 import os
@@ -26,7 +26,7 @@ PODS = pytest.param("pods", marks=[pytest.mark.kube, pytest.mark.timeout(180)])
 
 @dataclass
 class Leases:
-    """Makes the lease of a process of this name. `wait` passes time for them all."""
+    """Factory of the lease of a process with this name. `wait` advances time for all of them."""
 
     of: Callable[[str], ActingLease]
     wait: Callable[[float], None]
@@ -72,7 +72,7 @@ async def leases(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
             await each.close()
 
 
-async def test_one_holds_it_and_the_others_learn_its_name(leases: Leases) -> None:
+async def test_one_process_holds_the_lease_and_the_others_learn_its_name(leases: Leases) -> None:
     first, second = leases.of("first"), leases.of("second")
     assert await first.hold() == ""
     assert await second.hold() == "first"
@@ -84,7 +84,7 @@ async def test_one_holds_it_and_the_others_learn_its_name(leases: Leases) -> Non
     await second.close()
 
 
-async def test_one_that_is_given_up_goes_to_the_next(leases: Leases) -> None:
+async def test_a_released_lease_goes_to_the_next_process(leases: Leases) -> None:
     first, second = leases.of("first"), leases.of("second")
     assert (await first.hold(), await second.hold()) == ("", "first")
     await first.close()
@@ -97,7 +97,7 @@ async def test_one_that_is_given_up_goes_to_the_next(leases: Leases) -> None:
     await first.close()
 
 
-async def test_a_lease_that_cannot_be_read_is_away(leases: Leases, tmp_path: Path) -> None:
+async def test_an_unreadable_lease_raises_an_error(leases: Leases, tmp_path: Path) -> None:
     if leases.unreachable is not None:
         with pytest.raises(FleetAway) as away:
             await leases.unreachable.hold()
@@ -105,7 +105,7 @@ async def test_a_lease_that_cannot_be_read_is_away(leases: Leases, tmp_path: Pat
 
 
 @pytest.mark.system
-async def test_a_process_that_is_killed_holds_its_file_no_longer(tmp_path: Path) -> None:
+async def test_a_killed_process_releases_its_lease_file(tmp_path: Path) -> None:
     code = (
         "import asyncio, sys, pathlib; from libs.observe.leases import FileLease\n"
         "lease = FileLease(pathlib.Path(sys.argv[1]), 'r', 'the other one')\n"
@@ -189,7 +189,7 @@ async def test_a_slow_answer_shortens_no_lease_and_extends_no_right_to_act(slow:
 
 @pytest.mark.kube
 @pytest.mark.timeout(180)
-async def test_a_holder_that_vanished_is_followed_after_the_whole_lease_and_never_before(tmp_path: Path) -> None:
+async def test_the_lease_of_a_holder_that_vanished_is_taken_only_after_it_has_run_out(tmp_path: Path) -> None:
     async with namespace(tmp_path) as own:
         clock, query = Clock(), PodQuery("app=vllm", own.name)
         first = PodLease(query, "", "first", lambda: clock.now_s)

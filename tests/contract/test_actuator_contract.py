@@ -1,5 +1,5 @@
-"""Every actuator starts and ends workers alike: names in memory, processes of a launcher, containers of an engine, pods
-of a Kubernetes cluster."""
+"""Contract tests of the actuators of workers: names in memory, processes of a launcher, containers of Docker, and
+pods of a Kubernetes cluster."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ Reopen = Callable[[], Actuator]
 
 
 class FakeChild:
-    """Is ready at once, and ends when it is told to."""
+    """A process that is ready at once, and ends on a signal."""
 
     pid = 1
 
@@ -59,7 +59,7 @@ class FakeChild:
 
 
 class FakeLauncher:
-    """`fails`: so many of the next starts end before they are ready."""
+    """`fails`: the number of next starts that end before they are ready."""
 
     def __init__(self) -> None:
         self.fails = 0
@@ -82,7 +82,7 @@ class FakeLauncher:
 
 
 class Quiet:
-    """A reporter that says nothing."""
+    """A reporter that discards its messages."""
 
     def progress(self, name: str, stage: str, fraction: float) -> None: ...
 
@@ -136,14 +136,14 @@ async def docker_service() -> AsyncIterator[Reopen]:
     finally:
         ours = {"label": f"{SERVICE}={service}"}
         for each in engine.containers.list(all=True, ignore_removed=True, filters=ours):
-            with suppress(docker.errors.APIError):  # the actuator may be at it
+            with suppress(docker.errors.APIError):  # the actuator may be in the middle of it
                 each.remove(force=True)
         engine.close()
 
 
 @asynccontextmanager
 async def spare_pool(folder: Path) -> AsyncIterator[Reopen]:
-    """Of the chart, with the rights of its planner."""
+    """The chart's Deployment, with the rights of its planner."""
     async with installed(folder) as own:
         kubeconfig = await own.account("fulcrum-planner")
         yield lambda: KubernetesActuator(deployment=f"{own.name}/fulcrum-spare", most=MOST, kubeconfig=kubeconfig)
@@ -172,7 +172,7 @@ async def until(actuator: Actuator, count: int) -> Started:
     return found
 
 
-async def test_as_many_workers_are_there_as_were_asked_for_last_under_names_that_stay(reopen: Reopen) -> None:
+async def test_the_latest_requested_number_of_workers_runs_under_stable_names(reopen: Reopen) -> None:
     actuator = reopen()
     assert await actuator.look() == Started((), MOST, "sim")
     await actuator.have(2)
@@ -187,7 +187,7 @@ async def test_as_many_workers_are_there_as_were_asked_for_last_under_names_that
     await actuator.close()
 
 
-async def test_never_are_there_more_than_it_can_have(reopen: Reopen) -> None:
+async def test_the_number_of_workers_never_exceeds_the_maximum(reopen: Reopen) -> None:
     actuator = reopen()
     await actuator.have(MOST + 5)
     assert len((await until(actuator, MOST)).worker_ids) == MOST
@@ -199,7 +199,7 @@ async def test_never_are_there_more_than_it_can_have(reopen: Reopen) -> None:
     await actuator.close()
 
 
-async def test_who_comes_later_sees_what_another_asked_for(reopen: Reopen) -> None:
+async def test_a_new_actuator_sees_the_number_requested_by_an_earlier_one(reopen: Reopen) -> None:
     before = reopen()
     await before.have(2)
     names = (await until(before, 2)).worker_ids
@@ -211,7 +211,7 @@ async def test_who_comes_later_sees_what_another_asked_for(reopen: Reopen) -> No
         await each.close()
 
 
-async def test_a_launcher_that_is_away_or_refuses_is_down_and_changes_nothing() -> None:
+async def test_an_unreachable_or_refusing_launcher_raises_actuator_down_and_changes_nothing() -> None:
     away = ProcessActuator("http://127.0.0.1:1", "secret")
     with pytest.raises(ActuatorDown, match="does not answer"):
         await away.look()
@@ -224,7 +224,7 @@ async def test_a_launcher_that_is_away_or_refuses_is_down_and_changes_nothing() 
         await stranger.close()
 
 
-async def test_a_spare_worker_that_cannot_start_is_not_tried_at_every_wish() -> None:
+async def test_a_spare_worker_that_cannot_start_is_not_retried_at_every_request() -> None:
     launcher = FakeLauncher()
     launcher.fails = 1
     async with launcher_spares(launcher) as spares:
@@ -237,14 +237,14 @@ async def test_a_spare_worker_that_cannot_start_is_not_tried_at_every_wish() -> 
         await actuator.close()
 
 
-async def test_docker_without_an_engine_is_down() -> None:
+async def test_docker_without_a_daemon_raises_actuator_down() -> None:
     actuator = DockerActuator(service="decode", most=2, engine_url=f"unix:///tmp/none-{os.getpid()}.sock")
     with pytest.raises(ActuatorDown, match="Docker"):
         await actuator.look()
     await actuator.close()
 
 
-async def test_kubernetes_without_a_server_or_an_account_is_down_within_a_bound(tmp_path: Path) -> None:
+async def test_kubernetes_without_a_server_or_an_account_raises_actuator_down_within_a_bound(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere.json"
     cluster = {"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": True}
     nowhere.write_text(json.dumps({

@@ -1,4 +1,4 @@
-"""What the bus keeps to, over the embedded broker, Apache Kafka, and the broker in memory that simulations use."""
+"""Contract tests of the bus over the embedded broker, Apache Kafka and the broker in memory that simulations use."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from libs.testing.servers.stores import KafkaServer
 from libs.testing.wait import until
 
 OUTAGE_S = 40.0
-"""Bound on noticing an outage, a restart, and what was held back meanwhile."""
+"""Bound on noticing an outage and a restart, and on sending what was held back meanwhile."""
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ async def reading(
     since_unix_ns: int | None = None,
     wanted: Wanted | None = None,
 ) -> AsyncIterator[list[Record]]:
-    """What a subscription yields, as it comes."""
+    """The records that a subscription yields, as they arrive."""
     records: list[Record] = []
 
     async def read() -> None:
@@ -69,7 +69,7 @@ async def reading(
 
 
 def steps(records: Sequence[Record], worker_id: str = "w") -> list[int]:
-    """Sequence numbers of a worker's batches, in the order read."""
+    """Return the sequence numbers of a worker's batches, in the order read."""
     return [r.value.sequence for r in records if isinstance(r.value, StepBatch) and r.value.worker_id == worker_id]
 
 
@@ -78,7 +78,7 @@ def publish_steps(bus: Bus, numbers: range, worker_id: str = "w") -> None:
         bus.publish(STEPS, StepBatch(worker_id=worker_id, sequence=number))
 
 
-async def test_records_of_all_topics_come_back_whole_under_their_key(bus: Bus) -> None:
+async def test_records_of_all_topics_arrive_whole_under_their_key(bus: Bus) -> None:
     sent = {
         STEPS: StepBatch(worker_id="prefill-0", sequence=3),
         REQUESTS: RequestEvent(request_id="é-\u4e16", prompt_tokens=5),
@@ -104,7 +104,7 @@ async def test_order_holds_for_each_key(bus: Bus) -> None:
     assert (bus.stats().buffered, bus.stats().dropped) == (0, 0)
 
 
-async def test_a_subscription_can_begin_at_a_moment(bus: Bus) -> None:
+async def test_a_subscription_can_begin_at_a_time(bus: Bus) -> None:
     publish_steps(bus, range(5))
     await until(lambda: bus.stats().buffered == 0)
     sent_ns = time.time_ns()
@@ -119,7 +119,7 @@ async def test_a_subscription_can_begin_at_a_moment(bus: Bus) -> None:
     assert steps(records) == list(range(5, 12))
 
 
-async def test_a_partition_that_comes_to_be_wanted_is_read_from_before_that_on(bus: Bus) -> None:
+async def test_a_partition_wanted_later_is_read_from_shortly_before_that_moment(bus: Bus) -> None:
     workers = [f"w-{number}" for number in range(40)]
     taken = {0}
     async with reading(bus, [STEPS], from_start=False, wanted=lambda _topic, number: number in taken) as records:
@@ -142,7 +142,7 @@ async def test_a_partition_that_comes_to_be_wanted_is_read_from_before_that_on(b
         await until(lambda: told(1) == set(workers))
 
 
-async def test_after_the_last_record_a_subscription_begins_at_the_end(bus: Bus) -> None:
+async def test_a_subscription_after_the_last_record_begins_at_the_end(bus: Bus) -> None:
     publish_steps(bus, range(3))
     await until(lambda: bus.stats().buffered == 0)
     async with reading(bus, [STEPS], from_start=False, since_unix_ns=time.time_ns() + 10**10) as records:
@@ -159,7 +159,7 @@ async def test_a_subscription_begins_at_the_end_unless_from_start(bus: Bus) -> N
     publish_steps(bus, range(10))
     await until(lambda: bus.stats().buffered == 0)
     async with reading(bus, [STEPS], from_start=False) as late, reading(bus, [STEPS]) as all_of_it:
-        # When `late` has found its end is not to be seen from outside: publish until it reads.
+        # It cannot be seen from outside when `late` has found its end, so publish until it reads.
         number = 10
         async with asyncio.timeout(10):
             while not late:
@@ -181,7 +181,7 @@ async def test_every_subscriber_reads_every_record(broker: Broker, cluster: str,
         await until(lambda: steps(one) == steps(two) == list(range(50)))
 
 
-async def test_big_values_pass_and_one_beyond_the_bound_holds_up_nothing(bus: Bus) -> None:
+async def test_big_values_pass_and_one_beyond_the_bound_does_not_block_others(bus: Bus) -> None:
     big, too_big = b"x" * 900_000, b"x" * 1_100_000
     async with reading(bus, [BATCH_RESULTS]) as records:
         for answer in (b"first", big, too_big, b"last"):
@@ -191,9 +191,7 @@ async def test_big_values_pass_and_one_beyond_the_bound_holds_up_nothing(bus: Bu
     assert bus.stats().dropped == 1
 
 
-async def test_records_that_are_not_the_topics_message_are_skipped_and_counted(
-    broker: Broker, cluster: str, bus: Bus
-) -> None:
+async def test_records_of_another_message_type_are_skipped_and_counted(broker: Broker, cluster: str, bus: Bus) -> None:
     schema = (SCHEMA_HEADER, StepBatch.DESCRIPTOR.full_name.encode())
     strange = [(b"\xff" * 9, [schema]), (b"", []), (b"", [(SCHEMA_HEADER, b"other")]), (None, [schema])]
     async with reading(bus, [STEPS]) as records:
@@ -208,16 +206,16 @@ async def test_only_the_topics_message_can_be_published(bus: Bus) -> None:
         bus.publish(STEPS, Decision())
 
 
-async def test_topics_are_made_at_start_with_their_partitions(broker: Broker, cluster: str, bus: Bus) -> None:
+async def test_topics_are_created_at_start_with_their_partitions(broker: Broker, cluster: str, bus: Bus) -> None:
     wanted = {topic.name(cluster): topic.partitions for topic in ALL}
     assert await broker.partitions(list(wanted)) == wanted
 
 
 @pytest.mark.kafka
-async def test_a_broker_takes_what_a_copied_topic_is_made_with_and_tells_weak_ones_from_it(
+async def test_the_broker_accepts_settings_of_replicated_topics_and_weak_topics_are_detected(
     real_kafka_server: KafkaServer, cluster: str
 ) -> None:
-    """By one broker, whose topics have one copy: the settings are those of three."""
+    """The test uses one broker, whose topics have one copy, with the settings of three."""
     async with open_admin(real_kafka_server.servers, "test") as admin:
         made = [
             NewTopic(f"{cluster}.{copies}", 1, 1, topic_configs=topic_settings(STEPS, copies)) for copies in (1, 2, 3)
@@ -226,7 +224,7 @@ async def test_a_broker_takes_what_a_copied_topic_is_made_with_and_tells_weak_on
         asked = [ConfigResource(ConfigResourceType.TOPIC, topic.name, {"min.insync.replicas": ""}) for topic in made]
         found: dict[str, str] = {}
         async with asyncio.timeout(10):
-            while len(found) < len(made):  # a busy broker tells of topics a moment after it has made them
+            while len(found) < len(made):  # a busy broker describes topics only a moment after their creation
                 (answer,) = await admin.describe_configs(asked)
                 found = {name: settings[0][1] for _, _, _, name, settings in answer.resources if settings}
         assert found == {f"{cluster}.1": "1", f"{cluster}.2": "1", f"{cluster}.3": "2"}
@@ -234,9 +232,7 @@ async def test_a_broker_takes_what_a_copied_topic_is_made_with_and_tells_weak_on
         await admin.delete_topics([topic.name for topic in made])
 
 
-async def test_partitions_that_are_added_later_are_read_from_their_start(
-    broker: Broker, cluster: str, bus: Bus
-) -> None:
+async def test_partitions_added_later_are_read_from_their_start(broker: Broker, cluster: str, bus: Bus) -> None:
     name = DECISIONS.name(cluster)
     async with reading(bus, [DECISIONS]) as records:
         bus.publish(DECISIONS, Decision(planner_id="p", reason="before"))
@@ -247,9 +243,7 @@ async def test_partitions_that_are_added_later_are_read_from_their_start(
         await until(lambda: [record.partition for record in records] == [0, 1])
 
 
-async def test_a_topic_that_does_not_exist_yet_is_read_from_its_start_once_it_does(
-    broker: Broker, cluster: str
-) -> None:
+async def test_a_topic_created_later_is_read_from_its_start(broker: Broker, cluster: str) -> None:
     reader = broker.bus(cluster, "early", topics=[REQUESTS])
     await reader.start()
     async with reading(reader, [REQUESTS, STEPS], from_start=False) as records:
@@ -280,7 +274,7 @@ async def test_a_killed_broker_stops_neither_publisher_nor_subscriber(broker: Br
     assert (bus.stats().buffered, bus.stats().dropped) == (0, 0)
 
 
-async def test_a_frozen_broker_is_outlived(broker: Broker, bus: Bus) -> None:
+async def test_publisher_and_subscriber_survive_a_frozen_broker(broker: Broker, bus: Bus) -> None:
     async with reading(bus, [STEPS]) as records:
         publish_steps(bus, range(5))
         await until(lambda: steps(records) == list(range(5)))
@@ -308,7 +302,7 @@ async def test_start_and_close_are_quick_and_publishing_is_bounded_while_the_bro
     assert loop.time() - started_s < 6
 
 
-async def test_a_bus_that_starts_before_its_broker_delivers_once_it_is_there(broker: Broker, cluster: str) -> None:
+async def test_a_bus_that_starts_before_its_broker_delivers_once_the_broker_is_up(broker: Broker, cluster: str) -> None:
     broker.server.kill()
     try:
         bus = broker.bus(cluster, "early")
@@ -324,7 +318,7 @@ async def test_a_bus_that_starts_before_its_broker_delivers_once_it_is_there(bro
             broker.server.start()
 
 
-async def test_closing_sends_what_is_buffered_and_ends_subscriptions(broker: Broker, cluster: str) -> None:
+async def test_closing_flushes_the_buffer_and_ends_subscriptions(broker: Broker, cluster: str) -> None:
     writer = broker.bus(cluster, "writer")
     await writer.start()
     ended = asyncio.get_running_loop().create_task(_drain(writer))
@@ -341,7 +335,7 @@ async def _drain(bus: Bus) -> None:
         pass
 
 
-async def test_cancelling_a_subscription_at_any_moment_leaves_no_task_behind(bus: Bus) -> None:
+async def test_a_subscription_cancelled_at_any_moment_leaves_no_task_behind(bus: Bus) -> None:
     publish_steps(bus, range(3))
     await until(lambda: bus.stats().buffered == 0)
     before = asyncio.all_tasks()
@@ -355,7 +349,7 @@ async def test_cancelling_a_subscription_at_any_moment_leaves_no_task_behind(bus
 
 
 async def test_aborted_records_are_not_read(kafka: KafkaServer, cluster: str) -> None:
-    """Of Kafka alone: nothing in memory has transactions."""
+    """Only over Kafka, since nothing in memory has transactions."""
     async with connected(KafkaUnderTest(kafka), cluster) as bus:
         producer = AIOKafkaProducer(bootstrap_servers=kafka.servers, transactional_id=f"{cluster}-tx")
         await producer.start()
@@ -371,7 +365,7 @@ async def test_aborted_records_are_not_read(kafka: KafkaServer, cluster: str) ->
             assert steps(records) == [1]
 
 
-async def test_many_large_records_that_nobody_reads_yet_are_kept(bus: Bus) -> None:
+async def test_many_large_records_are_stored_until_they_are_read(bus: Bus) -> None:
     size_bytes, count = 500_000, 30
     for number in range(count):
         bus.publish(BATCH_RESULTS, Result(job_id="p", place=number, answer=b"x" * size_bytes))

@@ -1,4 +1,4 @@
-"""Every implementation of the port that changes roles in a fleet of others: in memory, pods of a Kubernetes cluster by
+"""Contract tests of the port that changes roles in an observed fleet: in memory, pods of a Kubernetes cluster by
 their label, and servers behind the real sglang-router."""
 
 import asyncio
@@ -32,7 +32,7 @@ class Fleet:
     unreachable: FleetRoles
     """The same without a control plane that answers."""
     change: Callable[[str, str], Awaitable[object]]
-    """Gives a worker a role as somebody else does."""
+    """Gives a worker a role as another actor would."""
 
 
 def memory() -> Fleet:
@@ -151,7 +151,7 @@ async def worker_of(fleet: Fleet, name: str) -> FleetWorker:
     return next(each for each in await fleet.roles.workers() if each.name == name)
 
 
-async def test_workers_have_their_roles_and_the_reason_that_holds_them(fleet: Fleet) -> None:
+async def test_workers_report_their_roles_and_why_a_role_is_fixed(fleet: Fleet) -> None:
     found = await fleet.roles.workers()
     assert [(each.name, each.role, each.fixed_because) for each in found if each.name != "both"] == [
         ("d0", "decode", ""), ("d1", "decode", ""), ("p0", "prefill", ""),
@@ -160,7 +160,7 @@ async def test_workers_have_their_roles_and_the_reason_that_holds_them(fleet: Fl
     assert all(each.ready for each in found)
 
 
-async def test_a_role_is_changed_there_and_back_and_others_keep_theirs(fleet: Fleet) -> None:
+async def test_a_role_change_and_its_reversal_leave_other_workers_unchanged(fleet: Fleet) -> None:
     await fleet.roles.set_role(await worker_of(fleet, "d0"), "prefill", "prompts press")
     roles = {each.name: each.role for each in await fleet.roles.workers() if each.name != "both"}
     assert roles == {"d0": "prefill", "d1": "decode", "p0": "prefill"}
@@ -168,7 +168,7 @@ async def test_a_role_is_changed_there_and_back_and_others_keep_theirs(fleet: Fl
     assert (await worker_of(fleet, "d0")).role == "decode"
 
 
-async def test_a_fixed_worker_and_other_roles_are_refused(fleet: Fleet) -> None:
+async def test_a_fixed_worker_and_unsupported_roles_are_refused(fleet: Fleet) -> None:
     fixed = replace(await worker_of(fleet, "d0"), fixed_because="it is fixed")
     with pytest.raises(MoveRefused, match="d0 stays decode: it is fixed"):
         await fleet.roles.set_role(fixed, "prefill", "")
@@ -177,7 +177,7 @@ async def test_a_fixed_worker_and_other_roles_are_refused(fleet: Fleet) -> None:
     assert (await worker_of(fleet, "d0")).role == "decode"
 
 
-async def test_a_worker_that_somebody_changed_since_it_was_read_keeps_that_change(fleet: Fleet) -> None:
+async def test_a_worker_changed_since_it_was_read_keeps_that_change(fleet: Fleet) -> None:
     read = await worker_of(fleet, "d0")
     await fleet.change("d0", "prefill")
     with pytest.raises(MoveRefused, match="has changed since it was read"):
@@ -185,7 +185,7 @@ async def test_a_worker_that_somebody_changed_since_it_was_read_keeps_that_chang
     assert (await worker_of(fleet, "d0")).role == "prefill"
 
 
-async def test_a_control_plane_that_does_not_answer_is_away_for_reads_and_changes(fleet: Fleet) -> None:
+async def test_a_control_plane_that_does_not_answer_raises_fleet_away_for_reads_and_changes(fleet: Fleet) -> None:
     worker = await worker_of(fleet, "d0")
     with pytest.raises(FleetAway):
         await fleet.unreachable.workers()
@@ -194,7 +194,7 @@ async def test_a_control_plane_that_does_not_answer_is_away_for_reads_and_change
     assert (await worker_of(fleet, "d0")).role == "decode"
 
 
-async def test_closing_twice_is_as_closing_once(fleet: Fleet) -> None:
+async def test_closing_twice_is_harmless(fleet: Fleet) -> None:
     await fleet.roles.set_role(await worker_of(fleet, "d1"), "prefill", "")
     assert (await worker_of(fleet, "d1")).role == "prefill"
     await fleet.roles.close()

@@ -1,4 +1,4 @@
-"""How far the work of a group is, as a coordinator says."""
+"""Tests of a consumer group's committed offsets as its coordinator reports them."""
 
 import asyncio
 from contextlib import suppress
@@ -19,7 +19,7 @@ SETTLE_S = 40.0
 
 
 class _Starting(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no types
-    """Of a broker whose coordinator still reads what was committed, as Apache Kafka 4.1 answers then."""
+    """The answer of a broker whose coordinator is still reading commits, as Apache Kafka 4.1 gives it."""
 
     async def find_coordinator(self, group_id: str, coordinator_type: int = 0) -> int:
         return 0
@@ -31,11 +31,11 @@ class _Starting(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no t
         return OffsetFetchResponse_v3(throttle_time_ms=0, topics=[], error_code=code)
 
 
-async def test_a_coordinator_that_is_starting_is_not_taken_for_one_that_knows_of_no_work(kafka: KafkaServer) -> None:
+async def test_a_coordinator_that_is_starting_is_not_mistaken_for_one_without_offsets(kafka: KafkaServer) -> None:
     one = TopicPartition("any", 0)
     async with open_admin(kafka.servers, "asks") as admin, asyncio.timeout(SETTLE_S):
         found: dict[TopicPartition, int] = {}
-        while not found:  # a broker that nobody has asked before makes its coordinator first
+        while not found:  # a broker creates its coordinator on the first request
             with suppress(GroupCoordinatorNotAvailableError, BrokerAway):
                 found = await committed_offsets(admin, "nobody-yet", [one])
         assert found == {one: NONE}

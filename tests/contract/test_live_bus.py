@@ -1,4 +1,4 @@
-"""A subscription that jumps to the end where it is behind, and the reader of what it left out, over every broker."""
+"""Tests over every broker of a subscription that jumps to the end when behind, and of the reader of what it skipped."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ from services.metrics.state import MetricsState
 
 BEHIND_S = 0.5
 SLOW_S = 0.01
-"""That a reader takes for a record: publishers are ten times as fast."""
+"""Time that a reader needs for a record: publishers are ten times as fast."""
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ async def bus(broker: Broker, cluster: str, monkeypatch: pytest.MonkeyPatch) -> 
         await bus.close()
 
 
-async def test_a_reader_that_is_too_slow_jumps_and_every_record_is_read_once_here_or_there(bus: LiveBus) -> None:
-    """And topics that do not jump lose nothing to it."""
+async def test_a_reader_that_is_too_slow_jumps_and_every_record_is_read_once_by_either_reader(bus: LiveBus) -> None:
+    """Topics that do not jump lose nothing either."""
     gaps: list[Gap] = []
     steps: list[tuple[int, int]] = []
     requests: list[str] = []
@@ -110,8 +110,8 @@ async def test_a_reader_that_keeps_up_never_jumps(bus: LiveBus) -> None:
     assert steps == list(range(60))
 
 
-async def test_what_was_jumped_over_is_read_back_from_the_broker_into_history(bus: LiveBus) -> None:
-    """Forty seconds of two workers, of which the live reader has the first five and the last."""
+async def test_skipped_records_are_read_back_from_the_broker_into_history(bus: LiveBus) -> None:
+    """Two workers send for forty seconds, and the live reader gets the first five seconds and the last."""
     clock, seconds = SystemClock(), 40
     state, gaps, tasks = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry())), Gaps(), TaskOwner()
     end_ms = (clock.now_ns() - ORIGIN_NS) // MS // 1000 * 1000
@@ -153,7 +153,7 @@ async def test_what_was_jumped_over_is_read_back_from_the_broker_into_history(bu
             assert max(offsets) - min(offsets) + 1 == len(offsets)
             refill.note(Gap(STEPS, partition, min(offsets), max(offsets) + 1))
         tasks.spawn("refill", refill.run(bus.back_reader))
-        await until(lambda: not gaps.records, timeout_s=60.0)  # a fifth of a core enters them, whatever the machine
+        await until(lambda: not gaps.records, timeout_s=60.0)  # a fifth of a core processes them on any machine
     finally:
         await tasks.close()
     assert gaps.fates[Fate.FILLED] == (seconds - 10) * 10 * len(workers)

@@ -1,4 +1,4 @@
-"""Opening a producer of transactions on a broker that dies in the middle of it."""
+"""Tests of opening a transactional producer on a broker that dies meanwhile."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -18,8 +18,8 @@ def kafka() -> Iterator[KafkaServer]:
 
 
 class DyingBroker:
-    """Passes what is asked on to a broker, and kills that one before it hands out its first answer about the cluster:
-    whoever gets it knows a broker that is not there."""
+    """A proxy of a broker that kills the broker before it returns its first metadata, so that clients learn of a
+    broker that no longer exists."""
 
     def __init__(self, kafka: KafkaServer) -> None:
         self._kafka = kafka
@@ -44,7 +44,7 @@ class DyingBroker:
 
 
 METADATA = 3
-"""Kafka's number for questions about the cluster."""
+"""Kafka's API key of metadata requests."""
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:
@@ -64,7 +64,7 @@ async def dying(kafka: KafkaServer) -> AsyncIterator[tuple[str, DyingBroker]]:
         yield f"{host}:{port}", broker
 
 
-async def test_opening_is_given_up_when_no_coordinator_answers(
+async def test_opening_fails_if_no_coordinator_answers(
     dying: tuple[str, DyingBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients, "OPEN_TIMEOUT_S", 0.5)
@@ -75,7 +75,7 @@ async def test_opening_is_given_up_when_no_coordinator_answers(
     await until(lambda: not broker.connections, what="the end of its connections")
 
 
-async def test_opening_ends_when_it_is_cancelled(dying: tuple[str, DyingBroker], kafka: KafkaServer) -> None:
+async def test_opening_ends_when_cancelled(dying: tuple[str, DyingBroker], kafka: KafkaServer) -> None:
     address, broker = dying
 
     async def hold() -> None:

@@ -1,4 +1,4 @@
-"""The planner's calls against workers that serve in this process."""
+"""Tests of the planner's calls against workers that serve in this process."""
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, Assignment
 from libs.runtime.settings import CommonSettings
@@ -8,7 +8,7 @@ from libs.testing.workers.hosts import TOKEN, LocalWorker, eventually, local_wor
 from services.planner.orders import CallOutcome, Order, OrderExecutor
 
 
-async def test_workers_take_what_was_decided_and_a_stale_call_changes_nothing() -> None:
+async def test_workers_apply_decisions_and_a_stale_call_changes_nothing() -> None:
     tasks = TaskOwner()
     settings = CommonSettings.model_validate({"token": TOKEN})
     actor = OrderExecutor(SystemTransport(settings), tasks, planner_id="planner-0", token=TOKEN)
@@ -20,7 +20,7 @@ async def test_workers_take_what_was_decided_and_a_stale_call_changes_nothing() 
 
     async with local_worker("a", "decode") as one, local_worker("b", "decode") as other:
         actor.carry_out([order(one, 2), order(other, 5)], lambda of, got, _failed: ended.update({of.worker.id: got}))
-        assert not ended  # nobody waits for them
+        assert not ended  # no planner waits for them
         await eventually(lambda: len(ended) == 2)
         assert one.host.assignment.current.budget_tokens == 512
         assert one.host.worker().role_change.actor == "planner-0"

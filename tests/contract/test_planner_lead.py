@@ -1,4 +1,4 @@
-"""Who decides, of planners that share a Redis: one, and another soon after its end."""
+"""Tests of planners that share a Redis: one leads, and another takes over soon after its end."""
 
 import asyncio
 import contextlib
@@ -30,12 +30,12 @@ TAKEOVER_S = 2.0
 
 
 async def settled() -> bool:
-    """Nothing was kept."""
+    """Settle as after reading a store without saved mode or limits."""
     return True
 
 
 async def until_led(store: RedisPlannerStore, who: str) -> float:
-    """How long it takes until the lead is given."""
+    """Return the seconds until the lead is acquired."""
     loop = asyncio.get_running_loop()
     asked_s = loop.time()
     async with asyncio.timeout(TAKEOVER_S):
@@ -44,7 +44,7 @@ async def until_led(store: RedisPlannerStore, who: str) -> float:
     return loop.time() - asked_s
 
 
-async def test_one_leads_until_it_leaves_or_its_lease_runs_out(redis: Any, cluster: str) -> None:
+async def test_one_planner_leads_until_it_leaves_or_its_lease_expires(redis: Any, cluster: str) -> None:
     first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
     assert await first.lead("a 1") is Lead.OURS
     assert await second.lead("b 1") is Lead.ANOTHERS
@@ -59,7 +59,7 @@ async def test_one_leads_until_it_leaves_or_its_lease_runs_out(redis: Any, clust
         await store.close()
 
 
-async def test_a_planner_that_is_told_to_end_leaves_the_lead_at_once(redis: Any, cluster: str) -> None:
+async def test_a_stopped_planner_gives_up_the_lead_at_once(redis: Any, cluster: str) -> None:
     first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
     state = PlannerState(Identity("a", 1, MODE_AUTO), lag_ns=0, window_ns=1, kept_decisions=1)
     lease = LeaderLease(Lead.UNKNOWN)
@@ -72,16 +72,14 @@ async def test_a_planner_that_is_told_to_end_leaves_the_lead_at_once(redis: Any,
     with contextlib.suppress(asyncio.CancelledError):
         await leading
     async with asyncio.timeout(TAKEOVER_S):
-        while (found := await second.lead("b 1")) is Lead.UNKNOWN:  # Redis was too slow, which says nothing
+        while (found := await second.lead("b 1")) is Lead.UNKNOWN:  # Redis was too slow, which proves nothing
             await asyncio.sleep(0.01)
     assert found is Lead.OURS
     for store in (first, second):
         await store.close()
 
 
-async def test_each_lead_has_a_higher_term_than_all_before_it_however_much_redis_has_lost(
-    redis: Any, cluster: str
-) -> None:
+async def test_each_lead_has_a_higher_term_than_all_before_even_if_redis_lost_data(redis: Any, cluster: str) -> None:
     raw = make_redis(redis.url, timeout_ms=1000)
     first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
     terms = []
@@ -106,9 +104,7 @@ async def test_each_lead_has_a_higher_term_than_all_before_it_however_much_redis
         await store.close()
 
 
-async def test_of_two_that_lead_over_a_split_redis_a_worker_obeys_the_later_one_whatever_the_other_knows(
-    redis: Any, cluster: str
-) -> None:
+async def test_a_worker_obeys_the_later_of_two_planners_that_lead_over_a_split_redis(redis: Any, cluster: str) -> None:
     """Two keys stand for two primaries that do not know of one another."""
     old, new = RedisPlannerStore(redis.url, f"{cluster}-old"), RedisPlannerStore(redis.url, f"{cluster}-new")
     settings, tasks = CommonSettings.model_validate({"token": TOKEN}), TaskOwner()
@@ -121,7 +117,7 @@ async def test_of_two_that_lead_over_a_split_redis_a_worker_obeys_the_later_one_
     )
 
     async def ordered(actor: OrderExecutor, term: int) -> bool:
-        """Order a change of the worker as it is now; whether it was made."""
+        """Order a change of the worker's present assignment, and return whether it was made."""
         held, made = worker.host.worker(), asyncio.Event()
         wanted = Assignment(role=ROLE_MIXED, budget_tokens=64 + held.assignment.epoch, epoch=held.assignment.epoch + 1)
         actor.carry_out([Order(held, wanted, "test")], lambda *_: made.set(), lead_term=term)
@@ -137,13 +133,13 @@ async def test_of_two_that_lead_over_a_split_redis_a_worker_obeys_the_later_one_
         assert not await ordered(former, old.term)  # although it has seen the worker's epoch
         assert outrun == ["former"]
         assert await ordered(latter, new.term)
-        assert await ordered(former, 0)  # a person's word, which no lead outruns
+        assert await ordered(former, 0)  # a person's order, which no lead outruns
     await tasks.close()
     for store in (old, new):
         await store.close()
 
 
-async def test_a_planner_that_was_outrun_acquires_its_lead_anew_and_once_in_a_while(redis: Any, cluster: str) -> None:
+async def test_an_outrun_planner_acquires_a_new_term_at_bounded_intervals(redis: Any, cluster: str) -> None:
     store = RedisPlannerStore(redis.url, cluster)
     state = PlannerState(Identity("a", 1, MODE_AUTO), lag_ns=0, window_ns=1, kept_decisions=1)
     lease, loop = LeaderLease(Lead.UNKNOWN), asyncio.get_running_loop()
@@ -168,7 +164,7 @@ async def test_a_planner_that_was_outrun_acquires_its_lead_anew_and_once_in_a_wh
     await store.close()
 
 
-async def test_without_redis_nobody_knows_who_leads(cluster: str) -> None:
+async def test_the_leader_is_unknown_without_redis(cluster: str) -> None:
     away = RedisPlannerStore("redis://127.0.0.1:1/0", cluster)
     assert await away.lead("a 1") is Lead.UNKNOWN
     await away.follow("a 1")
@@ -176,7 +172,7 @@ async def test_without_redis_nobody_knows_who_leads(cluster: str) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(Lead), st.integers(0, 3 * LEASE_MS)), min_size=1, max_size=12))
-def test_a_lead_that_could_not_be_renewed_in_time_is_not_known_any_more(answers: list[tuple[Lead, int]]) -> None:
+def test_the_leader_is_unknown_after_a_missed_renewal(answers: list[tuple[Lead, int]]) -> None:
     lease, now_ms, last = LeaderLease(Lead.UNKNOWN), 0, (Lead.UNKNOWN, 0)
     for found, later_ms in answers:
         now_ms += later_ms
@@ -186,10 +182,8 @@ def test_a_lead_that_could_not_be_renewed_in_time_is_not_known_any_more(answers:
         assert lease.at(now_ms / 1000) is (Lead.UNKNOWN if lost else last[0])
 
 
-async def test_whoever_takes_the_lead_takes_mode_and_limits_with_it_and_none_before_they_are_read(
-    redis: Any, cluster: str
-) -> None:
-    """What was set on the planner that led, another one knows; what was set while Redis was away is kept then."""
+async def test_a_new_leader_reads_mode_and_limits_before_it_acts(redis: Any, cluster: str) -> None:
+    """Settings of the former leader are read by the next one; settings made while Redis was away are stored then."""
     store = RedisPlannerStore(redis.url, cluster)
     assert await store.keep(MODE_OFF)
     assert await store.keep_limits(LimitsBody(pinned=["d"], revision=3).model_dump_json())
@@ -206,8 +200,8 @@ async def test_whoever_takes_the_lead_takes_mode_and_limits_with_it_and_none_bef
         await each.close()
 
 
-async def test_the_status_names_no_leader_while_the_lead_is_of_another_type(redis: Any, cluster: str) -> None:
-    """And says what to do; once that is done the planner leads, and the status says so."""
+async def test_the_status_names_no_leader_while_the_lead_key_has_another_type(redis: Any, cluster: str) -> None:
+    """The status also names a remedy, after which the planner leads and the status says so."""
     raw, store = make_redis(redis.url, timeout_ms=1000), RedisPlannerStore(redis.url, cluster)
     await raw.rpush(keys.planner_lead(cluster), "somebody else's")
     state, clock = PlannerState(Identity("a", 1, MODE_AUTO), lag_ns=0, window_ns=1, kept_decisions=1), ManualClock()

@@ -1,4 +1,4 @@
-"""What work in transactions keeps to, over the embedded broker and Apache Kafka."""
+"""Contract tests of WorkBus over the embedded broker and Apache Kafka."""
 
 import asyncio
 from collections import Counter
@@ -56,7 +56,7 @@ def answer(number: int) -> tuple[Any, Result]:
 
 
 async def each_once(lane: Lane) -> None:
-    """One result for each share, in a transaction with its offset."""
+    """Commit one result for each share, in a transaction with its offset."""
     async for batch in lane.batches():
         for record in batch:
             assert isinstance(record.value, Share)
@@ -64,7 +64,7 @@ async def each_once(lane: Lane) -> None:
 
 
 async def results(kafka: KafkaServer, cluster: str) -> Counter[int]:
-    """All committed results, read by a client that knows nothing of the bus."""
+    """Return all committed results, read by a client that knows nothing of the bus."""
     consumer = AIOKafkaConsumer(
         BATCH_RESULTS.name(cluster),
         bootstrap_servers=kafka.servers,
@@ -107,7 +107,7 @@ async def test_every_share_has_one_result_whichever_member_works_on_it(kafka: Ka
 
 
 @pytest.mark.usefixtures("topics")
-async def test_a_lane_begins_where_it_was_committed_with_the_note_of_that_commit(
+async def test_a_lane_begins_at_its_last_commit_and_reads_the_note_of_that_commit(
     kafka: KafkaServer, cluster: str
 ) -> None:
     work = KafkaWork(kafka.servers, cluster, "a")
@@ -132,13 +132,13 @@ async def test_a_lane_begins_where_it_was_committed_with_the_note_of_that_commit
 
 
 @pytest.mark.usefixtures("topics")
-async def test_who_has_lost_its_lane_commits_no_more(kafka: KafkaServer, cluster: str) -> None:
+async def test_a_member_that_lost_its_lane_cannot_commit(kafka: KafkaServer, cluster: str) -> None:
     stale: dict[int, Lane] = {}
     refused: list[BaseException] = []
     again = asyncio.Event()
 
     async def hold(lane: Lane) -> None:
-        """Does not notice that its lane has gone: it commits when another has opened it."""
+        """A member that does not notice the loss of its lane: it commits after another has opened it."""
         stale[lane.partition] = lane
         try:
             await asyncio.Event().wait()
@@ -165,8 +165,8 @@ async def test_who_has_lost_its_lane_commits_no_more(kafka: KafkaServer, cluster
 
 
 @pytest.mark.usefixtures("topics")
-async def test_neither_looking_for_a_topic_nor_writing_to_it_makes_it(kafka: KafkaServer, cluster: str) -> None:
-    """Also where the broker makes each topic that is named, as the embedded one does."""
+async def test_neither_a_lookup_of_a_topic_nor_a_write_creates_it(kafka: KafkaServer, cluster: str) -> None:
+    """Also on a broker that creates topics on demand, as the embedded one does."""
     work, missing = KafkaWork(kafka.servers, cluster, "a"), f"{cluster}-missing"
     refused: list[str] = []
 
@@ -194,7 +194,7 @@ async def test_neither_looking_for_a_topic_nor_writing_to_it_makes_it(kafka: Kaf
 
 
 @pytest.mark.usefixtures("topics")
-async def test_a_topic_that_takes_no_records_spoils_neither_its_lane_nor_a_transaction(
+async def test_a_topic_that_refuses_records_breaks_neither_its_lane_nor_the_transaction(
     kafka: KafkaServer, cluster: str
 ) -> None:
     work = KafkaWork(kafka.servers, cluster, "a")
@@ -268,7 +268,7 @@ async def test_a_killed_broker_neither_loses_nor_repeats_a_result(kafka: KafkaSe
 
 @pytest.mark.faults
 @pytest.mark.usefixtures("topics")
-async def test_a_broker_that_is_away_is_no_refusal(kafka: KafkaServer, cluster: str) -> None:
+async def test_a_broker_outage_is_not_a_refusal(kafka: KafkaServer, cluster: str) -> None:
     work = KafkaWork(kafka.servers, cluster, "a")
     good = f"{cluster}-good"
     await work.send(BATCH_SHARES, Share(share_id="one", number=1))
@@ -282,7 +282,7 @@ async def test_a_broker_that_is_away_is_no_refusal(kafka: KafkaServer, cluster: 
                 if away:
                     await lane.commit([answer(0)], next_offset=record.offset)  # the topic of results is known then
                     async with open_admin(kafka.servers, "maker") as admin:
-                        await admin.create_topics([NewTopic(good, 1, 1)])  # the lane has not heard of it
+                        await admin.create_topics([NewTopic(good, 1, 1)])  # the lane has no metadata of it
                     kafka.server.kill()
                 try:
                     await lane.commit([answer(1), Raw(good, b"", b"x")], next_offset=record.offset + 1)
@@ -301,7 +301,9 @@ async def test_a_broker_that_is_away_is_no_refusal(kafka: KafkaServer, cluster: 
     assert not any(isinstance(error, TopicRefused) for error in failures)
 
 
-async def test_what_is_sent_is_on_the_broker_and_ends_are_told(kafka: KafkaServer, cluster: str, topics: None) -> None:
+async def test_a_sent_record_is_on_the_broker_and_advances_the_end_offsets(
+    kafka: KafkaServer, cluster: str, topics: None
+) -> None:
     work = KafkaWork(kafka.servers, cluster, "a")
     assert sum(await work.ends(BATCH_SHARES)) == 0
     since = await work.ends(BATCH_SHARES)
@@ -313,7 +315,7 @@ async def test_what_is_sent_is_on_the_broker_and_ends_are_told(kafka: KafkaServe
 
 
 @pytest.mark.usefixtures("topics")
-async def test_a_follower_is_told_once_it_has_read_what_was_there(kafka: KafkaServer, cluster: str) -> None:
+async def test_a_follower_is_notified_once_it_has_read_the_existing_records(kafka: KafkaServer, cluster: str) -> None:
     work = KafkaWork(kafka.servers, cluster, "a")
     for number in range(3):
         await work.send(BATCH_SHARES, Share(share_id=f"share-{number}", number=number))
@@ -337,10 +339,10 @@ async def test_a_follower_is_told_once_it_has_read_what_was_there(kafka: KafkaSe
 
 
 @pytest.mark.usefixtures("topics")
-async def test_all_is_replayed_only_with_what_was_committed_behind_a_transaction_that_is_open(
+async def test_replay_completes_only_after_records_committed_behind_an_open_transaction(
     kafka: KafkaServer, cluster: str
 ) -> None:
-    """Else a lane would begin to act without what its predecessor committed last."""
+    """Otherwise a lane would act without the last commit of its predecessor."""
     work = KafkaWork(kafka.servers, cluster, "a")
     name, record = BATCH_SHARES.name(cluster), encode(BATCH_SHARES, cluster, Share(share_id="behind", number=1))
     replayed: list[bool] = []
@@ -368,7 +370,7 @@ async def test_all_is_replayed_only_with_what_was_committed_behind_a_transaction
 
 
 @pytest.mark.usefixtures("topics")
-async def test_records_that_are_trimmed_are_nowhere_and_later_ones_stay(kafka: KafkaServer, cluster: str) -> None:
+async def test_trimmed_records_are_gone_and_later_ones_stay(kafka: KafkaServer, cluster: str) -> None:
     work = KafkaWork(kafka.servers, cluster, "a")
     for number in range(12):
         await work.send(BATCH_RESULTS, Result(job_id="job", place=number))
@@ -381,7 +383,7 @@ async def test_records_that_are_trimmed_are_nowhere_and_later_ones_stay(kafka: K
 
 
 @pytest.mark.usefixtures("topics")
-async def test_the_shares_of_each_job_go_to_the_partitions_in_turn(kafka: KafkaServer, cluster: str) -> None:
+async def test_the_shares_of_each_job_are_spread_over_the_partitions_in_turn(kafka: KafkaServer, cluster: str) -> None:
     work = KafkaWork(kafka.servers, cluster, "a")
     jobs = ("one", "two")
     await work.send(BATCH_SHARES, Share(share_id="first"))

@@ -1,4 +1,4 @@
-"""What tests of whole suites share."""
+"""Fixtures shared by tests of whole suites."""
 
 from collections.abc import Iterator
 
@@ -10,6 +10,6 @@ from libs.testing.suites.suite import RunningSuite
 
 @pytest.fixture(scope="module")
 def client(suite: RunningSuite) -> Iterator[openai.OpenAI]:
-    """OpenAI's own client of the suite that the test's module starts. It tries nothing twice."""
+    """OpenAI's own client of the suite that the test's module starts, without retries."""
     with openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key="none", max_retries=0) as found:
         yield found

@@ -1,4 +1,4 @@
-"""LoRA adapters by model name, on a whole suite: listed, answered as themselves, and kept apart from their model."""
+"""Tests of LoRA adapters on a whole suite: listed, served under their own names and separate from their model."""
 
 import json
 import time
@@ -31,19 +31,19 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 
 
 def answer(client: openai.OpenAI, model: str) -> tuple[str, int]:
-    """(text, tokens of the prompt that were cached)."""
+    """Return (text, prompt tokens that were cached)."""
     found = client.completions.create(model=model, prompt=PROMPT, max_tokens=12, temperature=0)
     assert found.usage is not None and found.usage.prompt_tokens_details is not None
     assert found.model == model
     return found.choices[0].text, found.usage.prompt_tokens_details.cached_tokens or 0
 
 
-def test_adapters_are_listed_with_the_model_that_they_belong_to(client: openai.OpenAI) -> None:
+def test_adapters_are_listed_with_their_model(client: openai.OpenAI) -> None:
     models = {model.id: model.model_dump().get("parent") for model in client.models.list()}
     assert models == {"sim": None, **ADAPTERS}
 
 
-def test_an_adapter_answers_as_itself_from_kv_of_its_own(client: openai.OpenAI) -> None:
+def test_an_adapter_gives_its_own_answers_from_its_own_kv(client: openai.OpenAI) -> None:
     own, adapted = answer(client, "sim"), answer(client, "sql")
     assert own[0] != adapted[0]
     assert adapted[1] == 0, "the model's own KV of the same prompt is not the adapter's"
@@ -52,12 +52,12 @@ def test_an_adapter_answers_as_itself_from_kv_of_its_own(client: openai.OpenAI) 
     assert again["sim"][1] and again["sql"][1]
 
 
-def test_an_adapter_that_no_worker_knows_is_named(client: openai.OpenAI) -> None:
+def test_an_adapter_that_no_worker_knows_is_named_in_the_error(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="adapter 'lost'"):
         answer(client, "lost")
 
 
-def test_an_adapter_is_loaded_and_given_up_while_workers_run(suite: RunningSuite, client: openai.OpenAI) -> None:
+def test_an_adapter_is_loaded_and_unloaded_while_workers_run(suite: RunningSuite, client: openai.OpenAI) -> None:
     added = suite.fulcrum("models", "add", "chat", "--adapter-of", "sim", "--source", "/adapters/chat")
     assert added.returncode == 0, added.stderr
     found = eventually(lambda: answer(client, "chat"))
@@ -76,7 +76,7 @@ def refused(client: openai.OpenAI, model: str) -> None:
 
 
 def eventually(look: Callable[[], T]) -> T:
-    """What it gives once it raises no more."""
+    """Return the result once the call raises no more."""
     ends_s = time.monotonic() + WAIT_S
     while True:
         try:

@@ -1,4 +1,5 @@
-"""A whole suite whose load shifts, and of which one worker falls silent: ratio, alert, coverage, webhook and topic."""
+"""Tests of a whole suite whose load shifts, and one of whose workers falls silent: ratio, alert, coverage, webhook
+and topic."""
 
 import asyncio
 import json
@@ -31,13 +32,11 @@ from libs.testing.wait import until
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
 PHASES = ("prefill", "decode")
 WITHIN_MS = 1_000
-"""From a shift of load to the ratio that shows it."""
+"""Bound on the time from a shift of load to the ratio that shows it."""
 ALERT_WITHIN_MS = 3_000
-"""From a shift of load to its alert, which waits until the verdict has lasted. The default waits ten seconds more
-(ALERT_FOR_MS), so that bursts alert nobody.
-
-By telemetry's time always. By the clock the quickest of `MAX_SHIFTS`: on a machine that has no core left a tick comes
-late, and tells of all there is.
+"""Bound on the time from a shift of load to its alert, which waits until the verdict has lasted. The default
+(ALERT_FOR_MS) waits ten seconds more, so that bursts raise no alert. By telemetry's time it holds for each shift. By
+the clock it holds for the quickest of `MAX_SHIFTS`, since ticks come late on an overloaded machine.
 """
 MAX_SHIFTS = 3
 HEAVY = {"prefill": (900, 1, 64), "decode": (5, 300, 20)}
@@ -70,7 +69,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory, webhook_port: int) -> Iterat
 
 @asynccontextmanager
 async def receiver(port: int) -> AsyncIterator[list[dict[str, Any]]]:
-    """An Alertmanager's API, and what it was told."""
+    """An Alertmanager's API, which records the alerts it receives."""
     told: list[dict[str, Any]] = []
 
     async def take(request: Request) -> Response:
@@ -86,7 +85,7 @@ async def receiver(port: int) -> AsyncIterator[list[dict[str, Any]]]:
 
 @asynccontextmanager
 async def load(suite: RunningSuite, *, words: int, tokens: int, clients: int) -> AsyncIterator[None]:
-    """So many clients that ask one thing after the other, while the context is open."""
+    """Run that many clients that each send one request after another, while the context is open."""
 
     async def client(http: httpx.AsyncClient) -> None:
         while True:
@@ -108,26 +107,26 @@ async def load(suite: RunningSuite, *, words: int, tokens: int, clients: int) ->
 
 @dataclass
 class Tick:
-    """What the stream told at a moment."""
+    """The stream's messages with their time of arrival."""
 
     now_ms: int
     to_ms: int
-    """End of the newest window: how far time by telemetry had come."""
+    """The end of the newest window, which is the time that telemetry has reached."""
     most: dict[str, int]
     """Phases that had most of a window which it told of, and the start of the first such window."""
     fired: set[str]
-    """Phases of imbalances that fire with it."""
+    """The phases of imbalances that fire at that time."""
 
 
 class Windows:
-    """What the stream has told of GPU time, window by window."""
+    """The GPU time in the stream, window by window."""
 
     def __init__(self) -> None:
         self._spent: dict[int, dict[int, tuple[int, int]]] = {}
         self.ticks: list[Tick] = []
 
     def take(self, told: dict[str, Any]) -> None:
-        """A tick, its revised windows first."""
+        """Enter a tick, its revised windows first."""
         most: dict[str, int] = {}
         for start_ms, places, _, *times, _, _ in told["windows"]:
             spent = self._spent.setdefault(start_ms, {})
@@ -142,7 +141,7 @@ class Windows:
 
 
 async def watch(suite: RunningSuite, windows: Windows) -> None:
-    """Keep what the stream tells."""
+    """Record the messages of the stream."""
     url = f"{suite.ready['metrics']}/v1/occupancy/stream"
     async with httpx.AsyncClient(timeout=10) as http, http.stream("GET", url) as answer:
         async for line in answer.aiter_lines():
@@ -151,8 +150,8 @@ async def watch(suite: RunningSuite, windows: Windows) -> None:
 
 
 async def shift(windows: Windows, phase: str) -> tuple[int, int, int]:
-    """ms from the start of the first window of which a phase had most: by telemetry's time until it is told and until
-    its imbalance is; and the latter by the service's clock."""
+    """Return the ms from the start of the first window with that phase as the largest: by telemetry's time until its
+    report and until its imbalance, and the latter also by the service's clock."""
     ticks, since = windows.ticks, len(windows.ticks)
     await until(lambda: any(phase in t.fired for t in ticks[since:]), timeout_s=SETTLED_S, what=f"imbalance of {phase}")
     most = next(tick for tick in ticks[since:] if phase in tick.most)
@@ -161,7 +160,7 @@ async def shift(windows: Windows, phase: str) -> tuple[int, int, int]:
     return most.to_ms - first_ms, fired.to_ms - first_ms, fired.now_ms - first_ms
 
 
-async def test_ratio_follows_a_shift_within_a_second_and_its_alert_within_three(
+async def test_the_ratio_follows_a_shift_within_a_second_and_its_alert_within_three(
     suite: RunningSuite, webhook_port: int
 ) -> None:
     events: list[AlertEvent] = []
@@ -192,7 +191,7 @@ async def test_ratio_follows_a_shift_within_a_second_and_its_alert_within_three(
         assert max(map(min, by_clock_ms.values())) <= ALERT_WITHIN_MS, by_clock_ms
 
         def states() -> set[tuple[str, bool]]:
-            """Of imbalances as the webhook was told them: phase, and whether over when told."""
+            """Return the imbalances that the webhook received: the phase, and whether it had ended."""
             imbalances = [alert for alert in told if alert["labels"]["alertname"] == "FulcrumImbalance"]
             return {(alert["labels"]["phase"], alert["endsAt"] < _in_a_minute()) for alert in imbalances}
 
@@ -208,7 +207,7 @@ def _in_a_minute() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 60))
 
 
-async def test_a_frozen_worker_lowers_coverage_and_is_told_of_and_nothing_turns_idle(suite: RunningSuite) -> None:
+async def test_a_frozen_worker_lowers_coverage_and_raises_an_alert_and_nothing_turns_idle(suite: RunningSuite) -> None:
     pid = pid_of(suite, "decode-2")
     assert pid
     async with load(suite, words=5, tokens=300, clients=48), httpx.AsyncClient(base_url=suite.ready["metrics"]) as http:
@@ -237,11 +236,11 @@ async def test_a_frozen_worker_lowers_coverage_and_is_told_of_and_nothing_turns_
                 await asyncio.sleep(0.05)
 
 
-async def test_a_queue_at_the_gateway_is_seen_and_its_cause_alerts(suite: RunningSuite) -> None:
+async def test_a_queue_at_the_gateway_is_seen_and_its_cause_raises_an_alert(suite: RunningSuite) -> None:
     """Credits bound what workers hold: nearly all that waits under overload waits at the gateway."""
 
     async def queue(http: httpx.AsyncClient) -> tuple[int, int]:
-        """Requests that wait for decode: all, and those at gateways."""
+        """Return the requests that wait for decode: all, and those at gateways."""
         queues = (await http.get("/v1/occupancy")).json()["queues"]
         found = [(each["requests"] or 0, each["gateway_requests"] or 0) for each in queues if each["phase"] == "decode"]
         return found[0] if found else (0, 0)

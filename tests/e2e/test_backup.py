@@ -1,4 +1,4 @@
-"""Test that the commands in docs/backup.md restore a suite's stored data into new folders."""
+"""Tests that the commands in docs/backup.md restore a suite's stored data into new folders."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""Clients that people have, unmodified, against suites: each that agents are written with streams, has a tool called
-and a schema filled, on simulated tokens and on a real model's."""
+"""Tests of unmodified clients against suites: each agent client streams, has a tool called and a schema filled, on
+simulated tokens and on a real model's."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from libs.testing.suites.suite import RunningSuite
 from tests.e2e.clients.asking import AGENT_CLIENTS, CLIENTS, ask, suite_on
 
-# Beside other work the real model takes minutes for what clients wait a minute for.
+# On a loaded machine the real model takes minutes for answers that clients wait a minute for.
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.packages, pytest.mark.timeout(900)]
 
 
@@ -26,7 +26,9 @@ def suite(
 
 
 @pytest.mark.parametrize("client", [*CLIENTS, *AGENT_CLIENTS])
-def test_a_client_gets_what_it_asks_for(suite: tuple[RunningSuite, str], client: str, tmp_path: Path) -> None:
+def test_a_client_streams_calls_a_tool_and_fills_a_schema(
+    suite: tuple[RunningSuite, str], client: str, tmp_path: Path
+) -> None:
     running, model = suite
     if client in CLIENTS and model != "sim":
         pytest.skip("it asks for text alone, of the sim engine")
@@ -48,7 +50,7 @@ SCHEMA = {
 TOOL = {"type": "function", "function": {"name": "population", "description": "Tell it.", "parameters": SCHEMA}}
 
 
-def test_a_named_tool_is_called_and_a_schema_filled_whole_and_in_a_stream(suite: tuple[RunningSuite, str]) -> None:
+def test_a_named_tool_is_called_and_a_schema_filled_with_and_without_streaming(suite: tuple[RunningSuite, str]) -> None:
     running, model = suite
     asked: dict[str, Any] = {
         "model": model,
@@ -72,4 +74,4 @@ def test_a_named_tool_is_called_and_a_schema_filled_whole_and_in_a_stream(suite:
     assert streamed == call.function.arguments
     for filled in (json.loads(call.function.arguments), json.loads(answer.message.content or "")):
         assert filled.keys() == {"city", "people"} and isinstance(filled["people"], int)
-        assert filled["city"] == "Paris" or model == "sim", "a real model knows it"
+        assert filled["city"] == "Paris" or model == "sim", "a real model calls it"

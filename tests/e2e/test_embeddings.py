@@ -1,4 +1,4 @@
-"""Embeddings, scores and rerank by the official `openai` client and plain HTTP, against a suite on the sim engine."""
+"""Tests of embeddings, scores and rerank with the official `openai` client and plain HTTP, on the sim engine."""
 
 import base64
 from collections.abc import Iterator
@@ -71,13 +71,13 @@ def test_many_texts_are_embedded_side_by_side(client: openai.OpenAI) -> None:
         ({}, "input"),
     ],
 )
-def test_a_fault_is_refused_by_name(client: openai.OpenAI, body: dict[str, Any], param: str) -> None:
+def test_an_invalid_field_is_refused_by_name(client: openai.OpenAI, body: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.post("/embeddings", body={"model": MODEL, **body}, cast_to=object)
     assert refused.value.param == param
 
 
-def test_a_score_is_one_for_equal_texts(suite: RunningSuite) -> None:
+def test_equal_texts_score_one(suite: RunningSuite) -> None:
     body = {"model": MODEL, "text_1": TEXTS[0], "text_2": TEXTS[1:]}
     found = httpx.post(f"{suite.gateway}/v1/score", json=body).json()
     assert [item["index"] for item in found["data"]] == [0, 1]
@@ -89,7 +89,7 @@ def test_a_score_is_one_for_equal_texts(suite: RunningSuite) -> None:
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "text_1")
 
 
-def test_rerank_puts_the_likeliest_document_first(suite: RunningSuite) -> None:
+def test_rerank_puts_the_most_similar_document_first(suite: RunningSuite) -> None:
     body: dict[str, Any] = {"model": MODEL, "query": TEXTS[0], "documents": ["a", {"text": TEXTS[0]}, "b"]}
     found = httpx.post(f"{suite.gateway}/v1/rerank", json=body).json()
     scores = [item["relevance_score"] for item in found["results"]]

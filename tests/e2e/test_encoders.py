@@ -1,4 +1,4 @@
-"""A suite over an encoder: `fulcrum up` serves its folder, and vectors are what transformers computes by hand."""
+"""Test of a suite that serves an encoder: its vectors are those that transformers computes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The examples of docs/examples.md, typed as they stand."""
+"""Tests that run the examples of docs/examples.md as they stand."""
 
 import os
 import re
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_page_shows_and_types_every_example_and_each_is_short() -> None:
+def test_the_page_shows_every_tested_example_and_each_is_short() -> None:
     for file in FOLDER.iterdir():
         assert f'--8<-- "examples/{file.name}"' in PAGE
         assert any(file.name in command for command, _ in BLOCKS)
@@ -52,7 +52,7 @@ def test_the_page_shows_and_types_every_example_and_each_is_short() -> None:
 
 
 @pytest.mark.system
-def test_a_ratio_is_plotted_of_seconds_and_of_timestamps(folder: Path) -> None:
+def test_a_ratio_is_plotted_from_seconds_and_from_timestamps(folder: Path) -> None:
     for times in (("3600", "7200.5"), ("2026-01-31 01:00:00", "2026-01-31 02:00:00.25")):
         (folder / "requests.csv").write_text(f"time,prompt,output\n{times[0]},400,100\n{times[1]},100,100\n")
         tokens, gpu_time = (typed(block, folder, Path(sys.executable)) for block in PLOTS)
@@ -63,7 +63,7 @@ def test_a_ratio_is_plotted_of_seconds_and_of_timestamps(folder: Path) -> None:
 
 @pytest.fixture(scope="module", params=["sim", pytest.param("torch", marks=pytest.mark.torch)])
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The variables that the page exports, for a suite of its own."""
+    """The variables that the page exports, with the values of the test's suite."""
     with suite_on(request.param, tmp_path_factory.mktemp(request.param)) as (suite, model):
         yield {"OPENAI_BASE_URL": f"{suite.gateway}/v1", "OPENAI_API_KEY": "none", "MODEL": model}
 

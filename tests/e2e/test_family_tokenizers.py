@@ -1,5 +1,5 @@
-"""Families' own tokenizers: their format is known by them, their published answers are read from their own tokens, and
-guides over their vocabularies lead to calls that are read."""
+"""Tests of families' own tokenizers: they identify the family's format, published answers are parsed from their
+tokens, and guides over their vocabularies lead to calls that can be parsed."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tests.answer_rig import STREAMS, Stream, shown
 pytestmark = [pytest.mark.packages, pytest.mark.timeout(600)]
 
 BY_HAND = {"Llama 3.1": ("", "llama3-json")}
-"""Formats that are set: its package's template takes no tools."""
+"""Families with configured formats, as the template of the package takes no tools."""
 ENDS = {
     "gpt-oss": "<|return|>",
     "Qwen3": "<|im_end|>",
@@ -32,7 +32,7 @@ ENDS = {
     "Llama 3.1": "<|eot_id|>",
 }
 OTHERS = ("Qwen3-Coder", "DeepSeek V3.1, thinking")
-"""Of the same name, with formats of their own."""
+"""Families whose models share a name but have different formats."""
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -56,7 +56,7 @@ def own(request: pytest.FixtureRequest) -> Own:
     return family, inner, tokenizer, answer_format(tokenizer, BY_HAND.get(family, ("", "")))
 
 
-def test_a_family_is_known_by_its_own_tokenizer(own: Own) -> None:
+def test_a_family_is_recognised_by_its_own_tokenizer(own: Own) -> None:
     family, _, _, shape = own
     thinking = shape.thinking.opens if shape.thinking else ""
     assert (shape.harmony, thinking, shape.calls, shape.fenced) == {
@@ -67,7 +67,7 @@ def test_a_family_is_known_by_its_own_tokenizer(own: Own) -> None:
     }[family]
 
 
-def test_published_answers_are_read_from_the_familys_own_tokens(own: Own) -> None:
+def test_published_answers_are_parsed_from_the_familys_own_tokens(own: Own) -> None:
     family, _, tokenizer, shape = own
     streams = [stream for name, stream in STREAMS.items() if name.startswith(family) and name not in OTHERS]
     assert streams
@@ -76,7 +76,7 @@ def test_published_answers_are_read_from_the_familys_own_tokens(own: Own) -> Non
         assert shown(tokenizer, shape, stream, tokens) == stream.shown
 
 
-def test_a_guide_over_the_familys_vocabulary_leads_to_a_call_that_is_read(own: Own) -> None:
+def test_a_guide_over_the_familys_vocabulary_leads_to_a_call_that_can_be_parsed(own: Own) -> None:
     family, inner, tokenizer, shape = own
     size = inner.get_vocab_size()
     end = inner.token_to_id(ENDS[family])

@@ -1,4 +1,4 @@
-"""The shell blocks of how-to and reference pages, typed line by line against suites of simulated GPUs."""
+"""Tests that type the shell blocks of how-to and reference pages against suites of simulated GPUs."""
 
 import json
 import os
@@ -121,22 +121,22 @@ def terminal_of(suite: RunningSuite, folder: Path) -> Terminal:
 
 
 @pytest.mark.parametrize("page", [page for page, up in GUIDES.items() if up == SUITE])
-def test_a_guide_can_be_typed_as_it_stands(page: str, shared: RunningSuite, tmp_path: Path) -> None:
+def test_the_commands_of_a_guide_work_as_they_stand(page: str, shared: RunningSuite, tmp_path: Path) -> None:
     files(tmp_path)
     type_page(page, terminal_of(shared, tmp_path))
 
 
-def test_a_guide_to_keys_can_be_typed_as_it_stands(tmp_path: Path) -> None:
+def test_the_commands_of_a_guide_to_keys_work_as_they_stand(tmp_path: Path) -> None:
     with running_suite(tmp_path, *GUIDES["security"], env=ENV) as suite:
         type_page("security", terminal_of(suite, tmp_path))
 
 
-def test_a_guide_to_a_pool_can_be_typed_as_it_stands(tmp_path: Path) -> None:
+def test_the_commands_of_a_guide_to_a_pool_work_as_they_stand(tmp_path: Path) -> None:
     with running_suite(tmp_path, *GUIDES["models"], env=ENV) as suite:
         type_page("models", Terminal(tmp_path, suite.env, {}))
 
 
 @pytest.mark.parametrize("page", [page for page, up in GUIDES.items() if not up])
-def test_a_guide_without_a_suite_can_be_typed_as_it_stands(page: str, tmp_path: Path) -> None:
+def test_the_commands_of_a_guide_without_a_suite_work_as_they_stand(page: str, tmp_path: Path) -> None:
     files(tmp_path)
     type_page(page, Terminal(tmp_path, {}, {}))

@@ -1,4 +1,4 @@
-"""Images in chats by the official `openai` client: a gateway, a prefill and a decode worker with a small LLaVA."""
+"""Tests of images in chats with the official `openai` client, on a suite with a small LLaVA."""
 
 import asyncio
 import base64
@@ -117,7 +117,7 @@ async def answer(client: openai.AsyncOpenAI, messages: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("seeds", [(1,), (2,), (1,), (2, 1), (1, 2)])
-async def test_an_answer_about_pictures_is_that_of_generate(
+async def test_an_answer_about_images_equals_that_of_generate(
     client: openai.AsyncOpenAI, reference: Reference, seeds: tuple[int, ...]
 ) -> None:
     files = [picture(seed) for seed in seeds]
@@ -127,7 +127,7 @@ async def test_an_answer_about_pictures_is_that_of_generate(
     assert found.usage.prompt_tokens == len(prompt) > IMAGE_TOKENS * len(files)
 
 
-async def test_equal_texts_about_different_pictures_share_no_blocks(
+async def test_equal_texts_about_different_images_share_no_blocks(
     client: openai.AsyncOpenAI, reference: Reference
 ) -> None:
     answers = {}
@@ -139,7 +139,7 @@ async def test_equal_texts_about_different_pictures_share_no_blocks(
     assert answers[11] != answers[12]
 
 
-async def test_a_stream_tells_the_same(client: openai.AsyncOpenAI, reference: Reference) -> None:
+async def test_a_stream_equals_the_answer_in_one_piece(client: openai.AsyncOpenAI, reference: Reference) -> None:
     expected = reference.chat(as_template(1), [picture(3)], TOKENS)[1]
     chunks = await client.chat.completions.create(
         model=MODEL, messages=asked(picture(3)), max_tokens=TOKENS, temperature=0, stream=True
@@ -167,7 +167,7 @@ def bomb() -> bytes:
         (url_of(bomb()), "over 16777216 pixels"),
     ],
 )
-async def test_an_image_that_cannot_be_read_is_a_400_that_names_its_field(
+async def test_an_unreadable_image_is_a_400_that_names_its_field(
     client: openai.AsyncOpenAI, url: str, reason: str
 ) -> None:
     content: list[Any] = [{"type": "text", "text": "and this?"}, {"type": "image_url", "image_url": {"url": url}}]
@@ -197,7 +197,7 @@ async def test_tokenize_shows_the_expanded_prompt(cluster: Cluster, reference: R
     assert found.json()["tokens"] == reference.chat(as_template(1), [picture(1)], 1)[0]
 
 
-async def test_anthropics_image_blocks_are_answered_alike(cluster: Cluster, reference: Reference) -> None:
+async def test_anthropics_image_blocks_get_the_same_answer(cluster: Cluster, reference: Reference) -> None:
     expected = reference.chat(as_template(1), [picture(2)], TOKENS)[1]
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(picture(2)).decode()}
     content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
@@ -220,7 +220,7 @@ def by_address(url: str) -> list[Any]:
     ]
 
 
-async def test_an_image_by_address_is_the_same_file_as_in_a_data_url(
+async def test_an_image_by_url_gives_the_same_answer_as_a_data_url(
     client: openai.AsyncOpenAI, cluster: Cluster, reference: Reference
 ) -> None:
     file = picture(31)
@@ -241,7 +241,7 @@ async def test_an_image_by_address_is_the_same_file_as_in_a_data_url(
     assert 'fulcrum_gateway_image_fetches_total{outcome="ok"}' in metrics
 
 
-async def test_images_of_responses_are_answered_alike_and_kept_for_the_next_one(
+async def test_images_of_responses_get_the_same_answer_and_are_stored_for_the_next_response(
     client: openai.AsyncOpenAI, cluster: Cluster, reference: Reference
 ) -> None:
     files = [picture(41), picture(42)]
@@ -276,7 +276,7 @@ async def test_a_response_with_a_large_image_can_be_continued(client: openai.Asy
     assert second.output_text and second.usage and second.usage.input_tokens > IMAGE_TOKENS
 
 
-async def test_a_fetched_file_is_checked_as_one_in_a_data_url(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+async def test_a_fetched_image_is_checked_as_one_in_a_data_url(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
     cluster.images.answers["/page.html"] = reply(b"<html>no picture</html>")
     with pytest.raises(openai.BadRequestError, match="not an image in a known format"):
         await answer(client, by_address(cluster.images.url("/page.html")))
@@ -284,7 +284,7 @@ async def test_a_fetched_file_is_checked_as_one_in_a_data_url(client: openai.Asy
         await answer(client, by_address(cluster.images.url("/nothing.png")))
 
 
-async def test_a_client_that_leaves_ends_the_fetch(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+async def test_a_client_that_leaves_ends_the_fetch_of_its_image(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
     cluster.images.answers["/slow.png"] = reply(b"abc", "Content-Length: 1000")
     cluster.images.stalls.add("/slow.png")
     asking = asyncio.create_task(answer(client, by_address(cluster.images.url("/slow.png"))))
@@ -297,7 +297,7 @@ async def test_a_client_that_leaves_ends_the_fetch(client: openai.AsyncOpenAI, c
     assert 'fulcrum_gateway_image_fetches_total{outcome="cancelled"} 1.0' in metrics
 
 
-async def test_encoding_is_a_step_of_the_prefill_worker_alone(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+async def test_only_the_prefill_worker_encodes_an_image(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
     before = cluster.prefill.host.engine.load()
     for _ in range(2):
         await answer(client, asked(picture(77), picture(78)))

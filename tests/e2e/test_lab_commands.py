@@ -1,4 +1,4 @@
-"""`fulcrum lab` as a person or a program calls it."""
+"""Tests of `fulcrum lab` as a person or a program calls it."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ def lab(*arguments: str, code: int = 0, folder: Path | None = None) -> subproces
     return done
 
 
-def test_a_run_prints_one_json_object_and_the_same_one_again() -> None:
+def test_a_run_prints_one_json_object_and_repeats_exactly() -> None:
     asked = ("run", "--trace", TINY, "--policy", "fulcrum:2:2", "--workers", "4", "--seed", "7", "--json")
     found = [json.loads(lab(*asked).stdout) for _ in range(2)]
     walls = [each.pop("wall_s") for each in found]
@@ -28,13 +28,13 @@ def test_a_run_prints_one_json_object_and_the_same_one_again() -> None:
     assert found[0]["requests"] == found[0]["completed"] > 20
 
 
-def test_a_run_tells_people_what_it_brought_and_where_gpu_time_went() -> None:
+def test_a_run_prints_its_results_and_the_use_of_gpu_time_for_people() -> None:
     said = lab("run", "--trace", TINY, "--policy", "static", "--workers", "3", "--rate-scale", "2").stdout
     assert "index of dispersion" in said and "superposition" in said
     assert "static:" in said and "GPU time: prefill" in said
 
 
-def test_another_device_is_another_result_and_an_assumption_is_called_one() -> None:
+def test_another_device_gives_another_result_and_an_assumption_is_labelled() -> None:
     asked = ("run", "--trace", TINY, "--policy", "fulcrum:2:2", "--workers", "4")
     said = lab(*asked, "--model", "qwen2.5-7b", "--device", "a100").stdout
     assert "is an assumption" in said
@@ -43,7 +43,7 @@ def test_another_device_is_another_result_and_an_assumption_is_called_one() -> N
     assert fast["ttft_s"]["mean"] < slow["ttft_s"]["mean"]
 
 
-def test_policies_side_by_side_make_a_table_a_page_and_json(tmp_path: Path) -> None:
+def test_a_comparison_of_policies_prints_a_table_a_page_and_json(tmp_path: Path) -> None:
     asked = ("compare", "--trace", TINY, "--policies", "fulcrum:2:2,static,arrow", "--workers", "4", "--jobs", "1")
     said = lab(*asked, "--report", str(tmp_path / "out"), "--no-gpus").stdout
     assert said.index("fulcrum:2:2") and "arrow" in said
@@ -52,10 +52,10 @@ def test_policies_side_by_side_make_a_table_a_page_and_json(tmp_path: Path) -> N
     kept = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert {each["policy"].split(":")[0] for each in kept["policies"]} == {"fulcrum", "static", "arrow"}
     found = json.loads(lab(*asked, "--json").stdout)
-    assert all(each["gpus_needed"] >= 2 for each in found["policies"]), "an easy trace needs the least there can be"
+    assert all(each["gpus_needed"] >= 2 for each in found["policies"]), "an easy trace needs the minimum"
 
 
-def test_gpus_needed_are_one_answer_as_text_page_and_json(tmp_path: Path) -> None:
+def test_the_number_of_gpus_needed_is_printed_as_text_page_and_json(tmp_path: Path) -> None:
     mine = tmp_path / "mine.csv"
     mine.write_text("time_s,input_tokens,output_tokens\n" + "".join(f"{at / 4},400,20\n" for at in range(20)))
     page = tmp_path / "needs.html"
@@ -69,7 +69,7 @@ def test_gpus_needed_are_one_answer_as_text_page_and_json(tmp_path: Path) -> Non
     assert all(each["tried"] for each in found["policies"])
 
 
-def test_a_search_finds_a_rate_and_tells_what_it_tried() -> None:
+def test_a_search_finds_a_rate_and_lists_its_trials() -> None:
     found = json.loads(
         lab(
             "search", "--trace", "poisson:rate=8,seconds=8", "--policies", "fulcrum:1:1", "--workers", "2", "--json"
@@ -106,7 +106,7 @@ def test_traces_are_listed_described_and_written(tmp_path: Path) -> None:
         (("compare", "--trace", TINY, "--html", "a.html"), "is the page of --gpus-needed"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_that_says_what_to_do(arguments: tuple[str, ...], says: str) -> None:
+def test_an_impossible_command_fails_with_one_line_that_names_a_remedy(arguments: tuple[str, ...], says: str) -> None:
     root = Path(__file__).parents[2]
     done = lab(*arguments, code=1, folder=root)
     assert says in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
@@ -118,7 +118,7 @@ def test_a_broken_line_of_a_trace_is_named_by_its_number(tmp_path: Path) -> None
     assert f"{file}:3" in lab("run", "--trace", str(file), code=1).stderr
 
 
-def test_ctrl_c_keeps_what_a_comparison_has_found() -> None:
+def test_ctrl_c_prints_what_a_comparison_has_found_so_far() -> None:
     asked = (
         "compare", "--trace", "poisson:rate=40,seconds=60", "--policies", "fulcrum:2:2,aggregated,static:1:3",
         "--workers", "4", "--jobs", "1", "--no-gpus", "--json",

@@ -29,12 +29,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if lacking := missing():
         pytest.skip(f"cannot compile: {lacking}")
     folder = tmp_path_factory.mktemp("compiled") / "lab"
-    assert build(folder, 0, GLOBS)  # built sooner; what it computes is the same
+    assert build(folder, 0, GLOBS)  # faster to build, with the same results
     return folder
 
 
 def run(folder: Path, *options: str) -> dict[str, Any]:
-    """What one run prints, with `libs` of that folder, but for the time it took."""
+    """Return the output of one run with `libs` of that folder, without its run time."""
     environment = os.environ | {"PYTHONPATH": str(folder)}
     command = [sys.executable, "-c", PROGRAM, *RUN, *options]
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -44,11 +44,11 @@ def run(folder: Path, *options: str) -> dict[str, Any]:
     return found
 
 
-def test_a_folder_that_is_up_to_date_is_left_as_it_is(compiled: Path) -> None:
+def test_a_compiled_folder_that_is_up_to_date_is_not_rebuilt(compiled: Path) -> None:
     assert not build(compiled, 0, GLOBS)
 
 
-def test_decisions_run_compiled(compiled: Path) -> None:
+def test_policies_run_compiled(compiled: Path) -> None:
     whole = ("libs.engine.core", "libs.dispatch.dispatcher", "libs.lab.cluster.worker") if WHOLE else ()
     names = "libs.policy.gateway.binding", "libs.policy.worker.pace", *whole
     program = f"import importlib; print(*[importlib.import_module(name).__file__ for name in {names}], sep='\\n')"

@@ -1,4 +1,4 @@
-"""A suite whose models share a pool of workers: what a person and a client see of it."""
+"""Tests of a suite whose models share a pool of workers, as an operator and a client see it."""
 
 import asyncio
 import json
@@ -24,9 +24,9 @@ FAST = {
     "FULCRUM_METRICS_SLO_OBJECTIVE": "0.9999",
     "FULCRUM_METRICS_DAY_S": "600",
 }
-"""16 GB are loaded in less than half a second. A budget of errors that is gone after a few seconds of nothing but bad
-requests: before, a service that has just begun does not judge. Demand is shown by finished bins, of less than a second
-here rather than of a minute."""
+"""Models of 16 GB load in less than half a second. The error budget is used up after a few seconds of bad requests
+alone; before that a new service does not judge. Demand is shown in finished bins, which last less than a second here
+instead of a minute."""
 WAIT_S = 30.0
 
 
@@ -50,7 +50,7 @@ async def listed(http: httpx.AsyncClient, suite: RunningSuite) -> dict[str, Any]
 
 
 async def held(http: httpx.AsyncClient, suite: RunningSuite) -> set[str]:
-    """Models that workers have."""
+    """Return the models that workers hold."""
     return {each["model"] for each in (await http.get(f"{suite.ready['planner']}/v1/workers")).json()}
 
 
@@ -60,7 +60,7 @@ def told(suite: RunningSuite, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-async def test_models_without_a_worker_are_waited_for_as_long_as_is_said_and_unknown_ones_are_404(
+async def test_a_request_waits_for_a_model_without_a_worker_and_an_unknown_model_is_404(
     suite: RunningSuite,
 ) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
@@ -77,7 +77,7 @@ async def test_models_without_a_worker_are_waited_for_as_long_as_is_said_and_unk
         assert shown["state"] in ("serving", "loading", "asleep", "disk") and shown["expected_wait_ms"] >= 0
 
 
-async def test_the_same_model_answers_the_same_after_it_was_put_away_and_woken(suite: RunningSuite) -> None:
+async def test_a_model_gives_the_same_answer_after_sleep(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         first = (await ask(http, suite, "alpha", seed=3, temperature=1)).json()["choices"]
         for name in ("org/beta", "gamma", "org/beta", "gamma"):
@@ -86,12 +86,12 @@ async def test_the_same_model_answers_the_same_after_it_was_put_away_and_woken(s
         assert again == first
 
 
-async def test_models_are_added_asked_for_and_removed_while_the_suite_runs(suite: RunningSuite) -> None:
+async def test_models_are_added_requested_and_removed_while_the_suite_runs(suite: RunningSuite) -> None:
     added = told(suite, "add", "org/new-8b", "--size", "8GB", "--priority", "2", "--tpot-ms", "40")
     assert (added["size_bytes"], added["priority"], added["tpot_ms"]) == (8_000_000_000, 2, 40.0)
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
-            while (await ask(http, suite, "org/new-8b")).status_code == 404:  # until the gateway has heard of it
+            while (await ask(http, suite, "org/new-8b")).status_code == 404:  # until the gateway knows it
                 await asyncio.sleep(0.05)
         assert (await ask(http, suite, "org/new-8b")).status_code == 200
         used = next(each for each in told(suite, "list") if each["name"] == "org/new-8b")
@@ -104,7 +104,7 @@ async def test_models_are_added_asked_for_and_removed_while_the_suite_runs(suite
                 await asyncio.sleep(0.05)
 
 
-async def test_a_reservation_is_kept_or_refused_with_what_would_have_to_go(suite: RunningSuite) -> None:
+async def test_a_reservation_is_accepted_or_refused_with_what_would_be_evicted(suite: RunningSuite) -> None:
     kept = told(suite, "reserve", "alpha", "--gpus", "2", "--from", "09:00", "--to", "18:00")
     assert kept["reservations"] == [{"gpus": 2, "from_time": "09:00", "to_time": "18:00"}]
     refused = suite.fulcrum("models", "reserve", "gamma", "--gpus", "1", "--from", "17:00", "--to", "19:00")
@@ -115,7 +115,7 @@ async def test_a_reservation_is_kept_or_refused_with_what_would_have_to_go(suite
         assert told(suite, "reserve", name, "--gpus", "0")["reservations"] == []
 
 
-async def test_a_floor_is_loaded_without_a_request_and_a_pinned_model_stays(suite: RunningSuite) -> None:
+async def test_a_minimum_is_loaded_without_a_request_and_a_pinned_model_stays(suite: RunningSuite) -> None:
     told(suite, "add", "gamma", "--floor", "1")
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
@@ -131,7 +131,7 @@ async def test_a_floor_is_loaded_without_a_request_and_a_pinned_model_stays(suit
         told(suite, "add", "gamma", "--floor", "0")
 
 
-async def test_two_models_with_their_own_targets_are_apart_in_occupancy_and_in_the_planner(suite: RunningSuite) -> None:
+async def test_two_models_with_their_own_targets_are_separate_in_occupancy_and_planner(suite: RunningSuite) -> None:
     told(suite, "add", "alpha", "--tpot-ms", "25", "--ttft-ms", "400")
     told(suite, "add", "gamma", "--tpot-ms", "250")
     both = {"alpha", "gamma"}
@@ -172,7 +172,7 @@ async def test_lines_of_two_models_in_one_job_are_answered_and_counted_by_model(
 
 
 async def batch_demand(http: httpx.AsyncClient, suite: RunningSuite) -> Counter[str]:
-    """Lines of batch jobs that have come so far, by model."""
+    """Return the number of lines of batch jobs so far, by model."""
     params = {"span": "1h", "window": "1m"}
     found = (await http.get(f"{suite.ready['metrics']}/v1/demand", params=params)).json()
     counts = Counter[str]()
@@ -201,7 +201,7 @@ async def test_each_model_has_a_forecast_and_a_verdict_by_its_own_targets(suite:
             assert forecast["model"] == name and forecast["little_history"]
 
 
-async def test_an_alert_names_the_model_whose_targets_are_missed_and_the_other_stays_silent(
+async def test_an_alert_names_the_model_that_misses_its_targets_and_no_other(
     suite: RunningSuite,
 ) -> None:
     targets = {"strict": ("0.1", "60000"), "lax": ("60000", "60000")}
@@ -209,7 +209,7 @@ async def test_an_alert_names_the_model_whose_targets_are_missed_and_the_other_s
         told(suite, "add", name, "--tpot-ms", tpot_ms, "--ttft-ms", ttft_ms)
     async with httpx.AsyncClient(timeout=2 * WAIT_S) as http, asyncio.timeout(3 * WAIT_S):
         for name in targets:
-            while (await ask(http, suite, name)).status_code == 404:  # until the gateway has heard of it
+            while (await ask(http, suite, name)).status_code == 404:  # until the gateway knows it
                 await asyncio.sleep(0.05)
         while True:
             answers = await asyncio.gather(*(ask(http, suite, name) for name in targets for _ in range(12)))
@@ -236,7 +236,7 @@ async def test_the_page_shows_each_model_by_its_own_target(suite: RunningSuite) 
         page = await running.new_page()
         errors = listen_for_errors(page)
 
-        async def planner(route: Route) -> None:  # the metrics service does not know one that picked its own port
+        async def planner(route: Route) -> None:  # the metrics service does not know the port that the gateway picked
             await route.fulfill(body=(await http.get(f"{suite.ready['planner']}/v1/models")).text)
 
         await page.route("**/v1/models", planner)
@@ -262,12 +262,12 @@ async def test_the_page_shows_each_model_by_its_own_target(suite: RunningSuite) 
         assert errors == []
 
 
-async def test_an_adapter_is_added_while_workers_run_served_by_its_model_and_counted_apart(suite: RunningSuite) -> None:
+async def test_an_adapter_added_while_workers_run_is_served_and_counted_separately(suite: RunningSuite) -> None:
     added = told(suite, "add", "sql", "--adapter-of", "alpha", "--source", "/adapters/sql")
     assert (added["parent"], added["load_s"]) == ("alpha", 0.0)
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
-            while (await ask(http, suite, "sql")).status_code == 404:  # until the gateway has heard of it
+            while (await ask(http, suite, "sql")).status_code == 404:  # until the gateway knows it
                 await asyncio.sleep(0.05)
         own, adapted = await ask(http, suite, "alpha"), await ask(http, suite, "sql")
         assert adapted.json()["choices"] != own.json()["choices"]
@@ -288,7 +288,7 @@ async def test_an_adapter_is_added_while_workers_run_served_by_its_model_and_cou
                 await asyncio.sleep(0.05)
 
 
-def test_the_forecast_says_what_is_active_and_what_would_be_evicted(suite: RunningSuite) -> None:
+def test_the_forecast_lists_active_models_and_those_to_be_evicted(suite: RunningSuite) -> None:
     found = told(suite, "forecast")
     assert found["gpus"] == 2 and found["needed_gpus"] <= 2
     assert set(found["next_uses"]) == {"alpha", "org/beta", "gamma"}
@@ -298,7 +298,7 @@ def test_the_forecast_says_what_is_active_and_what_would_be_evicted(suite: Runni
     assert "gamma" in suite.fulcrum("models", "list").stdout
 
 
-def test_a_pool_is_no_matter_of_roles(tmp_path: Path) -> None:
+def test_a_pool_of_models_refuses_role_options(tmp_path: Path) -> None:
     refused = pytest.raises(AssertionError, match="models that share a pool have no --prefill")
     with refused, running_suite(tmp_path, "--engine", "sim", "--model", "a", "--model", "b", "--prefill", "2"):
         raise RuntimeError("it started")

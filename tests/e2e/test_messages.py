@@ -1,4 +1,4 @@
-"""/v1/messages over a worker whose answers are known beforehand; its own SDK asks in `make test-clients`."""
+"""Tests of /v1/messages over a worker with scripted answers; its own SDK is tested by `make test-clients`."""
 
 import json
 from collections.abc import AsyncIterator
@@ -52,7 +52,7 @@ async def test_a_message_has_thinking_text_and_calls_in_their_order(
     assert {**again, "usage": None} == {**found, "usage": None}
 
 
-async def test_a_stop_sequence_is_named_and_not_shown(
+async def test_a_stop_sequence_is_named_and_not_included(
     http: httpx.AsyncClient,
     worker: ScriptedWorker,  # noqa: F811
 ) -> None:
@@ -67,7 +67,7 @@ async def test_a_stop_sequence_is_named_and_not_shown(
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("max_tokens", None)
 
 
-async def test_the_conversation_reaches_the_model_and_is_counted_as_it_is_asked(
+async def test_the_conversation_reaches_the_model_and_its_tokens_are_counted(
     http: httpx.AsyncClient,
     worker: ScriptedWorker,  # noqa: F811
 ) -> None:
@@ -90,7 +90,7 @@ async def test_the_conversation_reaches_the_model_and_is_counted_as_it_is_asked(
     assert counted.json() == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
 
 
-async def test_a_tool_that_has_to_be_called_is_guided(
+async def test_a_required_tool_call_is_guided(
     http: httpx.AsyncClient,
     worker: ScriptedWorker,  # noqa: F811
 ) -> None:
@@ -120,7 +120,7 @@ async def test_a_message_that_fails_in_mid_stream_ends_with_an_error(
     ],
     ids=str,
 )
-async def test_what_does_not_fit_the_model_is_refused_by_name(
+async def test_a_request_that_does_not_fit_the_model_is_refused_by_field_name(
     http: httpx.AsyncClient, fields: dict[str, Any], param: str
 ) -> None:
     answer = await http.post("/v1/messages", json={**QUESTION, **fields})

@@ -1,4 +1,4 @@
-"""`fulcrum observe --act --router` before the real sglang-router: a flood of prompts moves a server, and says so."""
+"""Test of `fulcrum observe --act --router` before the real sglang-router."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def page_where(http: httpx.AsyncClient, url: str, holds: Any) -> Any:
             await asyncio.sleep(0.5)
 
 
-async def test_a_flood_of_prompts_moves_a_server_in_the_router_and_is_recorded(tmp_path: Path) -> None:
+async def test_a_flood_of_prompts_moves_a_server_in_the_router_and_the_move_is_recorded(tmp_path: Path) -> None:
     python = await asyncio.to_thread(install_router, tmp_path / "venv")
     with ExitStack() as stack:
         fakes = {name: FakeVllm(BUSY) for name in ("p0", "d0", "d1")}

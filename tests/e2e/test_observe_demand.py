@@ -1,4 +1,4 @@
-"""`fulcrum forecast` and `fulcrum capacity plan` over servers that are not ours, and over a restart of observe."""
+"""Tests of `fulcrum forecast` and `fulcrum capacity plan` over observed servers, and across a restart of observe."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def where(url: str, holds: Callable[[Any], bool]) -> Any:
 
 
 def command(*arguments: str) -> Any:
-    """The JSON of a command."""
+    """Return the JSON of a command."""
     done = subprocess.run(
         [sys.executable, "-m", "libs.cli.main", *arguments, "--json"],
         capture_output=True, text=True, check=False, timeout=PLAN_S,
@@ -50,7 +50,7 @@ def known(demand: Any) -> int:
 
 
 def fleet_file(stack: ExitStack, folder: Path) -> Path:
-    """The file of a prefill and a decode server under a steady load."""
+    """Write the file of a prefill and a decode server under a steady load."""
     urls = {
         name: stack.enter_context(serving(FakeVllm(load))) for name, load in (("prefill", PREFILL), ("decode", DECODE))
     }
@@ -60,7 +60,7 @@ def fleet_file(stack: ExitStack, folder: Path) -> Path:
     return file
 
 
-async def test_demand_of_a_pair_is_counted_kept_over_a_restart_and_predicted(tmp_path: Path) -> None:
+async def test_demand_of_an_observed_pair_is_counted_predicted_and_survives_a_restart(tmp_path: Path) -> None:
     with ExitStack() as stack:
         kept = ("--file", str(fleet_file(stack, tmp_path)), "--history", str(tmp_path / "history"))
         with observe_page(tmp_path, *kept, FULCRUM_METRICS_DAY_S=DAY_S) as first:
@@ -80,13 +80,13 @@ async def test_demand_of_a_pair_is_counted_kept_over_a_restart_and_predicted(tmp
             assert sum(row["requests"]) / seconds == pytest.approx(8, rel=0.1)
             assert sum(row["prompt_tokens"]) / seconds == pytest.approx(16_000, rel=0.1)
             assert sum(row["output_tokens"]) / seconds == pytest.approx(24 * 60, rel=0.25)
-            # What `fulcrum forecast` prints; the command itself gives a service on a busy machine less time.
+            # What `fulcrum forecast` prints; the command itself allows a service less time on a busy machine.
             forecast = await where(f"{page}/v1/forecast?horizon=60s", lambda found: found["model"] == "m")
             assert forecast["series"]["requests"]["p50"][0] == pytest.approx(8, rel=0.2)
             assert forecast["series"]["prefill"]["gpus"]["p50"][0] > 0
 
 
-async def test_a_capacity_plan_is_made_for_servers_of_others(tmp_path: Path) -> None:
+async def test_a_capacity_plan_covers_observed_servers(tmp_path: Path) -> None:
     with ExitStack() as stack:
         file = str(fleet_file(stack, tmp_path))
         with observe_page(tmp_path, "--file", file, FULCRUM_METRICS_DAY_S=DAY_S) as observing:
@@ -102,7 +102,7 @@ async def test_a_capacity_plan_is_made_for_servers_of_others(tmp_path: Path) -> 
                 assert all(each >= 1 for each in plan["pools"][phase]["gpus"])
 
 
-async def test_history_stays_in_memory_where_no_file_can_be_written(tmp_path: Path) -> None:
+async def test_history_stays_in_memory_if_no_file_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "fulcrum").mkdir()
     (tmp_path / "fulcrum" / "observe").write_text("a file in place of the folder")
     with socket.create_server(("127.0.0.1", 0)) as free:

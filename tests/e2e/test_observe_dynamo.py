@@ -1,4 +1,4 @@
-"""`fulcrum observe --page --dynamo` beside a fleet of Dynamo: publishers of a test, and Dynamo's own mockers."""
+"""Tests of `fulcrum observe --page --dynamo` beside fake publishers and Dynamo's own mockers."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ class Publisher:
         self.stop()
 
     def stop(self) -> None:
-        """End without a word; the files stay."""
+        """Remove the worker without a farewell; its files stay."""
         self._ended.set()
         self._thread.join()
         self._socket.close(linger=0)
@@ -64,7 +64,7 @@ class Publisher:
 
 @contextmanager
 def asking(port: int) -> Iterator[None]:
-    """Ask a fleet for answers, one after the other, for as long as the context lasts."""
+    """Send requests to a fleet, one after another, while the context is open."""
     ended = threading.Event()
 
     def ask() -> None:
@@ -81,7 +81,7 @@ def asking(port: int) -> Iterator[None]:
         thread.join()
 
 
-def test_the_page_shows_measured_steps_and_who_is_away(tmp_path: Path) -> None:
+def test_the_page_shows_measured_steps_and_absent_workers(tmp_path: Path) -> None:
     kv = tmp_path / "kv"
     with (
         Publisher(kv, 0xA0, "prefill"),
@@ -117,7 +117,7 @@ def test_a_folder_without_a_fleet_is_refused_before_anything_starts(tmp_path: Pa
 
 @pytest.mark.alone
 @pytest.mark.skipif(not python().exists(), reason="Dynamo is not installed: `make peer-dynamo` does it")
-def test_two_and_two_mockers_of_dynamo_show_with_their_shares(tmp_path: Path) -> None:
+def test_two_prefill_and_two_decode_mockers_of_dynamo_show_their_shares(tmp_path: Path) -> None:
     mocker = ("--speedup-ratio", "1")
     with (
         running_dynamo(real_model_folder(), MODEL, prefill=2, decode=2, mocker=mocker) as dynamo,

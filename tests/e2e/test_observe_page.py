@@ -1,4 +1,4 @@
-"""`fulcrum observe --page` beside servers that are not ours: page, status, verdict and a changing list."""
+"""Tests of `fulcrum observe --page` beside foreign servers: page, status, verdict and a changing list."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def observing(folder: Path, *arguments: str, **env: str) -> Iterator[dict[str, Any]]:
-    """Yield what the command says once it serves."""
+    """Yield the command's output once it serves."""
     with observe_page(folder, *arguments, **env) as page:
         try:
             yield page.answer
@@ -41,7 +41,7 @@ def get(url: str) -> Any:
 
 
 def until(url: str, holds: Callable[[Any], bool]) -> Any:
-    """The first answer of a URL for which something holds."""
+    """Return the first answer of a URL for which a condition holds."""
     last_s = time.monotonic() + PATIENCE_S
     while not holds(found := get(url)):
         assert time.monotonic() < last_s, found
@@ -50,7 +50,7 @@ def until(url: str, holds: Callable[[Any], bool]) -> Any:
 
 
 def refuses(url: str) -> bool:
-    """Return whether nothing listens there any more, which an answer that is cut off does not show."""
+    """Return whether nothing listens on the port any more, which a truncated answer does not show."""
     try:
         get(url)
     except URLError as error:
@@ -68,7 +68,7 @@ def table(url: str, name: str, role: str, more: str = "") -> str:
     return f'[[server]]\nurl = "{url}"\nname = "{name}"\nrole = "{role}"\n{more}'
 
 
-def test_the_service_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
+def test_the_service_ends_once_its_command_is_killed(tmp_path: Path) -> None:
     with held_port() as port:
         with observe_page(tmp_path, "--vllm", f"http://127.0.0.1:{port}") as running:
             page = running.answer["page"]
@@ -79,7 +79,7 @@ def test_the_service_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
             assert time.monotonic() < last_s
 
 
-def test_two_servers_show_on_the_page_with_estimates_and_the_list_is_followed(tmp_path: Path) -> None:
+def test_two_servers_show_estimates_on_the_page_and_changes_of_the_list_are_followed(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     prefill, decode = FakeVllm(Load(decoding=4, prompts_per_s=4)), FakeVllm(Load(decoding=24))
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The official `openai` client, unmodified, against a whole suite of processes on the sim engine."""
+"""Tests of the official `openai` client against a whole suite of processes on the sim engine."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
         client.models.retrieve("no-such-model")
 
 
-def test_a_chat_answer_has_text_usage_and_a_reason(client: openai.OpenAI) -> None:
+def test_a_chat_answer_has_text_usage_and_a_finish_reason(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=12)
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].message.content
@@ -54,7 +54,7 @@ def test_a_chat_answer_has_text_usage_and_a_reason(client: openai.OpenAI) -> Non
     assert answer.usage.prompt_tokens_details is not None
 
 
-def test_streamed_text_equals_the_text_in_one_piece(client: openai.OpenAI) -> None:
+def test_streamed_text_equals_unstreamed_text(client: openai.OpenAI) -> None:
     asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0.9, "seed": 7}
     whole = client.chat.completions.create(**asked).choices[0].message.content
     chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
@@ -81,7 +81,7 @@ def test_text_completions_take_strings_and_token_ids(client: openai.OpenAI) -> N
     assert text.choices[0].finish_reason == "length"
 
 
-def test_n_choices_differ_and_are_counted(client: openai.OpenAI) -> None:
+def test_n_choices_differ_and_their_tokens_are_counted(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=16, n=3, seed=1, temperature=1)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in answer.choices}) == 3
@@ -121,7 +121,7 @@ def test_logprobs_come_with_every_token(client: openai.OpenAI) -> None:
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
     ],
 )
-def test_a_bad_request_names_its_field(client: openai.OpenAI, change: dict[str, object], param: str) -> None:
+def test_an_invalid_request_names_its_field(client: openai.OpenAI, change: dict[str, object], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{"model": MODEL, "messages": MESSAGES, **change})
     assert caught.value.param == param
@@ -141,7 +141,7 @@ class Weather(pydantic.BaseModel):
     days: list[int] = pydantic.Field(max_length=3)
 
 
-def test_an_answer_is_parsed_into_the_class_that_was_asked_for(client: openai.OpenAI) -> None:
+def test_an_answer_is_parsed_into_the_requested_class(client: openai.OpenAI) -> None:
     for seed in range(5):
         answer = client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Weather, seed=seed)
         assert answer.choices[0].finish_reason == "stop"
@@ -150,7 +150,7 @@ def test_an_answer_is_parsed_into_the_class_that_was_asked_for(client: openai.Op
     assert isinstance(json.loads(found.choices[0].message.content or ""), dict)
 
 
-def test_a_schema_is_kept_to_while_it_is_streamed(client: openai.OpenAI) -> None:
+def test_a_stream_follows_its_schema(client: openai.OpenAI) -> None:
     asked = {"model": MODEL, "messages": MESSAGES, "response_format": Weather, "seed": 3}
     whole = client.chat.completions.parse(**asked).choices[0].message.content
     with client.chat.completions.stream(**asked) as stream:
@@ -159,7 +159,7 @@ def test_a_schema_is_kept_to_while_it_is_streamed(client: openai.OpenAI) -> None
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "forecast"}}], ids=str)
 @pytest.mark.parametrize("parallel", [True, False])
-def test_tools_are_called_as_asked(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
+def test_tools_are_called_as_required(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
     asked = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "seed": 5, "max_tokens": 900}
     answer = client.chat.completions.create(**asked, parallel_tool_calls=parallel).choices[0]
     calls = answer.message.tool_calls or []
@@ -174,7 +174,7 @@ def test_tools_are_called_as_asked(client: openai.OpenAI, choice: Any, parallel:
     assert again.choices[0].message.content
 
 
-def test_streamed_arguments_are_those_of_the_whole_answer(client: openai.OpenAI) -> None:
+def test_streamed_arguments_equal_those_of_the_whole_answer(client: openai.OpenAI) -> None:
     asked = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "seed": 6}
     whole = client.chat.completions.create(**asked, max_tokens=900).choices[0].message.tool_calls or []
     found: list[list[str]] = []
@@ -186,13 +186,13 @@ def test_streamed_arguments_are_those_of_the_whole_answer(client: openai.OpenAI)
     assert found == [[call.function.name, call.function.arguments] for call in whole]
 
 
-def test_a_schema_that_nothing_fits_is_refused_with_the_reason(client: openai.OpenAI) -> None:
+def test_an_unsatisfiable_schema_is_refused_with_the_reason(client: openai.OpenAI) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": IMPOSSIBLE}
     with pytest.raises(openai.BadRequestError, match="required property 'a' is unsatisfiable"):
         client.chat.completions.create(model=MODEL, messages=MESSAGES, response_format=wanted)
 
 
-def test_many_at_once_all_get_what_they_get_alone(client: openai.OpenAI) -> None:
+def test_concurrent_requests_get_the_same_answers_as_single_ones(client: openai.OpenAI) -> None:
     def ask(i: int) -> str | None:
         messages = [{"role": "user", "content": f"Question {i}"}]
         answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=20, temperature=0)
@@ -203,7 +203,7 @@ def test_many_at_once_all_get_what_they_get_alone(client: openai.OpenAI) -> None
         assert list(pool.map(ask, range(16))) == alone
 
 
-def test_a_pattern_and_choices_are_kept_to_on_both_routes(client: openai.OpenAI) -> None:
+def test_patterns_and_choices_are_enforced_on_both_routes(client: openai.OpenAI) -> None:
     chosen = client.chat.completions.create(
         model=MODEL, messages=MESSAGES, extra_body={"structured_outputs": {"choice": ["yes", "no, never"]}}
     )
@@ -216,7 +216,7 @@ def test_a_pattern_and_choices_are_kept_to_on_both_routes(client: openai.OpenAI)
         client.completions.create(model=MODEL, prompt="a", extra_body={"guided_regex": "("})
 
 
-def test_a_response_is_streamed_kept_and_gone_on_from_by_any_gateway(client: openai.OpenAI) -> None:
+def test_a_response_is_streamed_stored_and_continued_by_any_gateway(client: openai.OpenAI) -> None:
     with client.responses.stream(model=MODEL, input="Say something.", max_output_tokens=12) as stream:
         began, *_, ended = stream
     assert began.type == "response.created" and ended.type == "response.incomplete"
@@ -231,8 +231,8 @@ def test_a_response_is_streamed_kept_and_gone_on_from_by_any_gateway(client: ope
         client.responses.retrieve(first.id)
 
 
-def test_a_prompt_is_scored_as_lm_eval_asks_for_it(client: openai.OpenAI) -> None:
-    """Token ids, their echo with logprobs, and no token more; or one, which is left out by its place."""
+def test_a_prompt_is_scored_as_lm_eval_requests_it(client: openai.OpenAI) -> None:
+    """The echo of token ids has logprobs and no generated token."""
     prompts = [list(b"The sky is blue"), list(b"Hi")]
     scored = client.completions.create(model=MODEL, prompt=prompts, max_tokens=0, echo=True, logprobs=1, temperature=0)
     for prompt, choice in zip(prompts, scored.choices, strict=True):
@@ -248,10 +248,10 @@ def test_a_prompt_is_scored_as_lm_eval_asks_for_it(client: openai.OpenAI) -> Non
     assert longer.choices[0].logprobs is not None and scored.choices[0].logprobs is not None
     assert (longer.choices[0].logprobs.token_logprobs or [])[:-1] == scored.choices[0].logprobs.token_logprobs
     again = client.completions.create(model=MODEL, prompt=prompts[0], max_tokens=0, echo=True, logprobs=1)
-    assert again.choices[0].logprobs == scored.choices[0].logprobs, "a prefix that is cached hides nothing"
+    assert again.choices[0].logprobs == scored.choices[0].logprobs, "a cached prefix omits no logprobs"
 
 
-def test_an_echo_comes_first_in_a_stream_too(client: openai.OpenAI) -> None:
+def test_a_stream_with_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 5, "temperature": 0}
     answer = client.completions.create(**asked).choices[0].text
     assert client.completions.create(**asked, echo=True).choices[0].text == "Hello" + answer
@@ -259,7 +259,7 @@ def test_an_echo_comes_first_in_a_stream_too(client: openai.OpenAI) -> None:
     assert "".join(pieces) == "Hello" + answer and pieces[0].startswith("Hello")
 
 
-def test_the_likeliest_of_several_answers_are_shown(client: openai.OpenAI) -> None:
+def test_best_of_returns_the_likeliest_choices(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 6, "temperature": 1, "seed": 3}
     every = client.completions.create(**asked, n=6, logprobs=0)
     best = client.completions.create(**asked, n=2, best_of=6)
@@ -273,7 +273,7 @@ def test_the_likeliest_of_several_answers_are_shown(client: openai.OpenAI) -> No
     assert best.usage is not None and best.usage.completion_tokens == 36
 
 
-def test_vllms_fields_show_ids_and_the_prompts_logprobs(client: openai.OpenAI) -> None:
+def test_vllms_fields_return_token_ids_and_prompt_logprobs(client: openai.OpenAI) -> None:
     more = {"return_token_ids": True, "prompt_logprobs": 2}
     text = client.completions.create(model=MODEL, prompt="Hel", max_tokens=3, extra_body=more).choices[0].model_dump()
     assert text["prompt_token_ids"] == list(b"Hel") and bytes(text["token_ids"]).decode() == text["text"]
@@ -293,7 +293,7 @@ def test_vllms_fields_show_ids_and_the_prompts_logprobs(client: openai.OpenAI) -
     assert sum(len(chunk["choices"][0].get("token_ids") or ()) for chunk in chunks) == 4
 
 
-def test_a_clients_own_grammar_is_kept_to(client: openai.OpenAI) -> None:
+def test_a_clients_own_grammar_is_enforced(client: openai.OpenAI) -> None:
     grammar = 'root ::= "SELECT " column " FROM t"\ncolumn ::= "a" | "bb"'
     for seed in range(4):
         body = {"structured_outputs": {"grammar": grammar}}

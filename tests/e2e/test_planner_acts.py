@@ -1,4 +1,4 @@
-"""A running suite whose planner is in mode auto: workers take what it decides, and no request notices."""
+"""Tests of a running suite whose planner is in mode auto."""
 
 import asyncio
 import json
@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 CLIENTS = 12
 PROMPT = "word " * 800
-"""Some thousand tokens, of which the one prefill worker computes less than all clients ask for in a second."""
+"""Some thousand tokens, more per second from all clients than the one prefill worker computes."""
 SEEN_S = 30.0
 SLOW = {"FULCRUM_WORKER_SIM_SPEEDUP": "0.5"}
-"""So that few requests are a heavy load."""
+"""Slows the workers, so that a few requests are a heavy load."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def suite(tmp_path: Path) -> Iterator[RunningSuite]:
 async def ask_on(
     http: httpx.AsyncClient, suite: RunningSuite, client: int, answers: list[int], ended: asyncio.Event
 ) -> None:
-    """One request after the other, each with a prompt of its own, until the test has seen what it waits for."""
+    """Send requests one after another, each with its own prompt, until the test has seen its condition."""
     turn = 0
     while not ended.is_set():
         turn += 1
@@ -43,7 +43,7 @@ async def ask_on(
 
 
 async def until_decided(http: httpx.AsyncClient, suite: RunningSuite) -> dict[str, Any]:
-    """The first decision that changes a worker, once that worker has what was decided."""
+    """Return the first decision that changes a worker, once that worker has the new assignment."""
     planner = suite.ready["planner"]
     async with asyncio.timeout(SEEN_S):
         while True:
@@ -58,7 +58,7 @@ async def until_decided(http: httpx.AsyncClient, suite: RunningSuite) -> dict[st
             await asyncio.sleep(0.1)
 
 
-async def test_under_many_prompts_decode_workers_are_given_some_and_no_request_fails(suite: RunningSuite) -> None:
+async def test_under_many_prompts_decode_workers_take_some_and_no_request_fails(suite: RunningSuite) -> None:
     done = suite.fulcrum("planner", "mode", "auto")
     assert done.returncode == 0, done.stderr
     answers: list[int] = []
@@ -84,13 +84,13 @@ async def test_under_many_prompts_decode_workers_are_given_some_and_no_request_f
 
 
 def lines(suite: RunningSuite, *arguments: str) -> list[dict[str, Any]]:
-    """Of a command that prints a JSON value a line."""
+    """Return the records of a command that prints one JSON value per line."""
     done = suite.fulcrum(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_what_was_decided_is_listed_and_explained_and_limits_are_set_and_refused_by_name(suite: RunningSuite) -> None:
+def test_decisions_are_listed_and_explained_and_invalid_limits_are_refused_by_name(suite: RunningSuite) -> None:
     (status,) = lines(suite, "planner", "status")
     assert (status["mode"], status["lead"]) == ("advisory", "ours")
     assert suite.fulcrum("planner", "mode", "auto").returncode == 0

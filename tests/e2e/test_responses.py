@@ -1,4 +1,4 @@
-"""/v1/responses as its clients see it: OpenAI's client, over a worker whose answers are known beforehand."""
+"""Tests of /v1/responses with OpenAI's client, over a worker with scripted answers."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -39,7 +39,7 @@ async def worker() -> AsyncIterator[ScriptedWorker]:
 
 @pytest.fixture
 async def gateway(worker: ScriptedWorker) -> AsyncIterator[str]:
-    """The address of a gateway whose only model writes harmony's format."""
+    """The address of a gateway whose only model writes in harmony's format."""
     tokenizer = sim_with_markers()
     ends = frozenset(spoken("<|return|><|call|>"))
     info = replace(load_model_info("builtin:sim"), vocab_size=300, eos_token_ids=ends)
@@ -66,7 +66,7 @@ async def client(gateway: str) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def prompt(worker: ScriptedWorker) -> str:
-    """Of the last request."""
+    """Return the prompt of the last request."""
     packed = worker.submits[-1].token_ids
     found = [int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)]
     return b"".join(map(sim_with_markers().token_bytes, found)).decode(errors="replace")
@@ -120,7 +120,7 @@ async def test_a_stream_announces_every_item_in_order_and_ends_with_the_same_res
     assert done == [item.id for item in last.output]
 
 
-async def test_a_response_goes_on_from_one_before_it(client: openai.AsyncOpenAI, worker: ScriptedWorker) -> None:
+async def test_a_response_continues_an_earlier_one(client: openai.AsyncOpenAI, worker: ScriptedWorker) -> None:
     worker.script, worker.stops = spoken(THOUGHT + CALLED.removeprefix("<|end|><|start|>assistant")), True
     first = await client.responses.create(
         model="sim", input="first question", instructions="Be brief.", tools=[TOOL], max_output_tokens=500
@@ -151,7 +151,7 @@ PAIRS = {
 }
 
 
-async def test_events_of_a_stream_are_nested_and_name_the_item_that_is_open(
+async def test_stream_events_are_nested_and_name_the_open_item(
     client: openai.AsyncOpenAI, worker: ScriptedWorker
 ) -> None:
     worker.script, worker.stops = spoken(THOUGHT + SAID + CALLED), True
@@ -173,7 +173,7 @@ async def test_events_of_a_stream_are_nested_and_name_the_item_that_is_open(
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_earlier_answers_are_taken_with_and_without_ids(
+async def test_earlier_answers_are_accepted_with_and_without_ids(
     client: openai.AsyncOpenAI, worker: ScriptedWorker, named: bool
 ) -> None:
     def item(name: str, **fields: Any) -> dict[str, Any]:
@@ -192,7 +192,7 @@ async def test_earlier_answers_are_taken_with_and_without_ids(
 
 
 @pytest.mark.parametrize("size", [1, 8, 20])
-async def test_a_required_call_that_is_cut_off_is_no_text(
+async def test_a_required_call_that_is_cut_off_is_not_returned_as_text(
     client: openai.AsyncOpenAI, worker: ScriptedWorker, size: int
 ) -> None:
     worker.script = spoken(CALLED.removeprefix("<|end|><|start|>assistant"))
@@ -203,7 +203,7 @@ async def test_a_required_call_that_is_cut_off_is_no_text(
     assert found.output_text == ""
 
 
-async def test_vllms_constraints_are_taken(client: openai.AsyncOpenAI, worker: ScriptedWorker) -> None:
+async def test_vllms_constraints_are_accepted(client: openai.AsyncOpenAI, worker: ScriptedWorker) -> None:
     grammar = {"structured_outputs": {"choice": ["yes", "no"]}}
     await client.responses.create(model="sim", input="hi", max_output_tokens=2, extra_body=grammar)
     assert "yes" in worker.submits[-1].sampling.guide
@@ -211,7 +211,7 @@ async def test_vllms_constraints_are_taken(client: openai.AsyncOpenAI, worker: S
     assert worker.submits[-1].sampling.ignore_eos
 
 
-async def test_a_response_can_be_got_and_deleted_and_is_not_kept_where_that_is_not_wanted(
+async def test_a_response_is_stored_unless_refused_and_can_be_read_and_deleted(
     client: openai.AsyncOpenAI,
 ) -> None:
     kept = await client.responses.create(model="sim", input="hi", max_output_tokens=4)
@@ -228,7 +228,7 @@ async def test_a_response_can_be_got_and_deleted_and_is_not_kept_where_that_is_n
             await client.responses.create(model="sim", input="hi", previous_response_id=gone)
 
 
-async def test_a_response_that_fails_in_mid_stream_says_so_in_its_last_event(
+async def test_a_response_that_fails_in_mid_stream_reports_it_in_its_last_event(
     client: openai.AsyncOpenAI, worker: ScriptedWorker
 ) -> None:
     worker.plans.extend(Plan(tokens=2, fail=1) for _ in range(20))  # type: ignore[arg-type]
@@ -273,7 +273,7 @@ async def test_a_response_that_fails_in_mid_stream_says_so_in_its_last_event(
     ],
     ids=str,
 )
-async def test_what_is_not_served_is_refused_by_name(
+async def test_unsupported_fields_are_refused_by_name(
     client: openai.AsyncOpenAI, body: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as found:

@@ -1,5 +1,5 @@
-"""The official JSON Schema test suite, as the sources of package jsonschema carry it: no answer is lax, and no schema
-is refused that was kept to before."""
+"""Tests against the official JSON Schema test suite, as packaged in the sources of jsonschema: no answer violates
+its schema, and no schema that was enforced before is refused."""
 
 import itertools
 import json
@@ -29,11 +29,11 @@ DRAFTS = {
     "draft6": ("http://json-schema.org/draft-06/schema#", 170),
     "draft4": ("http://json-schema.org/draft-04/schema#", 120),
 }
-"""Addresses, and how many schemas are kept to at least."""
+"""The addresses of the drafts, and the minimum number of enforced schemas."""
 MAX_STRICTER = 24
-"""Valid instances of one draft that no guide writes, because it has one form of each value."""
+"""Bound on valid instances of one draft that no guide writes, because a guide has one form of each value."""
 MAX_ORDERED = 4
-"""Properties of an object whose orders are all tried: a guide has one order."""
+"""The number of properties up to which all orders are tried, as a guide has one order."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def accepts(schema: dict[str, Any], instance: Any) -> bool:
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_no_answer_is_one_that_the_suite_calls_invalid(suite: Path, draft: str) -> None:
+def test_no_answer_is_invalid_by_the_suite(suite: Path, draft: str) -> None:
     address, least = DRAFTS[draft]
     schemas, lax, refused_now = 0, [], []
     for file in sorted((suite / draft).glob("*.json")):
@@ -94,7 +94,7 @@ def test_no_answer_is_one_that_the_suite_calls_invalid(suite: Path, draft: str) 
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_valid_answers_are_accepted_where_a_schema_is_enforced(suite: Path, draft: str) -> None:
+def test_valid_answers_are_accepted_under_every_enforced_schema(suite: Path, draft: str) -> None:
     address = DRAFTS[draft][0]
     accepted, refused = 0, []
     for file in sorted((suite / draft).glob("*.json")):
@@ -115,7 +115,7 @@ def test_valid_answers_are_accepted_where_a_schema_is_enforced(suite: Path, draf
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_no_constraint_is_both_unenforced_and_unlisted(suite: Path, draft: str) -> None:
+def test_every_constraint_is_enforced_or_listed(suite: Path, draft: str) -> None:
     """A schema without what cannot be enforced accepts its valid instances; invalid ones fail the later check."""
     address = DRAFTS[draft][0]
     loosened, accepted, refused, found_invalid, wrong = 0, 0, [], 0, []

@@ -37,7 +37,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(suite: RunningSuite) -> list[Any]:
-    """Ask everything at once. Each answer comes with its status, without what differs from one request to the next."""
+    """Send all requests at once, and return each answer with its status, without fields that always differ."""
 
     def ask(number: int) -> Any:
         case = CASES[number % len(CASES)]
@@ -49,7 +49,7 @@ def answers(suite: RunningSuite) -> list[Any]:
         rest: list[Any] = []
         for line in filter(None, lines):
             body = json.loads(line.removeprefix("data: ")) if "[DONE]" not in line else {}
-            for choice in body.get("choices", []):  # how many tokens an event has is a matter of time
+            for choice in body.get("choices", []):  # the number of tokens per event depends on timing
                 delta = choice.get("delta") or choice.get("message") or {}
                 texts[choice["index"]] = texts.get(choice["index"], "") + (delta.get("content") or "")
                 rest.append((choice["index"], choice["finish_reason"], choice.get("logprobs")))
@@ -64,7 +64,7 @@ def answers(suite: RunningSuite) -> list[Any]:
         return list(threads.map(ask, range(36)))
 
 
-# Tests of what compiled classes meet outside: numpy, protobuf, msgspec.
+# Tests of the libraries that compiled classes interact with: numpy, protobuf, msgspec.
 UNITS = (
     "tests/unit/engine",
     "tests/unit/gateway/test_shared_places.py",
@@ -72,7 +72,7 @@ UNITS = (
 )
 
 
-def test_tests_of_plain_modules_hold_for_compiled_ones(compiled: Path) -> None:
+def test_tests_of_plain_modules_pass_for_compiled_ones(compiled: Path) -> None:
     for name in ("tests", "load", "pyproject.toml"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, compiled / name)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *UNITS]

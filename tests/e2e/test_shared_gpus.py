@@ -1,4 +1,4 @@
-"""Workers of a pool that share GPUs: two models on one simulated GPU at once, and what the planner counts."""
+"""Tests of a pool's workers that share GPUs, and of how the planner counts them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ async def test_two_models_are_served_from_one_gpu_at_once_and_it_counts_once(sui
         assert len({each["pid"] for each in workers}) == 1 and len({each["id"] for each in workers}) == 2
 
 
-async def test_a_model_that_fits_the_gpu_and_no_part_of_it_is_503_with_the_reason(
+async def test_a_model_that_fits_the_gpu_but_no_worker_is_503_with_the_reason(
     suite: RunningSuite, tmp_path: Path
 ) -> None:
     assert suite.fulcrum("models", "add", "large", "--size", "60GB").returncode == 0

@@ -1,4 +1,4 @@
-"""Two metrics services that share the telemetry of a cluster, beside one that reads all of it by itself."""
+"""Test of two metrics services that share the telemetry of a cluster, beside one that reads all of it."""
 
 import asyncio
 import time
@@ -49,7 +49,7 @@ def batch(number: int, sequence: int, end_ms: int) -> StepBatch:
 
 
 async def tell(bus: KafkaBus) -> None:
-    """Telemetry of all workers, each at a moment of its own, until cancelled."""
+    """Send the telemetry of all workers, each at its own offset, until cancelled."""
     began_ms = time.time_ns() // MS
     for sequence in range(1, 1_000_000):
         for number in range(WORKERS):
@@ -68,7 +68,7 @@ def sharing(kafka: KafkaServer, cluster: str, name: str) -> AbstractAsyncContext
 
 @asynccontextmanager
 async def services(kafka: KafkaServer, cluster: str) -> AsyncIterator[tuple[Control, Control, Control]]:
-    """One that reads all, and two that share."""
+    """One service that reads everything, and two that share."""
     tasks, bus = TaskOwner(), KafkaBus(kafka.servers, cluster, "workers")
     await bus.start()
     tasks.spawn("telemetry", tell(bus))
@@ -85,13 +85,13 @@ async def services(kafka: KafkaServer, cluster: str) -> AsyncIterator[tuple[Cont
 
 
 async def batches(service: Control) -> float:
-    """That it has read and counted so far."""
+    """Return the number of batches that it has read and counted so far."""
     lines = (await service.http.get("/metrics")).text.splitlines()
     return next((float(line.split()[1]) for line in lines if line.startswith(BATCHES)), 0.0)
 
 
 async def until_shared(alone: Control, sharing: tuple[Control, ...]) -> None:
-    """Each of them reads a part, once it has read what was there before it and has heard of the others."""
+    """Wait until each of them reads a part, has read the existing records, and knows the others."""
     read: list[float] = []
     try:
         async with asyncio.timeout(SEEN_S):
@@ -105,14 +105,14 @@ async def until_shared(alone: Control, sharing: tuple[Control, ...]) -> None:
 
 
 async def figures(service: Control, end_ms: int, span: str, scope: str) -> dict[str, Any]:
-    """What it knows of the 100 ms windows of a span."""
+    """Return its data of the 100 ms windows of a span."""
     query = {"window": "100ms", "span": span, "scope": scope, "end_unix_ms": str(end_ms)}
     told: dict[str, Any] = (await service.http.get("/v1/occupancy/history", params=query)).json()
     return {name: told[name] for name in ("starts_unix_ms", "gpus", "coverage", "gpu_ns", "roles")}
 
 
 async def all_equal(services: tuple[Control, ...], end_ms: int, span: str) -> None:
-    """Once telemetry is in, all tell the same whole nanoseconds of a span: of the cluster, and of parts of it."""
+    """Check that all services report the same whole nanoseconds of a span, for the cluster and for parts of it."""
     for scope in ("cluster", "pool:prefill", "pool:decode", "node:node-1", "worker:worker-03", "worker:worker-04"):
         told: list[dict[str, Any]] = []
         try:
@@ -151,5 +151,5 @@ async def test_two_services_share_the_telemetry_and_one_takes_over_from_the_othe
         began_ms = now_ms()
         async with sharing(embedded_kafka_server, cluster, "metrics-b") as again:
             await until(lambda: now_ms() > began_ms + COUNTED_MS)
-            # The one that is back knows of the time before its start too.
+            # The restarted one knows the time before its start too.
             await all_equal((alone, first, again), began_ms + COUNTED_MS, "4s")

@@ -1,4 +1,4 @@
-"""Tenants share the places to decode of a live suite: long answers of one give way to another's, and lose no token."""
+"""Tests that tenants share the places to decode of a live suite and that preempted answers lose no token."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def keys_count(http: httpx.AsyncClient, suite: RunningSuite) -> None:
 
 
 class Streams:
-    """Long answers of one tenant, all at once."""
+    """Request long answers for one tenant, all at once."""
 
     def __init__(self, http: httpx.AsyncClient, suite: RunningSuite, headers: dict[str, str], count: int) -> None:
         self._url, self._http, self._headers = f"{suite.gateway}/v1/completions", http, headers
@@ -66,7 +66,7 @@ class Streams:
         self.ended += 1
 
     async def fill(self) -> None:
-        """Until every place has one of them."""
+        """Wait until every place has one of them."""
         async with asyncio.timeout(WAIT_S):
             await self._began.wait()
 
@@ -87,7 +87,7 @@ async def test_a_tenant_that_holds_every_place_gives_some_up_and_its_answers_sta
         assert streams.texts == [alone["choices"][0]["text"]] * (3 * PLACES)
 
 
-async def test_a_prompt_that_one_tenant_asked_is_not_cached_for_another(suite: RunningSuite) -> None:
+async def test_a_prompt_of_one_tenant_is_not_cached_for_another(suite: RunningSuite) -> None:
     keys = {tenant: key_of(suite, tenant) for tenant in ("ann", "bob")}
     body = {"model": "sim", "prompt": "one two three four " * 40, "max_tokens": 1}
 

@@ -1,4 +1,5 @@
-"""Tools on a model whose chat template takes none, through a whole suite and the official `openai` client."""
+"""Tests of tools on a model whose chat template supports none, through a whole suite and the official `openai`
+client."""
 
 import json
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ def chat(client: openai.OpenAI, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_required_call_is_exact_and_its_result_continues_the_chat(client: openai.OpenAI, choice: Any) -> None:
-    answer = chat(client, tool_choice=choice, parallel_tool_calls=False)  # a third one would be cut
+    answer = chat(client, tool_choice=choice, parallel_tool_calls=False)  # a third turn would be truncated
     message = answer.choices[0].message
     assert answer.choices[0].finish_reason == "tool_calls"
     assert answer.x_fulcrum == NOTE
@@ -54,7 +55,7 @@ def test_a_required_call_is_exact_and_its_result_continues_the_chat(client: open
     assert arguments.keys() == {"city", "unit"} and arguments["unit"] in ("C", "F")
     history = [ASKS, message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
     after = chat(client, messages=history, max_tokens=8)
-    # Calls and results count as the tokens that they are: nothing of them is left out.
+    # Calls and results count with their tokens, without omissions.
     shorter = chat(client, messages=[ASKS], max_tokens=8)
     assert after.usage.prompt_tokens - shorter.usage.prompt_tokens > len(call.function.arguments) + len("rain")
     without = chat(client, messages=history, max_tokens=8, tools=openai.omit)
@@ -87,7 +88,7 @@ def test_the_model_may_answer_without_a_call(client: openai.OpenAI) -> None:
     assert not any(hasattr(chunk, "x_fulcrum") for chunk in chat(client, tools=openai.omit, stream=True, max_tokens=4))
 
 
-def test_responses_call_tools_that_are_given_as_text(client: openai.OpenAI) -> None:
+def test_responses_call_tools_given_as_text(client: openai.OpenAI) -> None:
     tools: list[Any] = [{"type": "function", **FUNCTION, "strict": True}]
     answer = client.responses.create(
         model="sim", input="Weather?", tools=tools, tool_choice="required", max_output_tokens=200
@@ -97,9 +98,9 @@ def test_responses_call_tools_that_are_given_as_text(client: openai.OpenAI) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_messages_call_tools_that_are_given_as_text(suite: RunningSuite, stream: bool) -> None:
+def test_messages_call_tools_given_as_text(suite: RunningSuite, stream: bool) -> None:
     tool = {"name": "weather", "description": "Tells the weather.", "input_schema": PARAMETERS}
-    choice = {"type": "any", "disable_parallel_tool_use": True}  # a third call would be cut
+    choice = {"type": "any", "disable_parallel_tool_use": True}  # a third call would be truncated
     body = {"model": "sim", "max_tokens": 200, "messages": [ASKS], "tools": [tool], "tool_choice": choice}
     answer = httpx.post(f"{suite.gateway}/v1/messages", json={**body, "stream": stream}, timeout=60)
     assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""The torch engine's tokens are those of transformers' `generate`, wherever and beside whomever a sequence runs.
+"""Tests that the torch engine's tokens equal transformers' `generate`, wherever and beside whatever a sequence runs.
 
 A part of the prompts runs by default; `make test-exact` runs all 60, of 1 to 1,500 tokens, and shows how far it is.
 
@@ -54,7 +54,7 @@ keys = itertools.count(1)
 
 @dataclass
 class Case:
-    """Prompts, and what `generate` says to them."""
+    """Prompts, and the output of `generate` for them."""
 
     prompts: list[Tokens]
     greedy: list[list[int]]
@@ -80,7 +80,7 @@ def text_tokens(folder: Path, variant: int, length: int) -> Tokens:
 
 
 def generated(folder: Path, prompts: list[Tokens]) -> list[list[int]]:
-    """Greedy tokens from transformers, one prompt at a time."""
+    """Return greedy tokens from transformers, one prompt at a time."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -208,7 +208,7 @@ async def test_greedy_tokens_equal_generate(bench: EngineBench, case: Case, way:
 
 
 @pytest.mark.exact
-async def test_sampled_tokens_depend_on_nothing_but_the_sequence(bench: EngineBench, case: Case) -> None:
+async def test_sampled_tokens_depend_on_the_sequence_alone(bench: EngineBench, case: Case) -> None:
     expected = await alone(bench, case, SAMPLED)
     for way in (cached, split, preempted):  # the second time all are in one batch, too
         logs = await way(bench, case, SAMPLED)
@@ -218,7 +218,7 @@ async def test_sampled_tokens_depend_on_nothing_but_the_sequence(bench: EngineBe
             assert found == pytest.approx([logprob.logprob for logprob in one.logprobs], abs=1e-3)
 
 
-async def test_two_requests_that_share_1400_tokens_hold_their_blocks_once(bench: EngineBench, folder: Path) -> None:
+async def test_two_requests_that_share_1400_tokens_share_their_blocks(bench: EngineBench, folder: Path) -> None:
     engine, reader = await bench.start("one")
     assert isinstance(engine, LocalEngine)
     prompt = text_tokens(folder, 1, 1450)

@@ -1,4 +1,4 @@
-"""The whole suite on the real model: what it answers is what transformers' `generate` answers."""
+"""Tests of the whole suite on the real model against the `generate` of transformers."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 
 
 def _prompts(lengths: Sequence[int] = LENGTHS, seed: int = 11) -> list[list[int]]:
-    """Random token ids, one prompt a length, none a prefix of another."""
+    """Random token ids, one prompt per length, none a prefix of another."""
     rng = np.random.default_rng(seed)
     return [[int(token) for token in rng.integers(200, 40_000, length)] for length in lengths]
 
@@ -51,7 +51,7 @@ def _reference(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def _vectors(model_path: Path, prompts: list[list[int]]) -> list[list[float]]:
-    """The last token's states, normalised."""
+    """Return the last token's normalised states."""
     import torch
     from transformers import AutoModel
 
@@ -62,14 +62,14 @@ def _vectors(model_path: Path, prompts: list[list[int]]) -> list[list[float]]:
 
 
 def _ask(suite: RunningSuite, prompt: list[int]) -> tuple[str, dict[str, Any]]:
-    """(text, usage) of a greedy answer."""
+    """Return (text, usage) of a greedy answer."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
     answer = httpx.post(f"{suite.gateway}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"], answer.json()["usage"]
 
 
-def test_embeddings_are_the_models_last_states(suite: RunningSuite) -> None:
+def test_embeddings_are_the_models_last_hidden_states(suite: RunningSuite) -> None:
     prompts = _prompts(seed=12)
     answer = httpx.post(f"{suite.gateway}/v1/embeddings", json={"model": MODEL, "input": prompts}, timeout=120)
     assert answer.status_code == 200, answer.text
@@ -78,7 +78,7 @@ def test_embeddings_are_the_models_last_states(suite: RunningSuite) -> None:
         assert item["embedding"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_greedy_tokens_equal_generate_and_kv_really_moved(suite: RunningSuite) -> None:
+def test_greedy_tokens_equal_generate_and_kv_moves_between_workers(suite: RunningSuite) -> None:
     from tokenizers import Tokenizer
 
     model_path = cache_dir() / "models" / MODEL
@@ -113,11 +113,11 @@ def _block_bytes(model_path: Path) -> int:
     return int(per_token * BLOCK_SIZE_TOKENS)
 
 
-def test_long_prompts_asked_twice_are_served_from_cached_blocks_by_the_worker_that_has_them(
+def test_repeated_long_prompts_are_served_from_cached_blocks_by_the_worker_that_has_them(
     suite: RunningSuite,
 ) -> None:
     prompts = _prompts(LONG_LENGTHS, seed=12)
-    with ThreadPoolExecutor(len(prompts)) as pool:  # one after the other they may all go to the faster worker
+    with ThreadPoolExecutor(len(prompts)) as pool:  # one after another they might all go to the faster worker
         first = list(pool.map(lambda prompt: _ask(suite, prompt), prompts))
     again = [_ask(suite, prompt) for prompt in prompts]
     assert [text for text, _ in again] == [text for text, _ in first]
@@ -125,26 +125,26 @@ def test_long_prompts_asked_twice_are_served_from_cached_blocks_by_the_worker_th
     for prompt, (_, usage) in zip(prompts, again, strict=True):
         whole_blocks = (len(prompt) - 1) // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS
         assert usage["prompt_tokens_details"]["cached_tokens"] == whole_blocks
-    # Where a busy machine kept a worker silent, two workers have the blocks of its prompt, and either may be asked.
+    # If a busy machine kept a worker silent, two workers have the blocks of its prompt, and either may serve it.
     sources = _sources(suite, dict.fromkeys(LONG_LENGTHS, 2))
-    assert len({workers[0] for workers in sources.values()}) == 2, "the first time they were spread over both workers"
+    assert len({workers[0] for workers in sources.values()}) == 2, "they were spread over both workers the first time"
 
 
 def _sources(suite: RunningSuite, wanted: dict[int, int]) -> dict[int, list[str]]:
-    """Workers that KV came from, by the length of their prompt."""
+    """Return the workers that KV came from, by the length of their prompt."""
     found: dict[int, list[str]] = {}
     for transfer in asyncio.run(kv_transfers(suite, wanted)):
         found.setdefault(transfer.prompt_tokens, []).append(transfer.from_worker_id)
     return found
 
 
-def test_asked_for_the_capital_of_france_it_says_paris(suite: RunningSuite) -> None:
+def test_the_answer_for_the_capital_of_france_is_paris(suite: RunningSuite) -> None:
     done = suite.fulcrum("chat", "What is the capital of France?", "--max-tokens", "30", "--temperature", "0")
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
 
 
-def test_a_seed_gives_the_same_text_again_and_another_seed_another(suite: RunningSuite) -> None:
+def test_a_seed_repeats_its_text_and_another_seed_does_not(suite: RunningSuite) -> None:
     def ask(seed: int) -> str:
         body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0.8, "seed": seed}
         text: str = httpx.post(f"{suite.gateway}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
@@ -154,7 +154,7 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another(suite: Runnin
     assert ask(5) != ask(6)
 
 
-def test_tuning_prefill_on_the_real_model_tells_curve_knee_budget_and_gain(suite: RunningSuite) -> None:
+def test_tuning_prefill_on_the_real_model_reports_curve_knee_budget_and_gain(suite: RunningSuite) -> None:
     arguments = ("tune", "prefill", "prefill-1", "--most-tokens", "256", "--limit", "50", "--measure-only")
     done = suite.fulcrum(*arguments, "--tpot", "100000", "--json")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Traces of a real suite, as an OpenTelemetry collector receives them."""
+"""Test of traces of a real suite as an OpenTelemetry collector receives them."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,13 +14,13 @@ TRACE, PARENT = "ab" * 16, "cd" * 8
 
 
 def reads_all(metrics: str) -> bool:
-    """Whether the service knows of the last second of both workers: what they send from now on, it gets."""
+    """Return whether the service has the last second of both workers, and so receives what they send from now on."""
     answer = httpx.get(f"{metrics}/v1/occupancy", params={"window": "1s"}, trust_env=False)
     return [worker["coverage"] == 1 for worker in answer.json()["workers"]] == [True, True]
 
 
 class Collector:
-    """What an OTLP/HTTP endpoint was sent; its first answer is 503, as one that restarts gives."""
+    """The requests to an OTLP/HTTP endpoint, whose first answer is 503, as during a restart."""
 
     def __init__(self):
         self.spans = {}

@@ -1,4 +1,4 @@
-"""The tutorials, typed as they stand."""
+"""Tests that type the tutorials as they stand."""
 
 import os
 import re
@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 SH = re.compile(r"^```sh\n(.*?)^```\n(?:<!-- expects: (.*?) -->)?", re.MULTILINE | re.DOTALL)
 FILES = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-# Clients, workers and GPU times are real here: beside other work the cores are what is short, and said to be.
+# Clients, workers and GPU times are real here: on a loaded machine the cores are short, and the output says so.
 pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 LIMIT_S = 200
 STEP_S = 60
-# What a command shows may take a while to come true: it is typed again until it does.
+# The output of a command may take a while to come true, so the command is repeated until it does.
 TYPED = """
 typed() {{ {command}
 }}
@@ -63,7 +63,7 @@ def run(typed: str, folder: Path, env: Mapping[str, str]) -> "subprocess.Complet
 @pytest.mark.parametrize(
     "page", [pytest.param("first-answer", marks=pytest.mark.torch), "first-imbalance", "first-batch"]
 )
-def test_a_tutorial_shows_what_it_says(page: str, tmp_path: Path) -> None:
+def test_a_tutorial_prints_what_it_promises(page: str, tmp_path: Path) -> None:
     text = (TUTORIALS / f"{page}.md").read_text()
     blocks = SH.findall(text)
     (up,) = [shlex.split(command)[2:] for command, _ in blocks if command.startswith("fulcrum up")]
@@ -76,7 +76,7 @@ def test_a_tutorial_shows_what_it_says(page: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_tutorial_without_a_suite_shows_what_it_says(tmp_path: Path) -> None:
+def test_the_tutorial_without_a_suite_prints_what_it_promises(tmp_path: Path) -> None:
     blocks = SH.findall((TUTORIALS / "first-plan.md").read_text())
     assert len(blocks) > 2
     done = run(script(blocks), tmp_path, {})

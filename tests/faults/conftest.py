@@ -1,4 +1,4 @@
-"""A gateway in this process over workers that a test scripts or runs; every part but the stores is real."""
+"""Fixtures of a gateway in this process over scripted or real workers; only the stores are fakes."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -27,14 +27,13 @@ from services.gateway.run import GatewayPorts, RunningGateway, open_gateway
 from services.gateway.settings import GatewaySettings
 
 KV_LEASE_MS = 10_000
-"""What a prefill worker holds for a receiver whose gateway has left it is free after so long."""
+"""Bound on the time until blocks held for a receiver are free after its gateway has left."""
 
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
-    """A whole suite of processes on the sim engine, with a spare of all that clients depend on.
-
-    It is slow enough to be met at every stage: a prompt of 1,500 tokens takes 0.2 s, and about as long to pull.
+    """A whole suite of processes on the sim engine, with a spare of everything that clients depend on. It is slow
+    enough to be observed at every stage: a prompt of 1,500 tokens takes 0.2 s, and about as long to pull.
     """
     shape = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--gateways", "2")
     slow = {"FULCRUM_WORKER_SIM_SPEEDUP": "0.25", "FULCRUM_WORKER_SIM_LINK_GBPS": "40"}
@@ -44,7 +43,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 
 
 class HintingKvIndex(RecordingKvIndex):
-    """Says that a worker holds so many leading blocks of every prompt."""
+    """A KV index in which a worker holds that many leading blocks of every prompt."""
 
     def __init__(self, held: Mapping[str, int]) -> None:
         super().__init__()
@@ -61,7 +60,7 @@ class HintingKvIndex(RecordingKvIndex):
 
 @dataclass
 class LocalGateway:
-    """What a test asks and looks into."""
+    """A gateway under test, with what tests send and inspect."""
 
     running: RunningGateway
     registry: ListedRegistry
@@ -78,35 +77,35 @@ class LocalGateway:
 
     @property
     def live(self) -> int:
-        """Choices that have not ended."""
+        """Return the choices that have not ended."""
         return self.running.dispatcher.live
 
     @property
     def waiting(self) -> int:
-        """Choices in the queue."""
+        """Return the choices in the queue."""
         return self.running.dispatcher.waiting
 
     @property
     def open(self) -> int:
-        """Requests that are being read or answered."""
+        """Return the requests that are being read or answered."""
         return len(self.running.stalls)
 
     @property
     def connected(self) -> set[str]:
-        """Ids of workers whose stream stands."""
+        """Return the ids of workers whose stream is open."""
         return {link.id for link in self.running.fleet.links if link.connected}
 
     def events(self) -> list[RequestEvent]:
-        """Request events so far."""
+        """Return the request events so far."""
         return [value for value in self.bus.published if isinstance(value, RequestEvent)]
 
     async def complete(self, tokens: int, **fields: Any) -> httpx.Response:
-        """One text completion of so many tokens."""
+        """Send one text completion of that many tokens."""
         body = {"model": "sim", "prompt": "hello", "max_tokens": tokens, **fields}
         return await self.http.post("/v1/completions", json=body)
 
     def idle(self) -> bool:
-        """Whether nothing is left of any request: no choice, no leg, no reserved credit, no task of one."""
+        """Return whether nothing is left of any request: no choice, no leg, no reserved credit and no task."""
         links = list(self.running.fleet.links)
         reserved = sum(link.prefill.reserved + link.decode.reserved for link in links)  # counted twice if held twice
         left = self.live + self.waiting + sum(len(link.running) + link.decode.reserved for link in links) + reserved
@@ -114,7 +113,7 @@ class LocalGateway:
 
 
 class OpenGateway(Protocol):
-    """How tests open one."""
+    """Factory of such a gateway."""
 
     def __call__(self, *workers: Worker, held: Mapping[str, int] = ..., **settings: Any) -> Any:
         """An async context manager that yields a LocalGateway connected to `workers`; `held`: blocks by worker."""

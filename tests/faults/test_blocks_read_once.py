@@ -1,4 +1,4 @@
-"""Blocks that are good for one reader, as vLLM's: a second one would answer with another prompt's tokens, and not know.
+"""Tests of blocks for one reader, like vLLM's: a second one would answer with another prompt's tokens unnoticed.
 
 So the gateway is held to this: nobody is given blocks that another worker may have begun to read, and none are freed at
 their source while somebody may still read them.
@@ -41,7 +41,7 @@ async def workers(stack: AsyncExitStack, *names: str, **plans: tuple[Plan, ...])
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_no_blocks_have_two_readers_whatever_happens(open_gateway_over: Any, seed: int) -> None:
+async def test_no_blocks_have_two_readers_whatever_fails(open_gateway_over: Any, seed: int) -> None:
     rng = random.Random(seed)
     names = ("p0", "p1", "d0", "d1")
     plans = {name: tuple(rng.choices((Plan(), *FAULTS), k=FAULTS_EACH)) for name in names}
@@ -71,12 +71,12 @@ async def test_a_worker_lost_before_its_first_token_costs_a_second_prefill(
         assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
         assert len(prefill.submits) == 2
         assert not set(first.pulled[:1]) & set(second.pulled)
-        assert prefill.aborts == [], "it may be alive, and read them yet"
+        assert prefill.aborts == [], "it may be alive, and still read them"
         await until(gateway.idle, what="an idle gateway")
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-async def test_a_worker_that_refused_has_read_nothing(open_gateway_over: Any, code: Any) -> None:
+async def test_a_worker_that_refused_blocks_has_not_read_them(open_gateway_over: Any, code: Any) -> None:
     async with AsyncExitStack() as stack:
         prefill, first, second = found = await workers(stack, "p0", "d0", "d1", d0=(Plan(refuse=code),))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -85,7 +85,7 @@ async def test_a_worker_that_refused_has_read_nothing(open_gateway_over: Any, co
         assert [submit.kv for submit in first.submits] == [submit.kv for submit in second.submits]
 
 
-async def test_refused_blocks_given_to_a_worker_that_is_lost_are_given_to_nobody_else(open_gateway_over: Any) -> None:
+async def test_refused_blocks_offered_to_a_worker_that_is_lost_are_offered_to_no_other(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         plans = {name: (Plan(refuse=pb.REFUSAL_CODE_STALE_ROLE), LOST) for name in ("d0", "d1")}
         prefill, *decodes = found = await workers(stack, "p0", "d0", "d1", **plans)
@@ -95,7 +95,7 @@ async def test_refused_blocks_given_to_a_worker_that_is_lost_are_given_to_nobody
         assert len(pulled) == len(set(pulled)) == len(prefill.submits) > 1
 
 
-async def test_blocks_that_a_worker_says_it_is_done_with_are_freed_at_their_source(open_gateway_over: Any) -> None:
+async def test_blocks_that_a_worker_reports_as_read_are_freed_at_their_source(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         plan = (Plan(tokens=0, fail=pb.FAILURE_CODE_KV_LOST),)
         prefill, *_ = found = await workers(stack, "p0", "d0", d0=plan)
@@ -104,9 +104,9 @@ async def test_blocks_that_a_worker_says_it_is_done_with_are_freed_at_their_sour
         await until(lambda: prefill.aborts == [prefill.submits[0].sequence], what="the blocks to be freed")
 
 
-async def test_blocks_of_a_client_that_leaves_are_freed_by_who_reads_them(open_gateway_over: Any) -> None:
-    """Told to both at once, the source might free them first, and another prompt's be read in their place: into the
-    decode worker's prefix cache, should its word come last."""
+async def test_blocks_of_a_client_that_leaves_are_freed_by_their_reader(open_gateway_over: Any) -> None:
+    """If both were notified at once, the source might free them first, and another prompt's blocks be read in their
+    place, even into the decode worker's prefix cache."""
     async with AsyncExitStack() as stack:
         prefill, decode = found = await workers(stack, "p0", "d0", d0=(HANGS,))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -119,7 +119,7 @@ async def test_blocks_of_a_client_that_leaves_are_freed_by_who_reads_them(open_g
         assert prefill.aborts == []
 
 
-async def test_blocks_that_nobody_was_given_are_freed_at_their_source(open_gateway_over: Any) -> None:
+async def test_blocks_offered_to_no_worker_are_freed_at_their_source(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         prefill, decode = found = await workers(stack, "p0", "d0")
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -128,8 +128,8 @@ async def test_blocks_that_nobody_was_given_are_freed_at_their_source(open_gatew
         assert decode.submits == []
 
 
-async def test_they_are_not_opened_while_their_prompt_is_computed(open_gateway_over: Any) -> None:
-    """What a first reader has taken of them is gone when it is lost, though the prompt is not done."""
+async def test_blocks_are_not_offered_while_their_prompt_is_computed(open_gateway_over: Any) -> None:
+    """Blocks that a first reader has consumed are gone when it is lost, even if the prompt is unfinished."""
     async with AsyncExitStack() as stack:
         prefill, decode = found = await workers(stack, "p0", "d0", p0=(Plan(opens=True),))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))

@@ -1,4 +1,4 @@
-"""Workers that a capacity plan wishes, over the real planner, metrics service and workers, in virtual time."""
+"""Test in virtual time of a capacity plan carried out by the real planner, metrics service and workers."""
 
 import asyncio
 import io
@@ -32,7 +32,7 @@ def _drop(_logger: Any, _method: str, _event: Any) -> str:
 
 
 def plan(cluster: Cluster, prefill: int, decode: int) -> CapacityPlan:
-    """So many from now on for an hour."""
+    """Return a plan that needs that many workers for an hour from now on."""
     start_s = cluster.clock.now_ns() / 1e9
     pools = {
         "prefill": (PoolHour(prefill, prefill, prefill, prefill, 0.0),),
@@ -60,7 +60,7 @@ async def _run(net: Net, cluster: Cluster) -> None:
     cluster.start_worker("p0", "prefill")
     cluster.start_worker("d0", "decode")
     await asyncio.sleep(SETTLE_S)
-    assert await _ask(net, loop, 1) == []  # from whose steps a planner knows what a worker takes
+    assert await _ask(net, loop, 1) == []  # its steps teach the planner the capacity of a worker
     await asyncio.sleep(SETTLE_S)
     assert actuator.worker_ids == []
     sent = plan_message(plan(cluster, 2, 2), MODEL, "m0", cluster.clock.now_ns())
@@ -74,7 +74,7 @@ async def _run(net: Net, cluster: Cluster) -> None:
     assert cluster.wrong == []
 
 
-def test_workers_are_there_before_the_work_comes_that_a_metrics_service_forecasts() -> None:
+def test_workers_are_ready_before_the_forecast_load_arrives() -> None:
     loop = SimLoop(Random("forecast turns"))
     structlog.configure(processors=[_drop])
     try:

@@ -1,5 +1,5 @@
-"""How soon a frozen or stuck worker is routed round, where time is exact: gateway, workers and engine core on a virtual
-clock, one worker of two standing still at a moment that a seed draws."""
+"""Test in virtual time of how soon a frozen or stuck worker is routed around: gateway, workers and engine core share
+a clock, and one of two workers freezes at a time drawn from a seed."""
 
 import asyncio
 import io
@@ -19,12 +19,12 @@ from load.chaos.loop import Node, SimLoop
 from load.chaos.net import Log, Net
 
 NOTICED_S = 0.5
-"""A worker that stands still is routed round within this time, and clients wait no longer for it."""
+"""A frozen worker is routed around within this time, and no client waits longer for it."""
 SETTLE_S = 3.0
 STILL_S = 3.0
 LOOK_S = 0.001
 MET_S = 0.1
-"""Somebody was answered by that worker then: otherwise nobody waits so long."""
+"""The worker has running requests then: otherwise no client waits that long."""
 ROLES = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
 REQUESTS = 40
 PER_S = 20.0
@@ -34,15 +34,15 @@ SEEDS = range(2)
 
 @dataclass
 class Seen:
-    """One run."""
+    """The results of one run."""
 
     longest_wait_s: float
     left_after_s: float
 
 
 def run(seed: int, still: str, *, pings: bool) -> Seen:
-    """`still`: who stands still; `pings`: whether its connections live on for ever, as those of a process
-    do whose loop alone is stuck."""
+    """`still`: the frozen worker; `pings`: whether its connections stay alive, like those of a process whose loop
+    alone is stuck."""
     loop = SimLoop(Random(f"{seed} turns"))
     structlog.configure(processors=[_drop])
     try:
@@ -77,7 +77,7 @@ async def _run(net: Net, cluster: Cluster, seed: int, still: str, *, pings: bool
 
 
 async def _stand_still(cluster: Cluster, name: str, *, pings: bool) -> float:
-    """How long until its gateway has left it."""
+    """Return the time until its gateway has given it up."""
     loop, gateway = cluster.loop, cluster.processes["g0"].gateway
     assert gateway is not None
     (link,) = [link for link in gateway.fleet.links if link.id == name]
@@ -105,7 +105,7 @@ async def _ask(net: Net, client: Node, number: int, opening: bytes) -> Outcome:
 
 @pytest.mark.parametrize("pings", [False, True], ids=["frozen", "stuck"])
 @pytest.mark.parametrize("still", ["p0", "d0"])
-def test_clients_wait_half_a_second_at_most_for_a_worker_that_stands_still(still: str, pings: bool) -> None:
+def test_clients_wait_at_most_half_a_second_for_a_frozen_worker(still: str, pings: bool) -> None:
     for seed in SEEDS:
         seen = run(seed, still, pings=pings)
         assert MET_S < seen.longest_wait_s <= NOTICED_S

@@ -1,4 +1,4 @@
-"""A full disk under Redis's append-only file: reads go on, writes are refused as an outage, and both recover."""
+"""Test of a full disk under Redis's append-only file: reads continue, writes fail as an outage, both recover."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(path: Path) -> None:
-    """Write until nothing fits."""
+    """Write until the disk is full."""
     with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
             file.write(bytes(4096))
@@ -70,7 +70,7 @@ async def held(index: RedisKvIndex, blocks: list[bytes]) -> int:
     return found.get("a", 0)
 
 
-async def test_lookups_go_on_and_writes_recover_once_there_is_room_again(small_disk: Path, tmp_path: Path) -> None:
+async def test_lookups_continue_and_writes_recover_once_there_is_room_again(small_disk: Path, tmp_path: Path) -> None:
     binary = shutil.which("redis-server")
     if binary is None:
         pytest.skip("a full disk needs redis-server on the PATH")

@@ -1,4 +1,4 @@
-"""What befalls models while they are loaded: nothing that was asked is lost, and what cannot be is said in words."""
+"""Tests of failures while models are loaded: no request is lost, and errors name their reason."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ async def workers(http: httpx.AsyncClient, suite: RunningSuite) -> list[dict[str
 
 
 async def loading(http: httpx.AsyncClient, suite: RunningSuite, model: str) -> dict[str, Any]:
-    """The worker that loads a model, as soon as one does."""
+    """Return the worker that loads a model, as soon as one does."""
     async with asyncio.timeout(WAIT_S):
         while True:
             for each in await workers(http, suite):
@@ -50,7 +50,7 @@ async def loading(http: httpx.AsyncClient, suite: RunningSuite, model: str) -> d
             await asyncio.sleep(0.02)
 
 
-async def test_a_worker_that_is_killed_while_it_loads_costs_time_and_no_request(suite: RunningSuite) -> None:
+async def test_a_worker_killed_while_it_loads_costs_time_and_no_request(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         asked = [asyncio.ensure_future(ask(http, suite, "alpha")) for _ in range(3)]
         os.kill((await loading(http, suite, "alpha"))["pid"], signal.SIGKILL)
@@ -59,7 +59,7 @@ async def test_a_worker_that_is_killed_while_it_loads_costs_time_and_no_request(
     assert all(each.json()["usage"]["completion_tokens"] == 4 for each in answers)
 
 
-async def test_a_model_that_is_removed_while_it_is_asked_for_is_404_in_words_and_what_runs_elsewhere_ends(
+async def test_a_model_removed_while_it_is_requested_is_404_and_its_running_requests_end(
     suite: RunningSuite,
 ) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
@@ -79,7 +79,7 @@ async def test_a_model_that_is_removed_while_it_is_asked_for_is_404_in_words_and
         assert (await ask(http, suite, "doomed")).status_code == 404
 
 
-async def test_a_model_that_no_worker_has_memory_for_is_503_with_the_reason_and_the_others_go_on(
+async def test_a_model_that_no_worker_has_memory_for_is_503_with_the_reason_and_the_others_continue(
     suite: RunningSuite,
 ) -> None:
     assert suite.fulcrum("models", "add", "huge", "--size", "141GB").returncode == 0
@@ -98,7 +98,7 @@ async def test_a_model_that_no_worker_has_memory_for_is_503_with_the_reason_and_
         assert suite.fulcrum("models", "remove", "huge").returncode == 0
 
 
-async def test_a_model_that_takes_longer_than_requests_wait_is_503_and_is_there_after_retry_after(
+async def test_a_model_that_loads_longer_than_requests_wait_is_503_and_ready_after_retry_after(
     suite: RunningSuite,
 ) -> None:
     # 80 GB at 4 GB/s and half a second: as long as a request may wait, and a little more once another is put away.

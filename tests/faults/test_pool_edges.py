@@ -1,4 +1,4 @@
-"""A pool at its limits: batch lines for cold models, answers cut by a turn, a full host memory, broken weights."""
+"""Tests of a pool at its limits: cold models, answers cut by a turn, full host memory and broken weights."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ TIGHT = {
     "FULCRUM_WORKER_POOL_DRAIN_S": "0",
     "FULCRUM_WORKER_HOST_MEMORY_MB": "20000",
 }
-"""One worker; answers that run at the end of a turn are handed back; host memory for one model of 16 GB."""
+"""One worker, host memory for one model of 16 GB, and turns whose end hands running answers back."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ async def ask(http: httpx.AsyncClient, suite: RunningSuite, model: str, tokens: 
     return await http.post(f"{suite.gateway}/v1/completions", json=body(model, tokens))
 
 
-async def test_answers_that_a_turn_cuts_are_ended_later_as_if_nothing_had_been(suite: RunningSuite) -> None:
+async def test_answers_cut_by_a_turn_are_completed_later_unchanged(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         alone = (await ask(http, suite, "alpha", 600)).json()["choices"][0]["text"]
         both = await asyncio.gather(*(ask(http, suite, name, 600) for name in ("alpha", "beta", "alpha")))
@@ -76,7 +76,7 @@ async def test_batch_lines_wake_models_that_no_worker_has(suite: RunningSuite) -
         assert found["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
 
 
-async def test_a_full_host_memory_costs_the_one_left_longest_ago_its_place_and_no_answer(suite: RunningSuite) -> None:
+async def test_a_full_host_memory_evicts_the_model_left_longest_ago_and_loses_no_answer(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         for name in ("alpha", "beta", "gamma", "alpha"):
             assert (await ask(http, suite, name)).status_code == 200
@@ -90,7 +90,9 @@ async def test_a_full_host_memory_costs_the_one_left_longest_ago_its_place_and_n
                 await asyncio.sleep(0.05)
 
 
-async def test_broken_weights_are_503_with_the_reason_and_the_others_go_on(suite: RunningSuite, tmp_path: Path) -> None:
+async def test_broken_weights_are_503_with_the_reason_and_the_others_continue(
+    suite: RunningSuite, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text("{")

@@ -1,4 +1,4 @@
-"""A Redis with sentinels whose primary is killed, or frozen and let go on, under a suite with two planners.
+"""Tests of a Redis with sentinels whose primary is killed, or frozen and thawed, under a suite with two planners.
 
 Each primary that comes back is a replica by then.
 """
@@ -35,7 +35,7 @@ from tests.conftest import _unavailable
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.redis]
 
 RECOVERY_S = 5.0
-"""Registry, index and leadership work again so soon after the sentinels' switch."""
+"""Bound on the recovery of registry, index and leadership after the sentinels' switch."""
 SWITCH_S = 30.0
 START_S = 180.0
 FROZEN_S = 10.0
@@ -75,7 +75,7 @@ def suite(redis: ReplicatedRedis, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 class Watch:
-    """The decisions of both planners, and the epochs of all workers, from now on."""
+    """The decisions of both planners and the epochs of all workers, from now on."""
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
@@ -83,7 +83,7 @@ class Watch:
         self.addresses: dict[str, str] = {}
 
     def leaders(self) -> list[str]:
-        """Return who led, turn by turn, in the order of decisions."""
+        """Return the leaders, turn by turn, in the order of decisions."""
         led = sorted((each.decided_unix_ns, each.planner_id) for each in self.decisions if each.leads)
         return [planner for planner, _ in groupby(planner for _, planner in led)]
 
@@ -125,7 +125,7 @@ async def watching(http: httpx.AsyncClient, suite: RunningSuite) -> AsyncIterato
 
 
 async def moved(suite: RunningSuite, address: str) -> int:
-    """Set the worker's role to what it is not, whatever planners do meanwhile; its epoch."""
+    """Change the worker's role whatever planners do meanwhile, and return its epoch."""
     async with make_channel(CommonSettings(), address) as channel:
         admin = WorkerAdmin(channel, MOVED, suite.ready["token"])
         for _ in range(MAX_MOVES):
@@ -137,14 +137,14 @@ async def moved(suite: RunningSuite, address: str) -> int:
 
 
 async def works_again(redis: ReplicatedRedis, suite: RunningSuite, watch: Watch, switched_ns: int) -> dict[str, float]:
-    """Wait until registry, index and leadership work; the time that each took in seconds. Fails after RECOVERY_S."""
+    """Wait until registry, index and leadership work, and return the seconds of each. Fail after RECOVERY_S."""
     now_s = asyncio.get_running_loop().time
     start_s, found = now_s(), {}
     registry = RedisRegistry(redis.url, suite.ready["cluster"])
     index = RedisKvIndex(redis.url, suite.ready["cluster"])
 
     async def registered() -> None:
-        """A role that was set after the switch is in the registry, with all workers."""
+        """Wait until a role set after the switch is in the registry, with all workers."""
         epoch = await moved(suite, watch.addresses[MOVED])
         while True:
             with contextlib.suppress(RegistryDown):
@@ -183,8 +183,8 @@ async def works_again(redis: ReplicatedRedis, suite: RunningSuite, watch: Watch,
     return found
 
 
-async def test_a_frozen_sentinel_delays_no_lead(redis: ReplicatedRedis, cluster: str) -> None:
-    """Whichever it is: the lease is shorter than a sentinel's silence."""
+async def test_a_frozen_sentinel_does_not_delay_the_lead(redis: ReplicatedRedis, cluster: str) -> None:
+    """This holds for any sentinel: the lease is shorter than a sentinel's timeout."""
     await until(redis.is_whole, timeout_s=SWITCH_S, what="replicas in step")
     for sentinel in redis.sentinels.values():
         sentinel.freeze()
@@ -199,13 +199,13 @@ async def test_a_frozen_sentinel_delays_no_lead(redis: ReplicatedRedis, cluster:
 
 
 async def switched(redis: ReplicatedRedis, before: int) -> int:
-    """Wait until the first sentinel names another primary; the time of that, Unix ns."""
+    """Wait until the first sentinel names another primary, and return the time in Unix ns."""
     await until(lambda: redis.primary() != before, timeout_s=SWITCH_S, what="the sentinels' switch")
     return time.time_ns()
 
 
 def assert_one_led_at_a_time(watch: Watch, fail_overs: int) -> None:
-    """No turn of one planner lies within another's, and no epoch of a worker went back."""
+    """Check that turns of the planners do not overlap and that no epoch of a worker went back."""
     assert len(watch.leaders()) <= 1 + fail_overs, watch.leaders()
     for worker, epochs in watch.epochs.items():
         assert all(earlier <= later for earlier, later in pairwise(epochs)), worker
@@ -213,10 +213,10 @@ def assert_one_led_at_a_time(watch: Watch, fail_overs: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-async def test_a_lost_primary_costs_no_request_and_all_work_again_soon(
+async def test_a_lost_primary_costs_no_request_and_every_service_recovers_soon(
     redis: ReplicatedRedis, suite: RunningSuite, how: str
 ) -> None:
-    """It comes back as a replica: a killed one is started again, a frozen one goes on and still takes itself for the
+    """The former primary returns as a replica: a killed one is restarted, and a thawed one still believes to be the
     primary.
     """
     async with httpx.AsyncClient(timeout=10) as http:

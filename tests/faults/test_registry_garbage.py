@@ -1,4 +1,4 @@
-"""Nonsense in Redis's set of workers: a suite goes on serving, and what is started again comes up over it."""
+"""Test of garbage in Redis's set of workers: a running suite keeps serving, and restarted services start."""
 
 import httpx
 import pytest
@@ -18,7 +18,7 @@ async def ask(http: httpx.AsyncClient, url: str) -> int:
     return (await http.post(f"{url}/v1/completions", json=body)).status_code
 
 
-async def test_gateways_and_planner_outlive_and_start_over_entries_that_are_no_workers(suite: RunningSuite) -> None:
+async def test_gateways_and_planner_survive_and_start_despite_invalid_worker_entries(suite: RunningSuite) -> None:
     cluster, urls = suite.ready["cluster"], suite.ready["gateways"]
     store: Redis = Redis.from_url(suite.ready["redis"])
     leases = [keys.worker(cluster, "").encode() + member for member in MEMBERS]

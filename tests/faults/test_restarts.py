@@ -1,4 +1,4 @@
-"""Every process of a suite killed by SIGKILL under load, one after another: clients of other gateways never notice."""
+"""Tests that kill every process of a suite by SIGKILL under load: clients of other gateways notice nothing."""
 
 import asyncio
 from collections.abc import Collection
@@ -33,11 +33,11 @@ NAMES = ("redis", "decode-1", "kafka", "gateway-2", "metrics", "prefill-2", "pla
 SPARES = ("gateway-1", "decode-2", "prefill-1")
 """With NAMES, every process of the suite."""
 MOVE_S = 5.0
-"""A role move takes milliseconds, and must not wait for stores."""
+"""Bound on a role move, which takes milliseconds and must not wait for stores."""
 
 
 async def until_idle(http: httpx.AsyncClient, suite: RunningSuite) -> None:
-    """Fails with what is left of requests that have all ended."""
+    """Fail with what is left of requests that have all ended."""
     left = ["?"]
     try:
         async with asyncio.timeout(IDLE_S):
@@ -48,11 +48,13 @@ async def until_idle(http: httpx.AsyncClient, suite: RunningSuite) -> None:
 
 
 def is_spare_down(name: str, down: Collection[str]) -> bool:
-    """Whether nobody else of its kind is known to be up."""
+    """Return whether no other process of its kind is known to be up."""
     return any(other.split("-")[0] == name.split("-", maxsplit=1)[0] for other in down if "-" in other)
 
 
-async def test_of_all_that_is_killed_at_once_clients_of_the_rest_notice_nothing(suite: RunningSuite) -> None:
+async def test_clients_of_other_gateways_notice_nothing_when_a_whole_set_of_processes_is_killed(
+    suite: RunningSuite,
+) -> None:
     """One gateway, one worker of each kind, both stores, planner and metrics."""
     async with httpx.AsyncClient(timeout=10) as http:
         async with steady_load(suite.ready["gateways"][:1], tokens=TOKENS) as load:
@@ -62,14 +64,14 @@ async def test_of_all_that_is_killed_at_once_clients_of_the_rest_notice_nothing(
             await load.more(16)
             assert (load.failed, load.broken) == ([], 0)
             await until_whole(http, suite)
-            await until_covered(http, suite)  # planner and metrics know all that they knew
+            await until_covered(http, suite)  # planner and metrics have all their earlier state
         await until_idle(http, suite)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_in_any_order_no_request_fails_and_nothing_is_left(suite: RunningSuite, seed: int) -> None:
-    """Every process once, the next one while the last ones are still coming back, but for the last one of a kind."""
+async def test_processes_killed_in_any_order_fail_no_request_and_leave_nothing(suite: RunningSuite, seed: int) -> None:
+    """Every process once, while earlier ones are still restarting, except the last one of a kind."""
     order = Random(seed).sample(NAMES + SPARES, len(NAMES + SPARES))
     async with httpx.AsyncClient(timeout=10) as http:
         async with steady_load(suite.ready["gateways"], clients=4, tokens=TOKENS) as load:
@@ -91,11 +93,11 @@ async def test_in_any_order_no_request_fails_and_nothing_is_left(suite: RunningS
 
 
 LOST_S = 3.5
-"""Without a broker: the buffer of 20 records is full after 2 s."""
+"""Time without a broker: the buffer of 20 records is full after 2 s."""
 BATCH_S = 0.1
 """GPU time that a record of telemetry covers; each worker has one GPU."""
 MOST_OF_IT = 0.8
-"""Of what was lost must be shown as not known: the window's ends are rounded to tenths of a second."""
+"""The share of lost time that must be shown as unknown: window boundaries are rounded to tenths of a second."""
 
 
 @pytest.mark.parametrize(
@@ -107,10 +109,10 @@ MOST_OF_IT = 0.8
     ],
     ids=" and ".join,
 )
-async def test_without_stores_workers_may_die_and_change_roles_and_requests_go_on(
+async def test_without_stores_workers_may_die_and_change_roles_and_requests_continue(
     suite: RunningSuite, stores: tuple[str, ...]
 ) -> None:
-    """What telemetry does not fit into its buffer is shown as not known, never as idle."""
+    """Telemetry that does not fit into its buffer is shown as unknown, never as idle."""
     loop = asyncio.get_running_loop()
     async with httpx.AsyncClient(timeout=10) as http:
         await until_whole(http, suite)
@@ -139,7 +141,7 @@ async def test_without_stores_workers_may_die_and_change_roles_and_requests_go_o
 
 
 async def assert_silence_is_noticed(http: httpx.AsyncClient, suite: RunningSuite, load: SteadyLoad) -> None:
-    """A frozen worker is left though no store says that it has gone."""
+    """A frozen worker is given up although no store reports it as gone."""
 
     async def silences() -> float:
         return sum([(await gateway_metrics(http, url))["silences_total"] for url in suite.ready["gateways"]])
@@ -153,7 +155,7 @@ async def assert_silence_is_noticed(http: httpx.AsyncClient, suite: RunningSuite
 
 
 async def until_covered(http: httpx.AsyncClient, suite: RunningSuite) -> None:
-    """Every worker's time is known again."""
+    """Wait until every worker's time is known again."""
     async with asyncio.timeout(BACK_S):
         while True:
             known = await occupancy(http, suite, 1)

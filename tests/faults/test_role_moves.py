@@ -1,4 +1,4 @@
-"""Workers that change their roles under load: nothing is aborted, no token is lost, doubled or another."""
+"""Tests of workers that change roles under load: nothing is aborted, and no token is lost, repeated or changed."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -26,7 +26,7 @@ LEAVES = Plan(leaves=True, tokens=4)
 
 
 async def scripted(stack: AsyncExitStack, **plans: tuple[Plan, ...]) -> list[ScriptedWorker]:
-    """p0 prefills; d0 and d1 decode, d0 leaves that role as soon as it was asked for something."""
+    """p0 prefills; d0 and d1 decode, and d0 leaves that role as soon as it has a request."""
     return [
         await stack.enter_async_context(
             scripted_worker(name, "prefill" if name == "p0" else "decode", plans=plans.get(name, ()))
@@ -47,7 +47,7 @@ async def scripted(stack: AsyncExitStack, **plans: tuple[Plan, ...]) -> list[Scr
     ],
     ids=["well", "refused", "mismatch", "blocks lost", "target lost while pulling", "target lost later"],
 )
-async def test_a_choice_that_moves_is_whole_whatever_happens(
+async def test_a_choice_that_moves_is_complete_whatever_fails(
     open_gateway_over: Any, second: tuple[Plan, ...], moves: int, reroutes: int
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -85,7 +85,7 @@ async def test_min_tokens_count_over_both_workers_of_a_choice_that_moves(
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("code", [pb.REFUSAL_CODE_STALE_ROLE, pb.REFUSAL_CODE_DRAINING])
-async def test_a_choice_that_meets_other_roles_time_and_again_is_not_failed(
+async def test_a_choice_that_repeatedly_meets_changed_roles_does_not_fail(
     open_gateway_over: Any, role: str, code: pb.RefusalCode
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -101,14 +101,14 @@ async def test_a_choice_that_meets_other_roles_time_and_again_is_not_failed(
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
         assert len((prefill if role == "prefill" else decode).submits) == 11
-        assert gateway.events()[0].recomputes == 0  # blocks that are there wait for the next decode worker
+        assert gateway.events()[0].recomputes == 0  # available blocks wait for the next decode worker
         shown = (await gateway.http.get("/metrics")).text
         assert 'fulcrum_gateway_bounces_total{model="sim"} 10.0' in shown
         assert 'fulcrum_gateway_reroutes_total{model="sim"} 0.0' in shown
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_place_whose_worker_changes_its_role_meanwhile_is_no_failure(open_gateway_over: Any) -> None:
+async def test_a_role_change_of_the_chosen_worker_is_no_failure(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
         first.in_step = True
@@ -124,7 +124,7 @@ async def test_a_place_whose_worker_changes_its_role_meanwhile_is_no_failure(ope
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_worker_that_refuses_for_its_role_without_end_is_a_failure_at_last(
+async def test_a_worker_that_refuses_for_its_role_without_end_counts_as_failed(
     open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement, "MAX_STALE_ROLE_RETRIES", 3)
@@ -139,15 +139,15 @@ async def test_a_worker_that_refuses_for_its_role_without_end_is_a_failure_at_la
 
 
 async def load(gateway: Any, worker: ScriptedWorker) -> None:
-    """Have a worker tell of more to do than others have, and the gateway know it."""
+    """Make a worker report more load than others, and wait until the gateway knows."""
     worker.tell(pb.WorkerFrame(load=common.Load(waiting=9)))
     await until(lambda: any(view.load == 9 for view in gateway.running.fleet.views()), what="news of its load")
 
 
-async def test_blocks_that_a_moved_choice_leaves_behind_and_do_not_come_are_no_fault_of_its_prefill_worker(
+async def test_missing_blocks_of_a_moved_choice_are_not_blamed_on_its_prefill_worker(
     open_gateway_over: Any,
 ) -> None:
-    """It is computed anew by whom it was computed before, whose part of the prompt is cached there."""
+    """The same worker computes it again, as its part of the prompt is cached there."""
     async with AsyncExitStack() as stack:
         lost = (Plan(tokens=0, fail=pb.FAILURE_CODE_KV_LOST),)
         prefill, first, other = await scripted(stack, d0=(LEAVES,), d1=lost)
@@ -157,12 +157,12 @@ async def test_blocks_that_a_moved_choice_leaves_behind_and_do_not_come_are_no_f
         await load(gateway, second)
         answer = await gateway.complete(TOKENS)
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
-        # d0 prefills by now, and is the one to avoid; of the others p1 has more to do.
+        # d0 prefills by now, and is the one to avoid; of the others p1 has more load.
         assert [len(each.submits) for each in (prefill, second, first)] == [2, 0, 1]
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_choice_does_not_move_to_who_failed_it(open_gateway_over: Any) -> None:
+async def test_a_choice_does_not_move_to_a_worker_that_failed_it(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         failed = (Plan(tokens=2, fail=pb.FAILURE_CODE_ENGINE),)
         prefill, first, other = await scripted(stack, d0=failed, d1=(LEAVES,))
@@ -172,12 +172,12 @@ async def test_a_choice_does_not_move_to_who_failed_it(open_gateway_over: Any) -
         await load(gateway, last)
         answer = await gateway.complete(TOKENS)
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
-        # Failed by d0, it went on at d1 and moved from there, not back to d0, which has less to do than d2.
+        # After its failure at d0 it ran at d1 and moved from there, not back to d0, which has less load than d2.
         assert [len(each.submits) for each in (first, other, last)] == [1, 1, 1]
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_choice_does_not_move_to_who_is_silent_until_it_speaks_again(open_gateway_over: Any) -> None:
+async def test_a_choice_does_not_move_to_a_silent_worker_until_it_answers_again(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
         gateway = await stack.enter_async_context(
@@ -196,7 +196,7 @@ async def test_a_choice_does_not_move_to_who_is_silent_until_it_speaks_again(ope
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_gateways_tell_each_worker_the_epoch_they_route_by(open_gateway_over: Any) -> None:
+async def test_gateways_report_to_each_worker_the_epoch_they_route_by(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         found = await scripted(stack)
         await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -206,7 +206,7 @@ async def test_gateways_tell_each_worker_the_epoch_they_route_by(open_gateway_ov
         assert found[2].epochs == [1]
 
 
-async def test_without_another_place_a_choice_stays_and_ends_where_it_is(open_gateway_over: Any) -> None:
+async def test_a_choice_without_another_worker_stays_and_ends_where_it_is(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -221,7 +221,7 @@ async def test_without_another_place_a_choice_stays_and_ends_where_it_is(open_ga
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_place_that_comes_later_is_taken_and_one_not_needed_any_more_is_not(open_gateway_over: Any) -> None:
+async def test_a_worker_that_joins_later_is_used_and_one_no_longer_needed_is_not(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES, LEAVES))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -238,7 +238,7 @@ async def test_a_place_that_comes_later_is_taken_and_one_not_needed_any_more_is_
         await until(lambda: [*first.epochs[-1:], *other.epochs[-1:]] == [3, 4])
         asked.append(asyncio.create_task(gateway.complete(TOKENS)))
         await until(lambda: first.epochs[-1:] == [4])
-        first.assign("decode")  # again: what it would have handed over may stay
+        first.assign("decode")  # again: sequences offered before may stay
         await until(lambda: first.epochs[-1:] == [5])
         other.assign("decode")
         await until(lambda: [*first.epochs[-1:], *other.epochs[-1:]] == [5, 5])
@@ -264,10 +264,10 @@ async def test_a_client_that_leaves_while_its_choice_moves_frees_both_workers(op
 
 
 @pytest.mark.parametrize("others", [("d1",), ("d1", "d2")], ids=["one other place", "two"])
-async def test_a_choice_offered_twice_before_it_has_moved_takes_one_place(
+async def test_a_choice_offered_twice_before_it_has_moved_takes_one_slot(
     open_gateway_over: Any, others: tuple[str, ...]
 ) -> None:
-    """As when its worker takes a second role, or is told to stop, before the step ends that it is handed over at."""
+    """This happens if its worker gets a second role or a stop before the step of the hand-over ends."""
     async with AsyncExitStack() as stack:
         found = await scripted(stack, d0=(LEAVES,))
         for name in others[1:]:
@@ -288,8 +288,8 @@ async def test_a_choice_offered_twice_before_it_has_moved_takes_one_place(
         assert sum(link.decode.free for link in links) == 4 * len(others)
 
 
-async def test_a_choice_that_lost_its_place_on_the_way_is_not_placed_twice(open_gateway_over: Any) -> None:
-    """Offered again once its place is lost, it leaves before there is another: from then on it waits in the queue."""
+async def test_a_choice_that_lost_its_worker_during_the_move_is_not_bound_twice(open_gateway_over: Any) -> None:
+    """Offered again after the loss of its worker, it leaves before there is another, and then waits in the queue."""
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
         first.in_step = True
@@ -352,30 +352,30 @@ async def moves_under_load(
 
 
 def moves_no_kv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines that cannot hand over what decodes, as vLLM's cannot."""
+    """Engines that cannot hand over running sequences, like vLLM's."""
     can = vars(LocalEngine)["capabilities"].fget
     monkeypatch.setattr(
         LocalEngine, "capabilities", property(lambda self: replace(can(self), hands_over_running_kv=False))
     )
 
 
-async def test_workers_that_cannot_move_kv_have_their_sequences_computed_again_elsewhere(
+async def test_sequences_of_workers_that_cannot_move_kv_are_computed_again_elsewhere(
     open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves_no_kv(monkeypatch)
     await moves_under_load(open_gateway_over, 8, output_tokens=200, with_kv=False, sim_speedup=4.0)
 
 
-async def test_sim_workers_move_under_load(open_gateway_over: Any) -> None:
+async def test_sim_workers_move_under_load_without_loss(open_gateway_over: Any) -> None:
     await moves_under_load(open_gateway_over, 16, sim_speedup=4.0)
 
 
 @pytest.mark.torch
-async def test_torch_workers_move_under_load(open_gateway_over: Any, tmp_path: Path) -> None:
+async def test_torch_workers_move_under_load_without_loss(open_gateway_over: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from libs.testing.engines.real_model import write_random_llama
 
-    # Drawn wide: of nearly even logits the greatest would depend on the order of a sum.
+    # A wide distribution: with nearly equal logits the maximum would depend on the order of a sum.
     write_random_llama(tmp_path / "sim", initializer_range=0.4)
     await moves_under_load(
         open_gateway_over,

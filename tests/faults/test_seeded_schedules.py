@@ -1,4 +1,4 @@
-"""The seeded fault test on a few seeds, that it replays exactly, and that it would notice."""
+"""Tests that the seeded fault test passes on a few seeds, replays exactly and detects injected faults."""
 
 import asyncio
 import subprocess
@@ -25,7 +25,7 @@ SHORT = Plan(requests=60)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_no_request_is_lost_doubled_or_wrong_and_nothing_is_left(seed: int) -> None:
+def test_no_request_is_lost_repeated_or_wrong_and_nothing_is_left(seed: int) -> None:
     result = run_seed(seed, SHORT)
     assert result.wrong == []
     assert result.requests == SHORT.requests
@@ -36,7 +36,7 @@ def test_no_request_is_lost_doubled_or_wrong_and_nothing_is_left(seed: int) -> N
 @pytest.mark.parametrize(
     "kinds", [("kill planner", "kill metrics"), ("freeze planner", "freeze metrics", "freeze broker")]
 )
-def test_planner_and_metrics_find_back_to_the_whole_truth(
+def test_planner_and_metrics_recover_the_complete_state(
     monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]
 ) -> None:
     for kind in CONTROL_WEIGHTS:
@@ -46,18 +46,18 @@ def test_planner_and_metrics_find_back_to_the_whole_truth(
     assert sum(result.faults[kind] for kind in kinds) > 2
 
 
-def test_a_seed_gives_the_same_course_in_any_process() -> None:
+def test_a_seed_gives_the_same_schedule_in_any_process() -> None:
     here = run_seed(7, SHORT)
     command = (sys.executable, "-m", "load.chaos", "--seed", "7", "--requests", str(SHORT.requests), "--json")
     there = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert f'"7": "{here.digest:08x}"' in there.stdout
 
 
-def test_seeds_differ() -> None:
+def test_different_seeds_give_different_schedules() -> None:
     assert run_seed(1, Plan(requests=5)).digest != run_seed(2, Plan(requests=5)).digest
 
 
-def test_a_lost_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_token_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     add = Outbox.add_tokens
     calls = []
 
@@ -70,7 +70,7 @@ def test_a_lost_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("said" in wrong for wrong in run_seed(1, SHORT).wrong)
 
 
-def test_an_epoch_that_two_win_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_won_by_two_orders_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     take = AssignmentState.set_role
 
     def lenient(self: Any, *, expected_epoch: int, **fields: Any) -> Any:
@@ -80,7 +80,7 @@ def test_an_epoch_that_two_win_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
     assert any("were taken at epoch" in wrong for wrong in run_seed(2, Plan(requests=200)).wrong)
 
 
-def test_a_leaked_slot_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leaked_slot_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     free = CreditPool.free
     calls = []
 
@@ -93,7 +93,7 @@ def test_a_leaked_slot_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("at rest" in wrong for wrong in run_seed(1, SHORT).wrong)
 
 
-def test_a_planner_that_has_stopped_deciding_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planner_that_has_stopped_deciding_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     decide: Callable[..., Awaitable[None]] = planner.decide_forever
 
     async def tired(*given: Any, **named: Any) -> None:
@@ -107,7 +107,7 @@ def test_a_planner_that_has_stopped_deciding_is_noticed(monkeypatch: pytest.Monk
     assert any("decided nothing" in wrong for wrong in run_seed(1, SHORT).wrong)
 
 
-def test_a_planner_that_goes_by_an_old_list_of_workers_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planner_that_uses_a_stale_list_of_workers_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     take = PlannerState.take_workers
 
     def early(self: Any, workers: Any, now_ns: int) -> Any:
@@ -117,7 +117,7 @@ def test_a_planner_that_goes_by_an_old_list_of_workers_is_noticed(monkeypatch: p
     assert any("planner knows of" in wrong for wrong in run_seed(1, SHORT).wrong)
 
 
-def test_a_decision_that_the_broker_has_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_lost_by_the_broker_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     append = MemoryBroker.append
     taken = []
 
@@ -130,7 +130,7 @@ def test_a_decision_that_the_broker_has_lost_is_noticed(monkeypatch: pytest.Monk
     assert any("the broker has nothing of decisions" in wrong for wrong in run_seed(1, SHORT).wrong)
 
 
-def test_time_that_metrics_does_not_count_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_metrics_does_not_count_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     take = MetricsState.take
     taken = []
 
@@ -143,7 +143,7 @@ def test_time_that_metrics_does_not_count_is_noticed(monkeypatch: pytest.MonkeyP
     assert any("of the last quiet second" in wrong for wrong in run_seed(1, SHORT).wrong)
 
 
-def test_time_that_metrics_counts_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_that_metrics_counts_twice_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     of = GpuTime.of
 
     def generous(time: Any) -> GpuTime:

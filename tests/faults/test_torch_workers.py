@@ -1,4 +1,4 @@
-"""Workers of a real model: killed in mid-stream no answer changes, and hard work is not taken for silence."""
+"""Tests of workers of a real model: killed in mid-stream they change no answer, and hard work is not silence."""
 
 import asyncio
 import uuid
@@ -26,7 +26,7 @@ STREAMS = 8
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
-    """Two of each kind: only a worker with a spare can be left for its silence."""
+    """Two workers of each role: only a worker with a spare can be given up for its silence."""
     shape = ("--engine", "torch", "--prefill", "2", "--decode", "2")
     threads = {"FULCRUM_WORKER_THREADS": "1", "OMP_NUM_THREADS": "1"}
     with running_suite(tmp_path_factory.mktemp("suite"), *shape, env=threads) as found:
@@ -40,7 +40,7 @@ def answers() -> list[Streamed]:
 async def ask_all(
     http: httpx.AsyncClient, suite: RunningSuite, temperature: float, into: Sequence[Streamed], *, times: int = 1
 ) -> None:
-    """The same requests at each call, none of which finds its prefix cached; `times` as long."""
+    """Send the same requests at each call, none of which finds its prefix cached; `times` as long."""
     tenant = uuid.uuid4().hex
 
     async def ask(number: int) -> None:
@@ -83,7 +83,7 @@ async def test_a_prefill_worker_killed_over_its_prompts_changes_no_answer(suite:
 
 
 async def busiest(http: httpx.AsyncClient, suite: RunningSuite, role: str) -> tuple[str, int]:
-    """The worker of that role with most sequences, and how many they are."""
+    """Return the worker of that role with most sequences, and their number."""
     held = {
         str(worker["id"]): (await integrity(suite, worker["address"])).live_sequences
         for worker in await workers(http, suite)
@@ -93,7 +93,7 @@ async def busiest(http: httpx.AsyncClient, suite: RunningSuite, role: str) -> tu
 
 
 def same_answers(found: Sequence[Streamed], expected: Sequence[Streamed]) -> None:
-    """In every part, and whole."""
+    """Check that answers are equal in every part, and complete."""
     for answer, unbroken in zip(found, expected, strict=True):
         assert unbroken.finish_reason in ("length", "stop")
         assert (answer.text, answer.finish_reason) == (unbroken.text, unbroken.finish_reason)
@@ -102,7 +102,7 @@ def same_answers(found: Sequence[Streamed], expected: Sequence[Streamed]) -> Non
 
 
 def same_logprobs(found: dict[str, list[Any]], expected: dict[str, list[Any]]) -> None:
-    """But for the order of sums: what was one token a step is computed again as one prompt."""
+    """Check equality up to the order of sums: tokens decoded one per step are computed again as one prompt."""
     assert found.get("tokens") == expected.get("tokens")
     assert found.get("text_offset") == expected.get("text_offset")
     assert found.get("token_logprobs", []) == pytest.approx(expected.get("token_logprobs", []), abs=1e-3)
@@ -110,7 +110,7 @@ def same_logprobs(found: dict[str, list[Any]], expected: dict[str, list[Any]]) -
         assert tops == pytest.approx(others, abs=1e-3)
 
 
-async def test_long_prompts_and_many_streams_on_busy_cores_are_no_silence(suite: RunningSuite) -> None:
+async def test_workers_busy_with_long_prompts_and_many_streams_do_not_count_as_silent(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=120) as http:
         await until_whole(http, suite)
         before = await gateway_metrics(http, suite.gateway)

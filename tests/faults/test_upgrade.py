@@ -1,4 +1,4 @@
-"""A suite whose processes are replaced one by one by another release, and back, while clients stream."""
+"""Test of a suite whose processes are replaced one by one by another release and back, while clients stream."""
 
 import asyncio
 import json
@@ -75,7 +75,7 @@ class Fleet:
         if name in GATEWAYS:
             await self.start(name, release)
             self.urls.remove(url)
-            await load.more(SOME)  # whoever chose its address is connected by now
+            await load.more(SOME)  # every process that chose its address is connected by now
         process.terminate()
         assert await asyncio.to_thread(process.wait, STOP_S) == 0, f"{name} did not end well"
         if name not in GATEWAYS:
@@ -133,7 +133,7 @@ def unpacked(commit: str, folder: Path) -> Path:
     subprocess.run(["tar", "-x", "-C", str(folder)], input=packed, check=True)
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     metadata = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info" / "METADATA"
-    metadata.parent.mkdir()  # what an installed release has, and workers read their version from
+    metadata.parent.mkdir()  # an installed release has this, and workers read their version from it
     metadata.write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
     where = "import libs.contracts, services.gateway as found; print(libs.__file__, found.__file__)"
     env = {**os.environ, "PYTHONPATH": str(folder)}
@@ -167,7 +167,7 @@ async def until_covered(http: httpx.AsyncClient, fleet: Fleet) -> None:
             await asyncio.sleep(POLL_S)
 
 
-async def test_no_request_fails_while_a_release_is_replaced_and_comes_back(
+async def test_no_request_fails_while_a_release_is_replaced_and_restored(
     embedded_kafka_server: KafkaServer, real_redis_server: RedisServer, tmp_path: Path
 ) -> None:
     before = unpacked(LAST_OF_0_1_0, tmp_path / "0.1.0")

@@ -1,4 +1,4 @@
-"""Workers frozen by SIGSTOP at every stage, in a whole suite: clients hardly notice, and no answer changes."""
+"""Tests of workers frozen by SIGSTOP at every stage of a whole suite: no answer changes."""
 
 import asyncio
 import uuid
@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 REQUESTS = 8
 NOTICED_S = 0.5
-"""A frozen worker is routed round within this time."""
+"""A frozen worker is routed around within this time."""
 BUSY_S = 1.0
-"""What a busy machine may take on top of what should be, beside what the gateway itself was late."""
+"""Time that a busy machine may add, apart from the gateway's own delay."""
 LONG = ("p" * 1500, 4)
 SHORT = ("p", 40)
 """Prompt and output tokens."""
@@ -27,17 +27,17 @@ STAGES = {
     "kv pull, its source": ("prefill", LONG, 0.7),
     "kv pull, its receiver": ("decode", LONG, 0.7),
 }
-"""Whose process, what is asked, and how long after it was asked the process is frozen."""
+"""The process to freeze, the request, and the delay between request and freeze."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> dict[tuple[str, int], list[Streamed]]:
-    """What was answered while nobody was frozen, by what was asked."""
+    """The answers without a frozen worker, by request."""
     return {}
 
 
 async def ask_all(http: httpx.AsyncClient, suite: RunningSuite, prompt: str, tokens: int) -> list[Streamed]:
-    """The same requests at each call, none of which finds its prefix cached."""
+    """Send the same requests at each call, none of which finds its prefix cached."""
     tenant = uuid.uuid4().hex
     body = {"model": "sim", "max_tokens": tokens, "temperature": 0.8, "ignore_eos": True}
     asked = (
@@ -52,7 +52,7 @@ def lasted_s(answers: list[Streamed]) -> float:
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())
-async def test_a_frozen_worker_is_routed_round(
+async def test_a_frozen_worker_is_routed_around(
     suite: RunningSuite,
     undisturbed: dict[tuple[str, int], list[Streamed]],
     stage: tuple[str, tuple[str, int], float],
@@ -79,7 +79,7 @@ async def test_a_frozen_worker_is_routed_round(
         assert (now["live"], now["waiting"]) == (0, 0)
         assert now["silences_total"] > before["silences_total"]  # a starved machine may add others
         late_s = now["late_seconds_total"] - before["late_seconds_total"]
-        # Half of the workers of a role are gone: what is computed there takes twice as long.
+        # Half of the workers of a role are frozen, so their part takes twice as long.
         assert lasted_s(answers) < 2 * lasted_s(expected) + NOTICED_S + BUSY_S + late_s
         gap_s = max(each.longest_gap_s for each in answers) - max(each.longest_gap_s for each in expected)
         record_property("gap_s", round(gap_s, 3))

@@ -1,4 +1,4 @@
-"""Workers killed in mid-stream, in a whole suite on the sim engine: every answer is what it would have been."""
+"""Tests of workers killed in mid-stream in a whole suite on the sim engine: no answer changes."""
 
 import asyncio
 import uuid
@@ -21,7 +21,7 @@ PLAIN = {"max_tokens": 40}
 
 
 async def ask_all(http: httpx.AsyncClient, urls: Sequence[str], into: Sequence[Streamed]) -> None:
-    """The same requests at each call, none of which finds its prefix cached: greedy and sampled, plain and not."""
+    """Send the same requests at each call, none with a cached prefix: greedy and sampled, plain and not."""
     tenant = uuid.uuid4().hex
 
     async def ask(number: int) -> None:
@@ -38,7 +38,7 @@ def answers() -> list[Streamed]:
 
 
 @pytest.mark.parametrize("name", ["prefill-1", "decode-2"])
-async def test_text_logprobs_stops_and_usage_are_those_of_an_unbroken_stream(suite: RunningSuite, name: str) -> None:
+async def test_text_logprobs_stops_and_usage_equal_those_of_an_unbroken_stream(suite: RunningSuite, name: str) -> None:
     urls = suite.ready["gateways"]
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, suite)
@@ -60,7 +60,7 @@ async def test_text_logprobs_stops_and_usage_are_those_of_an_unbroken_stream(sui
         assert [each["live"] + each["waiting"] for each in after] == [0, 0]
 
 
-async def test_vectors_that_a_killed_prefill_worker_owes_come_from_another(suite: RunningSuite) -> None:
+async def test_vectors_lost_with_a_killed_prefill_worker_come_from_another(suite: RunningSuite) -> None:
     urls = suite.ready["gateways"]
     body = {"model": "sim", "input": [f"{uuid.uuid4().hex} {number} " * 12 for number in range(REQUESTS)]}
     async with httpx.AsyncClient(timeout=60) as http:

@@ -1,4 +1,4 @@
-"""Fuzzing of a live suite: how long, and what was counted. `make fuzz` runs it long."""
+"""Duration and counters of fuzzing a live suite; `make fuzz` runs it long."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ from libs.testing.suites.suite import RunningSuite, running_suite
 
 COUNTS = pytest.StashKey[Counter[str]]()
 SHORT_EXAMPLES = 12
-"""What a run of all tests has time for."""
+"""The examples that a run of all tests has time for."""
 
 
 @dataclass
 class Fuzz:
-    """How many examples each test tries, and what came of them."""
+    """The number of examples that each test tries, and their results."""
 
     examples: int
     counts: Counter[str] = field(default_factory=Counter)
 
     def settings(self, share: float = 1.0) -> settings:
-        """For one property; `share` of the examples where they cost more or less than others."""
+        """Return the settings of one property; `share` of the examples if they cost more or less than others."""
         return settings(
             max_examples=max(int(self.examples * share), 2),
             deadline=None,
@@ -50,7 +50,7 @@ def fuzz(pytestconfig: pytest.Config) -> Fuzz:
 
 @pytest.fixture(scope="module")
 def live_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
-    """A suite of processes; when it is left they still run, beside what they start of themselves, and none has logged a
+    """Yield a suite of processes. At the end all still run, apart from children of their own, and none has logged a
     fault."""
     folder = tmp_path_factory.mktemp("fuzz")
     env = {"FULCRUM_CACHE": str(folder / "cache"), "FULCRUM_WORKER_SIM_SPEEDUP": "5000"}
@@ -66,6 +66,6 @@ def _processes(suite: RunningSuite) -> set[int]:
 
 
 def _faults(folder: Path) -> list[str]:
-    """Log lines that tell of an error nobody expected."""
+    """Return the log lines of unexpected errors."""
     lines = (line for log in folder.rglob("*.log") for line in log.read_text().splitlines())
     return [line[:2000] for line in lines if "Traceback" in line or "task failed" in line]

@@ -1,4 +1,4 @@
-"""Whatever lies on the bus: metrics and planner take it or leave it, and answer every question about it."""
+"""Fuzz tests of values on the bus: metrics and planner accept or skip them, and keep answering."""
 
 import asyncio
 import math
@@ -122,7 +122,7 @@ def answers(client: TestClient, paths: tuple[str, ...]) -> None:
         assert "Traceback" not in response.text
 
 
-def test_metrics_takes_any_values(fuzz: Any) -> None:
+def test_metrics_accepts_or_skips_any_values(fuzz: Any) -> None:
     @fuzz.settings(2)
     @given(found=st.lists(of_metrics_topics, max_size=12), shared=st.booleans())
     def holds(found: list[tuple[Topic, bytes]], shared: bool) -> None:
@@ -165,7 +165,7 @@ def test_metrics_takes_any_values(fuzz: Any) -> None:
     holds()
 
 
-def test_planner_takes_any_values(fuzz: Any) -> None:
+def test_the_planner_accepts_or_skips_any_values(fuzz: Any) -> None:
     @fuzz.settings(2)
     @given(
         found=st.lists(of_any_topic, max_size=8), workers=st.lists(messages(Worker, known | {"id": known["worker_id"]}))
@@ -197,7 +197,7 @@ def test_planner_takes_any_values(fuzz: Any) -> None:
     holds()
 
 
-async def test_values_from_the_broker(live_suite: RunningSuite, fuzz: Any) -> None:
+async def test_services_survive_any_values_from_the_broker(live_suite: RunningSuite, fuzz: Any) -> None:
     """All at once into the running services; a good event behind them shows that they have been read."""
     drawn: list[tuple[Topic, bytes]] = []
 

@@ -1,4 +1,4 @@
-"""Whatever comes over gRPC: a typed refusal or an answer, soon, and the process serves on with nothing left behind."""
+"""Fuzz tests of gRPC: a typed refusal or an answer, soon, and nothing left behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -39,7 +39,7 @@ from services.gateway.settings import GatewaySettings
 STREAM_S = 10.0
 CLUSTER = CommonSettings().cluster
 UNTYPED = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED}
-"""What a fault that nobody caught, or one that never ends, looks like to a caller."""
+"""The status of an uncaught or never ending error, as a caller sees it."""
 
 prompts = st.lists(st.integers(0, 255), min_size=1, max_size=24).map(pack_u32)
 FULL = "fulcrum.worker.v1"
@@ -71,7 +71,7 @@ def runner() -> Any:
 
 
 class Served:
-    """Something that serves, opened once for many examples."""
+    """A service opened once for many examples."""
 
     def __init__(self, runner: asyncio.Runner, context: Any) -> None:
         self._runner, self._context = runner, context
@@ -87,7 +87,7 @@ class Served:
 
 
 async def say(worker: LocalWorker, method: str, sent: list[bytes], fuzz: Any, *, token: str = TOKEN) -> None:
-    """One call with these messages; it is half-closed behind them, and must end by itself with a typed status."""
+    """Make one call with these messages; it is half-closed after them, and must end with a typed status."""
     async with make_channel(worker.settings, worker.address) as channel:
         call: Any = channel.stream_stream(f"/{FULL}.{method}")(metadata=(("authorization", f"Bearer {token}"),))
         try:
@@ -106,7 +106,7 @@ async def say(worker: LocalWorker, method: str, sent: list[bytes], fuzz: Any, *,
 
 
 async def serves(worker: LocalWorker) -> None:
-    """It answers a whole request still, and holds nothing afterwards."""
+    """Check that it answers a whole request, and holds nothing afterwards."""
     async with gateway_probe(worker) as gateway:
         phase = pb.PHASE_PREFILL if worker.settings.role == "prefill" else pb.PHASE_BOTH
         await gateway.submit(submit(1, phase, [1, 2, 3]))
@@ -118,7 +118,7 @@ HELLO = pb.GatewayFrame(hello=pb.Hello(gateway_id="fuzz", cluster=CLUSTER)).Seri
 
 
 @pytest.mark.parametrize("role", ["prefill", "mixed"])
-def test_frames_into_a_worker(runner: asyncio.Runner, fuzz: Any, role: str) -> None:
+def test_any_frames_into_a_worker_are_answered_or_refused(runner: asyncio.Runner, fuzz: Any, role: str) -> None:
     frames = st.lists(spoiled(messages(pb.GatewayFrame, known)), max_size=4)
     served = Served(runner, local_worker("w", role, budget_tokens=64 * (role == "mixed"), kv_lease_ms=300))
     with served as worker:
@@ -132,7 +132,7 @@ def test_frames_into_a_worker(runner: asyncio.Runner, fuzz: Any, role: str) -> N
         served.run(serves(worker))
 
 
-def test_frames_into_a_kv_server(runner: asyncio.Runner, fuzz: Any) -> None:
+def test_any_frames_into_a_kv_server_are_answered_or_refused(runner: asyncio.Runner, fuzz: Any) -> None:
     frames = st.lists(spoiled(messages(pb.PullFrame, known)), max_size=3)
     served = Served(runner, local_worker("w", "prefill", kv_lease_ms=300))
     with served as worker:
@@ -147,7 +147,7 @@ def test_frames_into_a_kv_server(runner: asyncio.Runner, fuzz: Any) -> None:
 
 
 @pytest.mark.parametrize("verb", ["Describe", "SetRole", "Drain"])
-def test_admin_verbs(runner: asyncio.Runner, fuzz: Any, verb: str) -> None:
+def test_any_admin_calls_are_answered_or_refused(runner: asyncio.Runner, fuzz: Any, verb: str) -> None:
     kind = {"Describe": pb.DescribeRequest, "SetRole": pb.SetRoleRequest, "Drain": pb.DrainRequest}[verb]
     served = Served(runner, local_worker("w", "mixed", budget_tokens=64, drain_s=0.2))
     with served as worker:
@@ -253,7 +253,7 @@ async def gateway_and_babbler() -> AsyncIterator[tuple[_Gateway, _Babbler]]:
         yield _Gateway(running, tasks, http), worker
 
 
-def test_frames_into_a_gateway(runner: asyncio.Runner, fuzz: Any) -> None:
+def test_any_frames_into_a_gateway_are_survived(runner: asyncio.Runner, fuzz: Any) -> None:
     """Its client is answered: with text, or with a typed error when no worker could go on."""
     frames = st.lists(spoiled(messages(pb.WorkerFrame, known)), min_size=1, max_size=4)
     served = Served(runner, gateway_and_babbler())

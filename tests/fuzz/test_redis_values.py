@@ -1,4 +1,4 @@
-"""Whatever lies in Redis: everybody who reads there skips what is nonsense, and sees what is well beside it."""
+"""Fuzz tests of values in Redis: readers skip invalid ones and see the valid ones beside them."""
 
 import asyncio
 import math
@@ -124,7 +124,7 @@ async def put(raw: Any, cluster: str, found: list[tuple[bytes, Any]]) -> None:
 
 
 def collected(fuzz: Any, strategy: st.SearchStrategy[Any], share: float) -> list[Any]:
-    """Examples, for a test that puts them into a store."""
+    """Return examples for a test that puts them into a store."""
     drawn: list[Any] = []
 
     @fuzz.settings(share)
@@ -136,7 +136,7 @@ def collected(fuzz: Any, strategy: st.SearchStrategy[Any], share: float) -> list
     return drawn
 
 
-def test_workers_that_are_let_in_can_be_connected_to_and_planned_with(fuzz: Any) -> None:
+def test_accepted_workers_can_be_connected_to_and_planned_with(fuzz: Any) -> None:
     @fuzz.settings(4)
     @given(found=st.lists(messages(Worker, known_worker), max_size=6))
     def holds(found: list[Worker]) -> None:
@@ -159,7 +159,7 @@ def takes(workers: list[Worker]) -> None:
     fleet = WorkerLinks(hello=Hello(), transport=Mock(), traffic=Mock(), tasks=tasks, clock=SystemClock())
     fleet.update(workers, Mock())
     for link in fleet.links:
-        link._worker = link._registered  # as if it had said so itself
+        link._worker = link._registered  # as if it had reported so itself
         view = link.view()
         if view is not None:
             assert math.isfinite(view.backlog_ns(NOW_NS) + view.speed.prompt_ns(8_000, 8_000**2))
@@ -177,7 +177,7 @@ def takes(workers: list[Worker]) -> None:
         assert client.get(path).status_code == 200
 
 
-async def test_good_workers_are_seen_beside_any_entries(
+async def test_valid_workers_are_seen_beside_any_entries(
     raw: Any, registry: RedisRegistry, cluster: str, fuzz: Any
 ) -> None:
     for found in collected(fuzz, st.lists(entries, max_size=20), 2):
@@ -191,7 +191,7 @@ async def test_good_workers_are_seen_beside_any_entries(
         fuzz.counts["entries in the registry"] += len(found)
 
 
-async def test_a_watch_goes_on_over_any_messages_and_keys_of_another_type(
+async def test_a_watch_survives_any_messages_and_keys_of_another_type(
     raw: Any, registry: RedisRegistry, cluster: str, fuzz: Any
 ) -> None:
     lists: list[list[str]] = []
@@ -218,7 +218,7 @@ async def test_a_watch_goes_on_over_any_messages_and_keys_of_another_type(
     await asyncio.wait([task])
 
 
-async def test_an_entry_is_logged_and_counted_once_however_often_it_is_read(
+async def test_an_invalid_entry_is_logged_and_counted_once_however_often_it_is_read(
     raw: Any, registry: RedisRegistry, cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await put(raw, cluster, [(b"\xff", b"\xff"), (b"a", Worker(id="b", address="h:1").SerializeToString())])
@@ -233,19 +233,17 @@ async def test_an_entry_is_logged_and_counted_once_however_often_it_is_read(
     await registry.workers()
     await registry.workers()
     assert registry.stats().unusable == 0
-    assert await raw.scard(keys.workers(cluster)) == 0, "what has no lease is removed, whatever it is"
+    assert await raw.scard(keys.workers(cluster)) == 0, "an entry without a lease is removed, whatever it is"
 
 
-async def test_more_dead_ids_than_there_are_connections_are_no_outage(
-    raw: Any, registry: RedisRegistry, cluster: str
-) -> None:
+async def test_more_dead_ids_than_connections_are_no_outage(raw: Any, registry: RedisRegistry, cluster: str) -> None:
     await registry.announce(GOOD[0], lease_ms=LEASE_MS)
     await put(raw, cluster, [(b"dead-%d" % number, None) for number in range(500)])
     assert await registry.workers() == GOOD[:1]
     assert await raw.scard(keys.workers(cluster)) == 1
 
 
-async def test_a_prefix_look_up_is_answered_beside_keys_of_another_type(
+async def test_a_prefix_lookup_is_answered_beside_keys_of_another_type(
     raw: Any, embedded_redis_server: RedisServer, cluster: str
 ) -> None:
     index = RedisKvIndex(embedded_redis_server.url, cluster, lookup_timeout_s=5)
@@ -259,11 +257,11 @@ async def test_a_prefix_look_up_is_answered_beside_keys_of_another_type(
     await index.publish("sim", "a", stored=blocks[:1], removed=())
     await index.renew("sim", "a", lease_ms=LEASE_MS)
     found = await index.longest_prefix([PrefixQuery("sim", prompts=[blocks], worker_ids=["a", "good"])])
-    assert found == [[{"a": 1, "good": 3}]], "its worker writes it anew"
+    assert found == [[{"a": 1, "good": 3}]], "its worker writes it again"
     await index.close()
 
 
-async def test_step_times_that_are_kept_are_finite_whatever_stood_there(
+async def test_stored_step_times_are_finite_whatever_was_there_before(
     raw: Any, embedded_redis_server: RedisServer, cluster: str, fuzz: Any
 ) -> None:
     store, key = RedisStepTimes(embedded_redis_server.url, cluster), keys.step_time(cluster, *KEY.parts)
@@ -284,7 +282,7 @@ async def test_step_times_that_are_kept_are_finite_whatever_stood_there(
     await raw.unlink(key)
     await raw.set(key, b"nonsense")
     assert await store.load(KEY) == {} and await store.load_curve(KEY) is None
-    assert not await asyncio.wait_for(_saved(store, raw, key), 5), "a key of another type makes room"
+    assert not await asyncio.wait_for(_saved(store, raw, key), 5), "a key of another type is replaced"
     await store.close()
 
 
@@ -295,7 +293,7 @@ async def _saved(store: RedisStepTimes, raw: Any, key: str) -> bool:
     return StepKind.DECODE not in await store.load(KEY)
 
 
-async def test_any_mode_that_was_kept_is_a_mode_or_none(
+async def test_any_stored_mode_is_read_as_a_mode_or_none(
     raw: Any, embedded_redis_server: RedisServer, cluster: str, fuzz: Any
 ) -> None:
     modes = RedisPlannerStore(embedded_redis_server.url, cluster)
@@ -310,7 +308,7 @@ async def test_any_mode_that_was_kept_is_a_mode_or_none(
     await modes.close()
 
 
-async def test_any_limits_that_were_kept_are_limits_or_none(
+async def test_any_stored_limits_are_read_as_limits_or_none(
     raw: Any, embedded_redis_server: RedisServer, cluster: str, fuzz: Any
 ) -> None:
     store = RedisPlannerStore(embedded_redis_server.url, cluster)
@@ -338,12 +336,12 @@ async def test_any_limits_that_were_kept_are_limits_or_none(
         (Worker(id="w0", address="h:1", capabilities=Capabilities(compute=Compute(peak_bytes_per_s=1e-300))), "peak"),
     ],
 )
-def test_the_reason_says_what_is_wrong_with_a_worker(worker: Worker, why: str) -> None:
+def test_the_reason_names_the_fault_of_a_worker(worker: Worker, why: str) -> None:
     with pytest.raises(Unusable, match=why):
         read_worker(worker.id.encode(), worker.SerializeToString())
 
 
-async def test_a_suite_serves_and_starts_again_over_any_entries(live_suite: RunningSuite, fuzz: Any) -> None:
+async def test_a_suite_serves_and_restarts_despite_any_entries(live_suite: RunningSuite, fuzz: Any) -> None:
     cluster, client = live_suite.ready["cluster"], Redis.from_url(live_suite.ready["redis"])
     found = collected(fuzz, entries, 4)
     await put(client, cluster, [*found, (b"\xff\xfe", b"\xff"), (b"\xff\xfd", None)])

@@ -1,4 +1,4 @@
-"""Whatever a client sends over HTTP: an answer that the API describes, soon, and never a fault of the service."""
+"""Fuzz tests of HTTP: an answer that the API describes, soon, and never an internal error."""
 
 import json
 import socket
@@ -27,12 +27,12 @@ ANSWER_S = 20.0
 PLAN_S = 120.0
 """A capacity plan measures new traffic in the lab, niced, in a process that starts with the first plan."""
 MAX_TOKENS = 64
-"""Longer answers only take longer."""
+"""Longer answers only cost time."""
 WITHOUT_TOKENS = ("/v1/embeddings", "/v1/score", "/v1/rerank")
-"""Routes that generate none, and know no bound on them."""
+"""Routes that generate no tokens, and have no bound on them."""
 UNAVAILABLE = (429, 503)
 NOT_READY = ({"ready", "models"}, {"status", "reason"})
-"""What probes of readiness are told: no error, and whoever probes comes back by itself."""
+"""The answers to readiness probes, which are no errors."""
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 """`check` refuses errors of a service, but those that say when to come back: a metrics service without a planner."""
 
@@ -94,7 +94,7 @@ def test_every_operation_answers_as_described(
 
             try:
                 answers()
-            except Unsatisfiable as error:  # no value can be wrong where none is taken
+            except Unsatisfiable as error:  # no value can be wrong if none is accepted
                 assert mode is GenerationMode.NEGATIVE, error
         assert client.get(f"{live_suite.ready[service]}/healthz").status_code == 200
 
@@ -111,7 +111,7 @@ pieces |= st.binary(max_size=40)
 
 
 @pytest.mark.parametrize("service", ["gateway", "planner", "metrics"])
-def test_bytes_that_are_no_request_are_refused(live_suite: RunningSuite, fuzz: Any, service: str) -> None:
+def test_bytes_that_are_not_a_request_are_refused(live_suite: RunningSuite, fuzz: Any, service: str) -> None:
     where = urlsplit(live_suite.ready[service])
 
     @fuzz.settings(4)
@@ -129,13 +129,13 @@ def test_bytes_that_are_no_request_are_refused(live_suite: RunningSuite, fuzz: A
 
 
 def headers_of(head: bytes) -> dict[str, str]:
-    """By their names in lower case."""
+    """Return the headers by lower-case name."""
     pairs = (line.partition(b":") for line in head.split(b"\r\n")[1:])
     return {name.decode("latin-1").lower(): value.decode("latin-1").strip() for name, _, value in pairs}
 
 
 def exchange(connection: socket.socket, sent: bytes) -> bytes:
-    """What comes back until the server closes: it does once nothing more can come, however little was sent."""
+    """Return the bytes until the server closes, which it does once nothing more can come."""
     answer = b""
     try:
         connection.sendall(sent)
@@ -147,7 +147,7 @@ def exchange(connection: socket.socket, sent: bytes) -> bytes:
     return answer
 
 
-def test_paths_and_methods_that_are_not_there_answer_in_the_same_shape(live_suite: RunningSuite) -> None:
+def test_unknown_paths_and_methods_are_answered_in_the_same_shape(live_suite: RunningSuite) -> None:
     for service in ("gateway", "planner", "metrics"):
         for method, path, status in (("GET", "/nowhere", 404), ("POST", "/healthz", 405), ("DELETE", "/metrics", 405)):
             response = httpx.request(method, live_suite.ready[service] + path)

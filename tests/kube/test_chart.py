@@ -1,4 +1,4 @@
-"""The Helm chart as Helm reads it: it is whole, every profile renders, wrong values are refused. Needs helm alone."""
+"""Tests of the Helm chart with helm alone: every profile renders, and invalid values are refused."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ async def test_lint_finds_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", *PROFILES])
-async def test_every_pod_is_bound_and_none_can_do_more_than_it_must(name: str) -> None:
+async def test_every_pod_has_limits_and_no_needless_rights(name: str) -> None:
     found = dict(pods(await objects(*with_profile(name))))
     assert {"fulcrum-gateway", "fulcrum-planner", "fulcrum-metrics", "fulcrum-prefill", "fulcrum-decode"} <= set(found)
     for pod, spec in found.items():
@@ -58,7 +58,7 @@ async def test_every_pod_is_bound_and_none_can_do_more_than_it_must(name: str) -
             assert container["resources"]["limits"]["memory"], pod
 
 
-async def test_workers_ask_for_gpus_and_know_their_pods_name_and_address() -> None:
+async def test_workers_request_gpus_and_know_their_pods_name_and_address() -> None:
     found = dict(pods(await objects(*with_profile("gpt-oss-120b-tp2-8xh100"))))
     for pool in ("prefill", "decode", "spare"):
         spec = found[f"fulcrum-{pool}"]
@@ -72,7 +72,7 @@ async def test_workers_ask_for_gpus_and_know_their_pods_name_and_address() -> No
         assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}} in spec["volumes"]
 
 
-async def test_a_services_own_setting_wins_over_that_of_all_and_numbers_stay_as_they_are() -> None:
+async def test_a_services_own_setting_overrides_the_common_one_and_numbers_are_unchanged() -> None:
     found = dict(pods(await objects(
         "--set", "env.FULCRUM_LOG_LEVEL=warning", "--set", "gateway.env.FULCRUM_LOG_LEVEL=debug",
         "--set", "gateway.env.FULCRUM_GATEWAY_MAX_OPEN_BODY_BYTES=268435456",
@@ -99,13 +99,13 @@ async def test_a_services_own_setting_wins_over_that_of_all_and_numbers_stay_as_
         (("--set", "engine=vllm", "--set", "pools.spare.nodes=2"), "pools.spare has nodes"),
     ],
 )
-async def test_a_wrong_value_is_refused_by_its_name(options: tuple[str, ...], says: str) -> None:
+async def test_an_invalid_value_is_refused_by_its_name(options: tuple[str, ...], says: str) -> None:
     with pytest.raises(CommandFailed, match=says):
         await render(*options)
 
 
 @pytest.mark.parametrize(("engine", "folder"), [("sim", "builtin:sim"), ("vllm", "/models/{}")])
-async def test_pools_of_another_model_serve_it_and_one_pool_of_each_is_scaled(engine: str, folder: str) -> None:
+async def test_pools_of_another_model_serve_it_and_one_pool_of_each_model_is_scaled(engine: str, folder: str) -> None:
     name = "sim" if engine == "sim" else "some/model"
     found = await objects(*two_models(), "--set", f"engine={engine}", "--set", f"model.name={name}")
     specs = dict(pods(found))
@@ -126,7 +126,7 @@ async def test_pools_of_another_model_serve_it_and_one_pool_of_each_is_scaled(en
     assert scaled == [["fulcrum-spare", "fulcrum-other-spare"]] * 2
 
 
-async def test_stores_of_ones_own_take_the_place_of_the_built_in_ones() -> None:
+async def test_external_stores_replace_the_built_in_ones() -> None:
     found = dict(pods(await objects("--set", "kafka.address=broker:9092", "--set", "redis.existingSecret=redis-url")))
     assert not {"fulcrum-kafka", "fulcrum-redis"} & set(found)
     for spec in found.values():
@@ -141,7 +141,7 @@ async def test_without_an_actuator_the_planner_has_no_rights() -> None:
     assert "FULCRUM_PLANNER_ACTUATOR" not in environment(dict(pods(found))["fulcrum-planner"])
 
 
-async def test_with_certificates_no_token_travels_in_plaintext() -> None:
+async def test_with_certificates_no_token_is_sent_in_plaintext() -> None:
     found = dict(pods(await objects("--set", "tls.existingSecret=certs")))
     for name, spec in found.items():
         if name in ("fulcrum-kafka", "fulcrum-redis"):
@@ -151,7 +151,7 @@ async def test_with_certificates_no_token_travels_in_plaintext() -> None:
         assert {"name": "tls", "mountPath": "/tls", "readOnly": True} in spec["containers"][0]["volumeMounts"]
 
 
-async def test_a_service_monitor_scrapes_what_has_metrics() -> None:
+async def test_a_service_monitor_scrapes_every_service_with_metrics() -> None:
     found = await objects("--set", "serviceMonitor.enabled=true", "--set", "serviceMonitor.labels.release=prometheus")
     monitor = next(each for each in found if each["kind"] == "ServiceMonitor")
     chosen = monitor["spec"]["selector"]["matchExpressions"][0]["values"]
@@ -161,7 +161,7 @@ async def test_a_service_monitor_scrapes_what_has_metrics() -> None:
     assert set(chosen) <= services and monitor["metadata"]["labels"]["release"] == "prometheus"
 
 
-async def test_rules_and_dashboards_are_those_of_the_project_over_this_release_alone() -> None:
+async def test_rules_and_dashboards_are_the_projects_own_restricted_to_this_release() -> None:
     found = await objects(
         "--set", "prometheusRule.enabled=true", "--set", "grafanaDashboards.enabled=true",
         "--set", "metrics.env.FULCRUM_METRICS_PUBLIC_URL=https://fulcrum.example",
@@ -180,7 +180,7 @@ async def test_rules_and_dashboards_are_those_of_the_project_over_this_release_a
         assert shown["panels"][0]["datasource"]["uid"] == "prometheus"
 
 
-async def test_a_worker_over_several_nodes_is_a_leader_and_those_that_follow_it() -> None:
+async def test_a_worker_over_several_nodes_is_a_leader_with_followers() -> None:
     found = await objects(*several_nodes())
     assert "fulcrum-decode" not in dict(pods(found))
     group = next(each for each in found if each["kind"] == "LeaderWorkerSet")

@@ -1,4 +1,4 @@
-"""The Kubernetes actuator on a real control plane, with the rights that the chart gives and no others."""
+"""Tests of the Kubernetes actuator on a real control plane, with exactly the rights that the chart grants."""
 
 import asyncio
 import itertools
@@ -24,7 +24,7 @@ from libs.testing.servers.proxy import vanishing_proxy
 pytestmark = pytest.mark.kube
 MOST = 8
 BOUND_S = 3 * CALL_S
-"""Of one question to a server that is away: the Deployment, its pods, its number."""
+"""Bound on one request to an unreachable server: the Deployment, its pods, its number."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def ready(own: Namespace, count: int) -> set[str]:
     return found
 
 
-async def test_of_many_the_one_named_goes_and_the_deployment_says_why(own: Namespace) -> None:
+async def test_the_named_pod_of_many_is_removed_and_the_deployment_records_why(own: Namespace) -> None:
     async with actuator_of(own, await own.account("fulcrum-planner")) as actuator:
         await actuator.have(4)
         there = await ready(own, 4)
@@ -72,7 +72,7 @@ async def test_of_many_the_one_named_goes_and_the_deployment_says_why(own: Names
     assert drained in await own.kubectl("describe", "deployment", "fulcrum-spare")
 
 
-async def test_a_pod_that_is_deleted_or_lost_is_replaced_under_another_name(own: Namespace) -> None:
+async def test_a_deleted_or_lost_pod_is_replaced_under_another_name(own: Namespace) -> None:
     async with actuator_of(own, await own.account("fulcrum-planner")) as actuator:
         await actuator.have(2)
         before = await ready(own, 2)
@@ -105,7 +105,7 @@ async def test_a_number_set_by_hand_is_not_lowered_for_a_while_and_raised_at_onc
         await own.until("the planner's number holds again", lowered)
 
 
-async def test_pods_show_the_roles_of_their_workers_of_all_pools(own: Namespace) -> None:
+async def test_pods_of_all_pools_show_the_roles_of_their_workers(own: Namespace) -> None:
     (prefill,) = await own.until("prefill is ready", lambda: own.ready_pods("prefill"))
     async with actuator_of(own, await own.account("fulcrum-planner")) as actuator:
         for role in ("prefill", "mixed"):
@@ -114,7 +114,7 @@ async def test_pods_show_the_roles_of_their_workers_of_all_pools(own: Namespace)
             assert f"pod/{prefill}" in said.split()
 
 
-async def test_the_planners_account_can_do_what_it_must_and_nothing_else(own: Namespace) -> None:
+async def test_the_planners_account_has_exactly_the_rights_it_needs(own: Namespace) -> None:
     as_planner = ("--kubeconfig", await own.account("fulcrum-planner"))
     await own.kubectl(*as_planner, "get", "deployment", "fulcrum-spare")
     await own.kubectl(*as_planner, "get", "pods")
@@ -149,7 +149,7 @@ async def test_the_planner_may_scale_one_pool_of_each_model_and_no_other(tmp_pat
                 await actuator.have(2)
 
 
-async def test_a_pod_that_waits_for_a_node_is_named_until_there_is_one(tmp_path: Path) -> None:
+async def test_a_pod_that_waits_for_a_node_is_reported_until_there_is_one(tmp_path: Path) -> None:
     """As a node autoscaler brings it."""
     label = f"to-come-{uuid.uuid4().hex[:8]}"
     node = {
@@ -176,7 +176,7 @@ async def test_a_pod_that_waits_for_a_node_is_named_until_there_is_one(tmp_path:
 
 
 def scaled_by_another(own: Namespace, monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[], int]:
-    """Between what an actuator reads and what it writes, somebody else writes."""
+    """Let another actor write between an actuator's read and its write."""
     read, left = KubeApi.scale, [times]
 
     async def scale(self: KubeApi) -> tuple[int, str]:
@@ -190,7 +190,7 @@ def scaled_by_another(own: Namespace, monkeypatch: pytest.MonkeyPatch, times: in
     return lambda: left[0]
 
 
-async def test_a_conflict_is_tried_again_and_a_lasting_one_is_a_bounded_error(
+async def test_a_conflict_is_retried_and_a_lasting_one_is_a_bounded_error(
     own: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with actuator_of(own, await own.account("fulcrum-planner")) as actuator:
@@ -208,7 +208,7 @@ async def test_a_conflict_is_tried_again_and_a_lasting_one_is_a_bounded_error(
         await ready(own, 2)
 
 
-async def test_writes_of_the_deployment_that_leave_its_scale_are_no_conflict(
+async def test_writes_of_the_deployment_that_do_not_change_its_scale_are_no_conflict(
     own: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, writes = KubeApi.scale, iter(range(CONFLICTS + 2))
@@ -226,7 +226,7 @@ async def test_writes_of_the_deployment_that_leave_its_scale_are_no_conflict(
     assert next(writes, None) is None
 
 
-async def test_a_server_that_is_away_is_a_bounded_error_and_is_found_again(own: Namespace) -> None:
+async def test_an_unreachable_api_server_is_a_bounded_error_and_is_found_again(own: Namespace) -> None:
     admin = json.loads(await run("kubectl", "config", "view", "--raw", "--minify", "--output", "json"))
     async with vanishing_proxy(admin["clusters"][0]["cluster"]["server"].removeprefix("https://")) as proxy:
         kubeconfig = await own.account("fulcrum-planner", server=f"https://{proxy.address}")
@@ -245,7 +245,7 @@ async def test_a_server_that_is_away_is_a_bounded_error_and_is_found_again(own: 
             await ready(own, 2)
 
 
-async def test_a_watch_that_ends_goes_on_and_lists_again_only_where_the_server_has_forgotten(
+async def test_a_watch_that_ends_continues_and_lists_again_only_if_the_server_requires_it(
     own: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("libs.actuators.kubernetes_api.WATCH_S", 1)

@@ -1,4 +1,4 @@
-"""The chart on a real control plane: every object is taken, pods are restricted, upgrades keep what is not theirs."""
+"""Tests of the chart on a real control plane: objects are accepted, pods restricted, and upgrades safe."""
 
 import json
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ PROFILES = sorted(file.stem for file in (CHART / "profiles").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", ["", *PROFILES])
-async def test_the_server_takes_every_object_of_a_profile(name: str, tmp_path: Path) -> None:
+async def test_the_server_accepts_every_object_of_a_profile(name: str, tmp_path: Path) -> None:
     options = ("--values", str(CHART / "profiles" / f"{name}.yaml")) if name else ()
     async with namespace(tmp_path) as own:
         said = await own.kubectl(
@@ -34,7 +34,7 @@ async def test_the_server_takes_every_object_of_a_profile(name: str, tmp_path: P
 
 @pytest.fixture
 async def groups() -> AsyncIterator[None]:
-    """LeaderWorkerSets are known, as the operator's own definition has them or by one for this test."""
+    """Define LeaderWorkerSets, by the operator's own definition or by one for this test."""
     if "leaderworkersets" in await run("kubectl", "api-resources", "--output", "name"):
         yield
         return
@@ -47,7 +47,7 @@ async def groups() -> AsyncIterator[None]:
         await run("kubectl", "delete", "--wait=false", "--filename", file)
 
 
-async def test_the_server_takes_workers_over_several_nodes_and_their_pods(groups: None, tmp_path: Path) -> None:
+async def test_the_server_accepts_workers_over_several_nodes_and_their_pods(groups: None, tmp_path: Path) -> None:
     async with namespace(tmp_path) as own:
         rendered = await render(*several_nodes(), namespace=own.name)
         said = await own.kubectl("apply", "--dry-run=server", "--filename", "-", stdin=rendered)
@@ -61,7 +61,7 @@ async def test_the_server_takes_workers_over_several_nodes_and_their_pods(groups
             await own.kubectl("create", "--dry-run=server", "--filename", "-", stdin=json.dumps(template))
 
 
-async def test_every_pod_is_let_in_by_the_restricted_standard_and_gets_a_node(tmp_path: Path) -> None:
+async def test_every_pod_passes_the_restricted_standard_and_gets_a_node(tmp_path: Path) -> None:
     async with installed(tmp_path) as own:
         for component in ("gateway", "planner", "metrics", "prefill", "decode", "kafka", "redis"):
             await own.until(f"{component} is ready", lambda of=component: own.ready_pods(of))
@@ -84,7 +84,7 @@ async def test_two_suites_in_one_cluster_share_no_names_and_no_rights(tmp_path: 
                 await other.kubectl(*as_planner, *beyond)
 
 
-async def test_an_upgrade_keeps_the_planners_number_and_the_token(tmp_path: Path) -> None:
+async def test_an_upgrade_preserves_the_planners_number_and_the_token(tmp_path: Path) -> None:
     async with installed(tmp_path) as own:
         token = (await own.get("secret", "fulcrum-token"))["data"]
         await own.kubectl("scale", "deployment/fulcrum-spare", "--replicas=2")

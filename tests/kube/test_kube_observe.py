@@ -1,4 +1,4 @@
-"""`fulcrum observe --kubernetes` on a real control plane, with the rights of its manifest and no others."""
+"""Tests of `fulcrum observe --kubernetes` on a real control plane, with exactly the rights of its manifest."""
 
 import asyncio
 import json
@@ -96,7 +96,7 @@ def roles(targets: list[ObservedTarget]) -> dict[str, str]:
     return {each.name: each.role for each in targets}
 
 
-async def test_rights_to_read_pods_are_enough_to_see_them_come_change_and_go(own: Namespace) -> None:
+async def test_rights_to_read_pods_suffice_to_see_them_come_change_and_go(own: Namespace) -> None:
     await add_pod(own, "first", "prefill")
     async with following(own, await own.account(ACCOUNT)) as seen:
         assert roles(seen.pods.targets) == {"first": "prefill"}
@@ -117,14 +117,14 @@ async def test_rights_to_read_pods_are_enough_to_see_them_come_change_and_go(own
         await seen.until(lambda targets, trouble: not targets and "waiting for pods" in trouble)
 
 
-async def test_no_pods_are_waited_for_and_said(own: Namespace) -> None:
+async def test_a_namespace_without_pods_is_reported_and_waited_for(own: Namespace) -> None:
     async with following(own, await own.account(ACCOUNT)) as seen:
         assert f"no pod matches 'app=vllm' in namespace '{own.name}'" in seen.pods.trouble
         await add_pod(own, "first")
         await seen.until(lambda targets, trouble: len(targets) == 1 and not trouble)
 
 
-async def test_an_account_without_rights_is_told_which_it_lacks(own: Namespace) -> None:
+async def test_an_account_without_rights_gets_an_error_that_names_the_missing_one(own: Namespace) -> None:
     await own.kubectl("create", "serviceaccount", "nobody")
     pods = PodFollower(PodQuery(SELECTOR, own.name), await own.account("nobody"))
     with pytest.raises(InvalidRequest, match=r"cannot list resource \"pods\".*verbs list and watch on pods"):
@@ -132,7 +132,7 @@ async def test_an_account_without_rights_is_told_which_it_lacks(own: Namespace) 
     await pods.close()
 
 
-async def test_an_account_that_may_not_watch_says_so_and_lists_again(own: Namespace) -> None:
+async def test_an_account_that_may_not_watch_reports_it_and_lists_again(own: Namespace) -> None:
     await own.kubectl("create", "serviceaccount", "lister")
     await own.kubectl("create", "role", "lister", "--verb=list", "--resource=pods")
     await own.kubectl("create", "rolebinding", "lister", "--role=lister", f"--serviceaccount={own.name}:lister")
@@ -142,7 +142,7 @@ async def test_an_account_that_may_not_watch_says_so_and_lists_again(own: Namesp
         await seen.until(lambda targets, _: len(targets) == 1)
 
 
-async def test_a_wrong_selector_is_refused_with_what_is_wrong(own: Namespace) -> None:
+async def test_an_invalid_selector_is_refused_with_the_reason(own: Namespace) -> None:
     pods = PodFollower(PodQuery("app in vllm", own.name), await own.account(ACCOUNT))
     with pytest.raises(InvalidRequest, match="unable to parse"):
         await pods.begin()
@@ -170,7 +170,7 @@ async def may_act(own: Namespace) -> str:
     return await own.account(ACCOUNT)
 
 
-async def test_the_rights_to_act_change_pods_and_read_their_owners_and_nothing_else(own: Namespace) -> None:
+async def test_the_rights_to_act_allow_changing_pods_and_reading_their_owners_and_nothing_else(own: Namespace) -> None:
     await add_pod(own, "first")
     account = ("--kubeconfig", await may_act(own))
     await own.kubectl(*account, "label", "pod", "first", "llm-d.ai/role=decode")
@@ -201,7 +201,7 @@ async def add_deployment(own: Namespace, name: str, selector: dict[str, str]) ->
     await own.kubectl("rollout", "status", f"deployment/{name}", f"--timeout={PATIENCE_S:.0f}s")
 
 
-async def test_a_deployment_that_selects_by_the_label_holds_its_pod_and_another_lets_it_move(own: Namespace) -> None:
+async def test_a_deployment_that_selects_by_the_label_fixes_its_pod_and_another_does_not(own: Namespace) -> None:
     await add_deployment(own, "held", {"llm-d.ai/role": "decode"})
     await add_deployment(own, "free", {})
     roles = PodRoles(PodQuery(SELECTOR, own.name), await may_act(own))
@@ -231,7 +231,7 @@ async def test_without_the_rights_to_act_the_refusal_names_the_manifest(own: Nam
         await roles.close()
 
 
-async def test_while_the_api_server_is_away_the_last_list_stands_and_that_is_said(own: Namespace) -> None:
+async def test_while_the_api_server_is_away_the_last_list_stands_and_the_outage_is_reported(own: Namespace) -> None:
     admin = json.loads(await run("kubectl", "config", "view", "--raw", "--minify", "--output", "json"))
     await add_pod(own, "first", "prefill")
     async with vanishing_proxy(admin["clusters"][0]["cluster"]["server"].removeprefix("https://")) as proxy:
@@ -246,7 +246,7 @@ async def test_while_the_api_server_is_away_the_last_list_stands_and_that_is_sai
             await seen.until(lambda targets, trouble: roles(targets) == {"first": "decode"} and not trouble)
 
 
-async def test_the_whole_manifest_is_taken_where_pods_are_restricted(own: Namespace) -> None:
+async def test_the_whole_manifest_is_accepted_in_a_restricted_namespace(own: Namespace) -> None:
     said = await own.kubectl("apply", "--dry-run=server", "--filename", str(MANIFEST))
     assert "deployment.apps/fulcrum-observe created" in said
     assert "would violate" not in said
@@ -284,7 +284,7 @@ async def line_where(lines: asyncio.StreamReader, holds: Callable[[dict[str, Any
                 return found
 
 
-async def test_lines_name_pods_and_a_deleted_one_is_gone(own: Namespace, tmp_path: Path) -> None:
+async def test_lines_name_pods_and_a_deleted_one_disappears(own: Namespace, tmp_path: Path) -> None:
     address = own_address()
     with serving(FakeVllm(Load(decoding=8)), host=address) as url:
         await add_pod(own, "here", "decode", ip=address, port=int(url.rpartition(":")[2]))
@@ -329,7 +329,9 @@ async def test_the_page_follows_the_pods(own: Namespace, tmp_path: Path) -> None
             await own.until("the server has left", is_gone)
 
 
-async def test_of_two_that_act_one_does_and_the_other_names_it_and_takes_over(own: Namespace, tmp_path: Path) -> None:
+async def test_one_of_two_acting_processes_acts_and_the_other_names_it_and_takes_over(
+    own: Namespace, tmp_path: Path
+) -> None:
     await may_act(own)
     address = own_address()
     acts = ("--page", "--port", "0", "--act", "--rest-s", "5")

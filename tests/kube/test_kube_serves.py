@@ -1,6 +1,6 @@
-"""The chart on a real control plane, its pods as real processes: a question is answered, the planner has four workers
-decode in place of two under load and two again, an upgrade replaces every pod under load and no request fails. Clients
-find gateways in EndpointSlices.
+"""Test of the chart on a real control plane with its pods as real processes. Requests are answered, the planner
+scales decode from two workers to four under load and back, and an upgrade replaces every pod without a failed
+request. Clients find gateways in EndpointSlices.
 """
 
 import json
@@ -28,11 +28,11 @@ PACE = {"FULCRUM_PLANNER_START_UP_S": 5, "FULCRUM_PLANNER_SCALE_CALM_S": 4, "FUL
 DECODING = 4
 ROLLED_S = 300.0
 ANSWERS = 2_000
-"""Asked for while every pod is replaced, and after it."""
+"""The answers to wait for while every pod is replaced, and afterwards."""
 
 
 def tell(text: str) -> None:
-    """Progress, for a test of minutes."""
+    """Print progress, for a test of minutes."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
@@ -52,7 +52,7 @@ def values(kafka: KafkaServer, redis: RedisServer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def test_it_answers_grows_under_load_and_is_replaced_without_a_failed_request(
+async def test_the_chart_serves_scales_and_is_replaced_without_a_failed_request(
     tmp_path: Path, embedded_kafka_server: KafkaServer, embedded_redis_server: RedisServer
 ) -> None:
     file = tmp_path / "values.json"
@@ -94,14 +94,14 @@ async def answers(own: Namespace, service: KubeService) -> None:
 
 
 async def decoding(own: Namespace) -> set[str]:
-    """Pods whose workers decode now, whatever their pools are called."""
+    """Return the pods whose workers decode now, whatever their pools are called."""
     found = await own.kubectl("get", "pods", "--selector", "fulcrum.dev/role=decode", "--output", "name")
     ready = set[str]().union(*[await own.ready_pods(pool) for pool in ("prefill", "decode", "spare")])
     return {name.removeprefix("pod/") for name in found.split()} & ready
 
 
 async def begins(own: Namespace) -> bool:
-    """Whether the planner has labelled the workers of the decode pool, and no others, as decoding."""
+    """Return whether the planner has labelled exactly the workers of the decode pool as decoding."""
     return await decoding(own) == await own.ready_pods("decode")
 
 
@@ -116,7 +116,7 @@ async def grows(own: Namespace, load: KubeLoad) -> None:
 
 
 async def shrinks(own: Namespace, kubelet: Kubelet, load: KubeLoad) -> None:
-    """Every worker that goes had been asked to stand by before, and none in a role goes."""
+    """Check that every removed worker had been put on standby before, and that none in a role is removed."""
     since_s = time.monotonic()
     pools = {"spare": await own.ready_pods("spare")}
     for pool in ("prefill", "decode"):

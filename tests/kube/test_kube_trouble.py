@@ -1,5 +1,5 @@
-"""What goes wrong in a cluster under load: pods are evicted, the API server is away, a node is lost. No request fails,
-and roles move meanwhile.
+"""Test of faults in a cluster under load: pods are evicted, the API server is away, and a node is lost. No request
+fails, and roles move meanwhile.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 API_SERVER = os.environ.get("FULCRUM_TEST_API_SERVER_PID", "")
 """A file with the process id of the API server, which is killed then; empty: connections to it end and are refused."""
 AWAY_S = float(os.environ.get("FULCRUM_TEST_API_AWAY_S", "60" if API_SERVER else "15"))
-"""Of the API server: longer than calls, probes and watches' pauses."""
+"""Outage of the API server, longer than calls, probes and pauses of watches."""
 RECONNECTED_S = 150.0
-"""Controllers and scheduler ask a server that was away for a minute again after half a minute each, at the latest."""
+"""Bound on the reconnection of controllers and scheduler after an outage of a minute."""
 ANSWERS = 100
-"""More are waited for after each thing that went wrong."""
+"""The answers to wait for after each fault."""
 ANSWERS_S = 120.0
 
 
 def tell(text: str) -> None:
-    """Progress, for a test of minutes."""
+    """Print progress, for a test of minutes."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
@@ -59,7 +59,7 @@ def values(own: Namespace, kafka: KafkaServer, redis: RedisServer) -> dict[str, 
     }
 
 
-async def test_evictions_a_server_that_is_away_and_a_lost_node_fail_no_request(
+async def test_evictions_an_api_outage_and_a_lost_node_fail_no_request(
     tmp_path: Path, embedded_kafka_server: KafkaServer, embedded_redis_server: RedisServer
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -104,7 +104,7 @@ async def evict(own: Namespace, pod: str) -> None:
 
 
 async def pods_are_evicted(own: Namespace, load: KubeLoad) -> None:
-    """One at a time: the budget refuses the second until another has taken the first one's place."""
+    """Evict one pod at a time: the budget refuses the second until another has replaced the first."""
     first, second = await own.until("both decode pods are ready", lambda: two(own))
     await own.until("the budget allows one", lambda: allowed(own))
     await evict(own, first)
@@ -117,7 +117,7 @@ async def pods_are_evicted(own: Namespace, load: KubeLoad) -> None:
 
 
 async def a_worker_is_killed(own: Namespace, kubelet: Kubelet, load: KubeLoad) -> None:
-    """Its pod starts it again, as the worker that it was."""
+    """Kill a worker, whose pod restarts it under its identity."""
     name = min(await own.ready_pods("decode"))
     (pod,) = (each for each in kubelet.pods.values() if each.pod["metadata"]["name"] == name)
     (planner,) = (each for each in kubelet.pods.values() if "-planner-" in each.pod["metadata"]["name"])
@@ -149,7 +149,7 @@ async def allowed(own: Namespace) -> bool:
 
 @asynccontextmanager
 async def away(proxy: VanishingProxy) -> AsyncIterator[None]:
-    """Connections end, and new ones are refused; where the server's process is known, that is killed."""
+    """Close connections and refuse new ones; if the server's process is known, kill it."""
     there, since_s = proxy.target, time.monotonic()
     async with AsyncExitStack() as stack:
         if API_SERVER:
@@ -165,7 +165,7 @@ async def away(proxy: VanishingProxy) -> AsyncIterator[None]:
 
 
 async def the_server_is_away(own: Namespace, kubelet: Kubelet, load: KubeLoad, proxy: VanishingProxy) -> None:
-    """For the kubelet, the planner and the clients."""
+    """Make the server unreachable for the kubelet, the planner and the clients."""
     secret = (await own.get("secret", "fulcrum-token"))["data"]["token"]
     moved = min(await own.ready_pods("decode"))
     (planner,) = (each for each in kubelet.pods.values() if "-planner-" in each.pod["metadata"]["name"])

@@ -1,4 +1,4 @@
-"""The routes of an app, for tests that hold something against every one of them."""
+"""The routes of an app, for tests that check every one of them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute, Mount
 
 
 def routes(within: Sequence[BaseRoute]) -> set[tuple[str, str]]:
-    """Method and path of each, included routers' too; MOUNT for what is mounted."""
+    """Return method and path of each, included routers' too; MOUNT for mounted apps."""
     found: set[tuple[str, str]] = set()
     for route in within:
         included = getattr(route, "original_router", None)
@@ -21,7 +21,7 @@ def routes(within: Sequence[BaseRoute]) -> set[tuple[str, str]]:
 
 
 class Head(NamedTuple):
-    """What an app answers up to its body, and how much of one it sent by itself."""
+    """The parts of an app's answer before its body, and the length of the body it sent."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -29,7 +29,7 @@ class Head(NamedTuple):
 
 
 async def asked(app: Any, method: str, path: str, headers: dict[str, str]) -> Head:
-    """Ask an ASGI app, and of GET read no more than the first part of the answer: some have no end."""
+    """Call an ASGI app, and for GET read only the first part of the answer, as some never end."""
     found: list[Any] = []
     first = asyncio.Event()
     path, _, query = path.partition("?")
@@ -64,7 +64,7 @@ async def asked(app: Any, method: str, path: str, headers: dict[str, str]) -> He
 
 
 async def head_differs(app: Any, path: str, headers: dict[str, str]) -> str:
-    """What HEAD answers otherwise than GET; empty: nothing. Figures of the moment may have another length."""
+    """Return the differences between HEAD and GET; empty if there are none. Live figures may differ in length."""
     by_get, by_head = await asked(app, "GET", path, headers), await asked(app, "HEAD", path, headers)
     if by_head.body:
         return "a body"

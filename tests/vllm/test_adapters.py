@@ -1,4 +1,4 @@
-"""LoRA adapters on the vllm engine, over a hand-off: tokens of a model with the adapter in its weights."""
+"""Tests of LoRA adapters on the vllm engine over a hand-off, against a model with merged weights."""
 
 import asyncio
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 SHAPE = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 
-async def test_sequences_of_several_adapters_are_computed_beside_each_other_and_moved(tmp_path: Path) -> None:
+async def test_sequences_of_several_adapters_are_computed_side_by_side_and_moved(tmp_path: Path) -> None:
     model = write_random_llama(tmp_path / "model", **SHAPE)
     folders = {name: write_adapter(tmp_path / name, model, seed) for seed, name in enumerate(("sql", "chat"))}
     config = EngineConfig(

@@ -1,4 +1,4 @@
-"""Asynchronous scheduling, vLLM's default on GPUs: two steps under way, blocks that run out, aborts meanwhile."""
+"""Tests of asynchronous scheduling: two steps in flight, exhausted blocks, and aborts."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -53,11 +53,11 @@ def request(key: int, seed: int) -> EngineRequest:
 
 
 def under_way(engine: VllmEngine) -> bool:
-    """Whether a step ran as another was reported."""
+    """Return whether a step ran while another was reported."""
     return bool(engine._report.running_since_ns)
 
 
-async def test_tokens_of_sequences_that_lose_their_blocks_are_those_of_each_alone(side: Side) -> None:
+async def test_preempted_sequences_have_the_tokens_of_each_alone(side: Side) -> None:
     engine, reader = side
     alone = []
     for seed in range(SEQUENCES):
@@ -72,7 +72,7 @@ async def test_tokens_of_sequences_that_lose_their_blocks_are_those_of_each_alon
     assert together == alone
 
 
-async def test_steps_of_two_under_way_never_overlap_and_add_to_what_was_computed(side: Side) -> None:
+async def test_two_steps_in_flight_never_overlap_and_add_up_to_the_computed_tokens(side: Side) -> None:
     engine, reader = side
     for seed in range(3):
         engine.submit(request(seed + 1, seed))
@@ -85,7 +85,7 @@ async def test_steps_of_two_under_way_never_overlap_and_add_to_what_was_computed
     assert sum(step.decode_sequences for step in steps) == 3 * (OUTPUT_TOKENS - 1)
 
 
-async def test_an_abort_into_running_steps_leaves_nothing_and_the_others_alone(side: Side) -> None:
+async def test_an_abort_during_running_steps_leaves_nothing_and_does_not_affect_others(side: Side) -> None:
     engine, reader = side
     engine.submit(request(1, 1))
     alone = (await reader.ended(1)).token_ids
@@ -101,7 +101,7 @@ async def test_an_abort_into_running_steps_leaves_nothing_and_the_others_alone(s
     await until(lambda: engine.integrity() == EngineIntegrity(0, 0, 0))
 
 
-async def test_a_step_that_measures_is_alone_among_those_under_way(side: Side) -> None:
+async def test_a_measuring_step_runs_alone(side: Side) -> None:
     engine, reader = side
     engine.submit(request(1, 1))
     await reader.tokens(1, 3)

@@ -1,4 +1,4 @@
-"""The engine's own half, opposite an EngineCore that the test plays: what crosses on the way, what is refused."""
+"""Tests of the engine's own half against an EngineCore that the test plays."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -51,7 +51,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class PlayedCore:
-    """A CoreProcess that answers what a test puts into it, and keeps what it was sent."""
+    """A CoreProcess with scripted answers that records its messages."""
 
     def __init__(self, folder: Path) -> None:
         self._board, self.dummies = Board(folder / "board"), SpanRing(folder / "dummies")
@@ -59,7 +59,7 @@ class PlayedCore:
         self.got: asyncio.Queue[Any] = asyncio.Queue()
         self.sent = 0
         self.fails = ""
-        """Why it does not sleep."""
+        """The reason why it fails to sleep."""
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
         handing = ConnectorSession(Connector("NixlConnector", KvRoute.REPLY, {}), "engine-1")
@@ -158,7 +158,7 @@ async def test_a_lease_runs_from_the_end_of_the_prompt_however_late_that_is_read
     await reader.close()
 
 
-async def test_it_sleeps_once_nothing_runs_and_no_block_waits_and_takes_nothing_meanwhile(
+async def test_an_engine_sleeps_once_it_is_idle_without_held_blocks_and_accepts_nothing_meanwhile(
     engine: VllmEngine, core: PlayedCore
 ) -> None:
     reader = EventReader(engine)
@@ -189,7 +189,9 @@ async def test_it_sleeps_once_nothing_runs_and_no_block_waits_and_takes_nothing_
     assert await engine.device_memory() == DeviceMemory(80, 77)
 
 
-async def test_one_that_does_not_sleep_says_why_and_can_be_closed(engine: VllmEngine, core: PlayedCore) -> None:
+async def test_an_engine_that_fails_to_sleep_gives_the_reason_and_can_be_closed(
+    engine: VllmEngine, core: PlayedCore
+) -> None:
     core.fails = "Failed to reset KV cache"
     with pytest.raises(SleepFailed, match="the vllm engine does not sleep: Failed to reset KV cache"):
         await engine.sleep()
@@ -197,18 +199,18 @@ async def test_one_that_does_not_sleep_says_why_and_can_be_closed(engine: VllmEn
 
 
 def prefilled(name: str) -> Any:
-    """What EngineCore says of a prompt whose blocks wait for a receiver."""
+    """Build EngineCore's message about a prompt whose blocks wait for a receiver."""
     length, parameters = vllm_engine.FinishReason.LENGTH, {"some": "where"}
     return vllm_engine.EngineCoreOutput(name, [3], finish_reason=length, kv_transfer_params=parameters)
 
 
 async def commanded(core: PlayedCore) -> Command:
-    """The command that comes to EngineCore next."""
+    """Return the next command to EngineCore."""
     return decode_command((await core.got.get()).sampling_params.extra_args[COMMAND_KEY])
 
 
 def outputs(*told: Any, now_ns: int = 1, **news: Any) -> Any:
-    """A message of EngineCore's, with the report of a scheduler in which nothing is left."""
+    """Build a message of EngineCore's, with the report of an idle scheduler."""
     report = EngineReport(now_ns, 1, 0, 0, 0, 0, 0, BLOCKS, 0, 0, 0, **news)
     return vllm_engine.EngineCoreOutputs(
         outputs=list(told), scheduler_stats=vllm_stats.SchedulerStats(kv_connector_stats={REPORT_KEY: encode(report)})

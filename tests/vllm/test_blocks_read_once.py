@@ -1,4 +1,4 @@
-"""That vLLM's handles are good for one receiver (`kv_once`), and who frees blocks that nobody reads to the end."""
+"""Test that vLLM's handles serve one receiver (`kv_once`), which frees the blocks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ BLOCK_TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS = 32, 300, 8
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 IDLE = EngineIntegrity(0, 0, 0)
 FREED_S = 10.0
-"""Well before the end of a lease, which is 30 s."""
+"""Well before the end of a lease of 30 s."""
 
 Side = tuple[VllmEngine, EventReader]
 
@@ -66,7 +66,7 @@ async def prefilled(source: Side, key: int, seed: int) -> KvHandle:
     return end.handle
 
 
-async def test_blocks_are_good_for_one_receiver_which_frees_them(tmp_path: Path) -> None:
+async def test_blocks_serve_one_receiver_which_frees_them(tmp_path: Path) -> None:
     async with running_pair(tmp_path) as (source, target):
         assert source[0].capabilities.kv_once
         await second_reader(source, target)
@@ -75,7 +75,7 @@ async def test_blocks_are_good_for_one_receiver_which_frees_them(tmp_path: Path)
 
 
 async def second_reader(source: Side, target: Side) -> None:
-    """It gets other tokens and no error; computed again they are right. Should vLLM refuse it, `kv_once` can go."""
+    """Check that a second reader gets other tokens and no error. Should vLLM refuse it, `kv_once` can go."""
     alone = (await ask(source, 1, EnginePhase.BOTH, 1)).token_ids
     handle = await prefilled(source, 2, 1)
     assert (await ask(target, 3, EnginePhase.DECODE, 1, handle)).token_ids == alone
@@ -92,7 +92,7 @@ async def second_reader(source: Side, target: Side) -> None:
 
 
 async def aborted_reader(source: Side, target: Side, key: int, *, pulls: bool) -> None:
-    """Its source frees the blocks without a word from anybody else, which could only come too soon."""
+    """Check that the source frees the blocks without another message, which could only come too soon."""
     engine, reader = target
     handle = await prefilled(source, key, key)
     assert source[0].integrity().leased_handles == 1

@@ -1,4 +1,4 @@
-"""What profiles and parallel groups ask of vLLM, as vLLM itself reads it: built and checked, nothing loaded."""
+"""Tests that vLLM accepts the arguments of profiles and parallel groups; nothing is loaded."""
 
 import json
 import socket
@@ -44,7 +44,7 @@ def built(folder: Path, shape: dict[str, Any], arguments: dict[str, Any], block_
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_vllm_takes_the_arguments_of_a_profile(name: str, tmp_path: Path) -> None:
+def test_vllm_accepts_the_arguments_of_a_profile(name: str, tmp_path: Path) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     for worker in load_profile(name).workers:
@@ -63,7 +63,7 @@ def test_vllm_spreads_a_tensor_parallel_group_over_nodes_as_it_is_registered(nod
     assert (parallel.local_world_size, parallel.node_rank_within_dp) == (asked.gpus_here, node)
 
 
-def test_kv_of_other_blocks_or_connectors_is_of_another_layout(tmp_path: Path) -> None:
+def test_kv_with_other_blocks_or_connectors_has_another_layout(tmp_path: Path) -> None:
     from libs.engine.vllm.launch import kv_layout
 
     nixl = connector_of(EngineConfig(tmp_path, "m"))
@@ -76,7 +76,7 @@ def test_kv_of_other_blocks_or_connectors_is_of_another_layout(tmp_path: Path) -
     assert kv_layout(here, store, FACTS) == own.replace(nixl.layout, store.layout) != layout
 
 
-def test_widths_that_nixl_reads_between_are_of_one_layout_and_others_say_why_not(tmp_path: Path) -> None:
+def test_widths_that_nixl_can_read_have_one_layout_and_others_give_the_reason(tmp_path: Path) -> None:
     from libs.engine.vllm.launch import kv_layout
 
     nixl = connector_of(EngineConfig(tmp_path, "m"))
@@ -91,7 +91,7 @@ def test_widths_that_nixl_reads_between_are_of_one_layout_and_others_say_why_not
     assert kv_layout(two, nixl, mixed) != kv_layout(eight, nixl, mixed)
 
 
-def test_the_type_of_kv_and_what_nixl_compares_are_of_the_layout_unless_that_is_off(tmp_path: Path) -> None:
+def test_the_layout_includes_the_kv_type_and_what_nixl_compares_unless_disabled(tmp_path: Path) -> None:
     from libs.engine.vllm.launch import kv_layout
 
     nixl = connector_of(EngineConfig(tmp_path, "m"))
@@ -104,7 +104,7 @@ def test_the_type_of_kv_and_what_nixl_compares_are_of_the_layout_unless_that_is_
     assert kv_layout(here, nixl, FACTS) == layout.replace("float32", "float32+bfloat16")
 
 
-def test_nixl_knows_equal_weights_in_different_folders_and_tells_other_kv_apart(
+def test_nixl_accepts_equal_weights_in_different_folders_and_detects_other_kv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.config import utils
@@ -123,7 +123,7 @@ def test_nixl_knows_equal_weights_in_different_folders_and_tells_other_kv_apart(
     assert (tmp_path / "handshake").read_text() == hashes[-1]
 
 
-def test_compiled_code_is_known_again_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_is_reused_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import envs
 
     def known_by(port: int) -> tuple[str, dict[str, object]]:
@@ -137,7 +137,7 @@ def test_compiled_code_is_known_again_at_the_next_start(tmp_path: Path, monkeypa
     assert known_by(20_001) == known_by(20_002)
 
 
-def test_a_second_group_on_a_node_is_refused_where_the_first_one_meets(tmp_path: Path) -> None:
+def test_a_second_group_on_a_node_is_refused_at_the_address_of_the_first(tmp_path: Path) -> None:
     from libs.engine.vllm.launch import _check_device
 
     with socket.socket() as taken:
@@ -151,7 +151,7 @@ def test_a_second_group_on_a_node_is_refused_where_the_first_one_meets(tmp_path:
     _check_device(EngineConfig(tmp_path, "m", vllm_arguments=first))
 
 
-def test_vllm_takes_one_rank_of_a_data_parallel_group_of_a_model_with_experts(tmp_path: Path) -> None:
+def test_vllm_accepts_one_rank_of_a_data_parallel_group_of_a_model_with_experts(tmp_path: Path) -> None:
     parallel = built(tmp_path, MIXTRAL, RANK).parallel_config
     assert parallel.data_parallel_external_lb and parallel.data_parallel_size_local == 1
     assert (parallel.data_parallel_size, parallel.data_parallel_rank) == (8, 3)

@@ -1,5 +1,5 @@
-"""Dummy steps on vLLM's own EngineCore. On a CPU its experts do not run in a data-parallel group, so the test asks for
-each dummy step by vLLM's own call, as a rank without work makes it in lockstep with the others."""
+"""Tests of dummy steps on vLLM's own EngineCore. On a CPU its experts do not run in a data-parallel group, so the
+test triggers each dummy step by vLLM's own call, as a rank without work does in lockstep with the others."""
 
 import asyncio
 import inspect
@@ -45,7 +45,7 @@ def told(reader: EventReader) -> list[tuple[int, int]]:
     return [span for event in reader.events for span in event.dummy_steps]
 
 
-async def test_each_dummy_step_is_reported_once_as_no_step_and_counts_as_idle(side: Side) -> None:
+async def test_each_dummy_step_is_reported_once_not_as_a_step_and_counts_as_idle(side: Side) -> None:
     engine, reader, core = side
     begun_ns = time.time_ns()
     builder = StepBatchBuilder(TelemetrySource("w", 1, "n", 1, "vllm", group="g"), begun_ns)
@@ -66,7 +66,7 @@ async def test_each_dummy_step_is_reported_once_as_no_step_and_counts_as_idle(si
     assert (batch.group, batch.steps.start_unix_ns) == ("g", b"")
 
 
-async def test_dummy_steps_between_those_of_a_sequence_change_nothing_of_it(side: Side) -> None:
+async def test_dummy_steps_between_those_of_a_sequence_do_not_change_it(side: Side) -> None:
     engine, reader, core = side
     tokens = np.arange(40, dtype=np.int32)
 

@@ -1,4 +1,4 @@
-"""Embeddings on the vllm engine: the vectors that the torch engine gives."""
+"""Tests of embeddings on the vllm engine against those of the torch engine."""
 
 import json
 from dataclasses import replace
@@ -80,7 +80,7 @@ async def vectors(engine: Engine, reader: EventReader, pooling: Pooling, first_k
 
 
 @pytest.mark.parametrize("pooling", [Pooling.LAST, Pooling.MEAN])
-async def test_vectors_are_those_of_the_torch_engine(tmp_path: Path, pooling: Pooling) -> None:
+async def test_vectors_equal_those_of_the_torch_engine(tmp_path: Path, pooling: Pooling) -> None:
     base = EngineConfig(
         make_model(tmp_path / "model", pooling), "random", device="cpu", dtype="float32", threads=1,
         block_size_tokens=32, kv_memory_mb=64, max_sequences=8, prefill_chunk_tokens=CHUNK,

@@ -1,4 +1,4 @@
-"""Tokens of vLLM engines, whole and disaggregated, against vLLM itself: its own LLM class, scheduler and sampler."""
+"""Tests of tokens of vLLM engines, whole and disaggregated, against vLLM's own LLM class."""
 
 import asyncio
 import itertools
@@ -35,7 +35,7 @@ OUTPUT_TOKENS = 12
 CONTEXT_TOKENS = 512
 LONG_OUTPUT_TOKENS = 200
 PULL_ENDS_S = 30.0
-"""UCX gives a peer that is gone up after some seconds."""
+"""Bound on UCX's timeout for a vanished peer."""
 IDLE = EngineIntegrity(0, 0, 0)
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 GUIDED = SamplingParams(temperature=0.0)
@@ -53,7 +53,7 @@ Pair = tuple[tuple[VllmEngine, EventReader], tuple[VllmEngine, EventReader]]
 
 
 def prompts() -> list[NDArray[np.int32]]:
-    """Of 1 to 300 tokens, none a prefix of another, some of whole blocks."""
+    """Draw prompts of 1 to 300 tokens, none a prefix of another, some of whole blocks."""
     rng = np.random.default_rng(3)
     lengths = [1, 31, 32, 33, 64, 96, *(int(length) for length in rng.integers(2, 300, PROMPTS - 6))]
     return [rng.integers(200, 40_000, length, dtype=np.int32) for length in lengths]
@@ -66,7 +66,7 @@ def model() -> Path:
 
 @pytest.fixture(scope="module")
 def cores() -> list[VllmCore]:
-    """Those of `pair`."""
+    """Return the cores of `pair`."""
     return [VllmCore(), VllmCore()]
 
 
@@ -88,7 +88,7 @@ async def pair(model: Path, cores: list[VllmCore]) -> AsyncIterator[Pair]:
 
 @pytest.fixture(scope="module")
 def truth(model: Path, pair: Pair) -> dict[str, list[list[int]]]:
-    """vLLM's own tokens. After `pair`, so that the engines find the process as a worker's is."""
+    """Return vLLM's own tokens. After `pair`, so that the engines find the process in a worker's state."""
     import vllm
 
     with pytest.MonkeyPatch.context() as patched:  # suites that start later inherit the environment
@@ -117,7 +117,7 @@ def request(
 
 
 @pytest.mark.parametrize(("name", "sampling"), [("greedy", GREEDY), ("seeded", SEEDED)])
-async def test_disaggregated_tokens_are_those_of_vllm_itself(
+async def test_disaggregated_tokens_equal_those_of_vllm_itself(
     pair: Pair, truth: dict[str, list[list[int]]], name: str, sampling: SamplingParams
 ) -> None:
     (source, source_reader), (target, target_reader) = pair
@@ -139,7 +139,9 @@ async def test_disaggregated_tokens_are_those_of_vllm_itself(
     await until(lambda: source.integrity() == target.integrity() == IDLE)
 
 
-async def test_whole_sequences_are_those_of_vllm_itself(pair: Pair, truth: dict[str, list[list[int]]]) -> None:
+async def test_tokens_of_whole_sequences_equal_those_of_vllm_itself(
+    pair: Pair, truth: dict[str, list[list[int]]]
+) -> None:
     engine, reader = pair[0]
     for key, prompt in enumerate(prompts()[:10], 2001):
         engine.submit(request(key, EnginePhase.BOTH, prompt, SEEDED))
@@ -147,7 +149,7 @@ async def test_whole_sequences_are_those_of_vllm_itself(pair: Pair, truth: dict[
     assert found == truth["seeded"][:10]
 
 
-async def test_steps_never_overlap_and_never_lie_in_a_kv_wait(pair: Pair, truth: object) -> None:
+async def test_steps_never_overlap_and_never_lie_within_a_kv_wait(pair: Pair, truth: object) -> None:
     for _, reader in pair:
         told = [event.step for event in reader.events if event.step]
         steps = [(step.start_unix_ns, step.end_unix_ns) for step in told if step.end_unix_ns]  # not announcements
@@ -178,7 +180,7 @@ async def test_blocks_of_another_layout_or_past_their_lease_are_refused(pair: Pa
     await until(lambda: source.integrity() == IDLE)
 
 
-async def test_guided_sequences_keep_to_their_guide_over_a_hand_off_and_go_on_from_generated_tokens(
+async def test_guided_sequences_follow_their_guide_over_a_hand_off_and_resume_from_generated_tokens(
     pair: Pair, model: Path
 ) -> None:
     (source, source_reader), (target, target_reader) = pair
@@ -211,11 +213,11 @@ async def test_guided_sequences_keep_to_their_guide_over_a_hand_off_and_go_on_fr
     await until(lambda: source.integrity() == target.integrity() == IDLE)
 
 
-async def test_a_source_that_dies_while_its_blocks_are_pulled_costs_the_target_that_sequence_alone(
+async def test_a_source_that_dies_during_a_pull_costs_the_target_only_that_sequence(
     pair: Pair, cores: list[VllmCore]
 ) -> None:
-    """The last test here: one engine is dead after it. The pull goes against the way of all others, whose first one
-    is a handshake, so that it hangs where the source stands still."""
+    """The last test here, as one engine is dead after it. The pull has the opposite direction of all others, so that
+    it begins with a handshake and hangs at the frozen source."""
     (target, target_reader), (source, source_reader) = pair
     prompt, other = prompts()[5], prompts()[6]
     source.set_prefill_budget(512)

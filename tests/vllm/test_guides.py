@@ -1,4 +1,4 @@
-"""A guide on its way to vLLM's EngineCore: the request as it arrives there, and the grammar made of it."""
+"""Test of a guide as it arrives in vLLM's EngineCore, and of the grammar made from it."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from libs.testing.engines.real_model import real_model_folder
 pytestmark = pytest.mark.vllm
 
 
-def test_vllm_compiles_a_guide_that_no_server_of_its_own_has_checked() -> None:
+def test_vllm_compiles_a_guide_that_none_of_its_servers_has_checked() -> None:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.request import Request
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder

@@ -1,4 +1,4 @@
-"""The bytes of a model's KV against vLLM's own layout of it, made for published shapes with no weights behind them."""
+"""Tests of the bytes of a model's KV against vLLM's own layout, for published shapes without weights."""
 
 import json
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def configured(folder: Path, shape: dict[str, Any], block_tokens: int = 64) -> A
 
 
 def specs_of(vllm_config: Any) -> dict[str, Any]:
-    """What each layer of vLLM's own model says that it keeps; parameters have shapes and no memory."""
+    """Return what each layer of vLLM's own model declares to keep; parameters have shapes and no memory."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed.parallel_state import destroy_model_parallel, initialize_model_parallel
@@ -97,7 +97,7 @@ def specs_of(vllm_config: Any) -> dict[str, Any]:
 
 
 def laid_out(vllm_config: Any, specs: dict[str, Any], order: str = "LBHNC") -> Any:
-    """vLLM's layout of them, as its scheduler is given it."""
+    """Return vLLM's layout of them, as its scheduler gets it."""
     from vllm.v1.core import kv_cache_utils as utils
 
     vllm_config.cache_config.kv_cache_layout = order
@@ -125,7 +125,7 @@ def shape_of(vllm_config: Any, specs: dict[str, Any], order: str = "LBHNC") -> K
     ],
     ids=["llama-70b", "deepseek-v3", "gpt-oss-120b", "gemma3-27b", "qwen3-next-80b"],
 )
-def test_kv_has_the_bytes_that_vllms_own_layers_keep(
+def test_kv_has_the_bytes_of_vllms_own_layers(
     one_rank: None, tmp_path: Path, model: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
     """Of a token in layers with full attention, with windows, tokens of a window, bytes of states."""
@@ -141,7 +141,7 @@ def test_kv_has_the_bytes_that_vllms_own_layers_keep(
     assert kept.sequence_bytes(CONTEXT_TOKENS) == theirs
 
 
-def test_a_hand_over_of_windows_takes_the_blocks_that_nixl_asks_for(one_rank: None, tmp_path: Path) -> None:
+def test_a_hand_over_of_windows_takes_the_blocks_that_nixl_requests(one_rank: None, tmp_path: Path) -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 
     vllm_config = configured(tmp_path, GPT_OSS_120B)
@@ -153,9 +153,7 @@ def test_a_hand_over_of_windows_takes_the_blocks_that_nixl_asks_for(one_rank: No
     assert windows.blocks(CONTEXT_TOKENS) == theirs
 
 
-def test_a_latent_counts_once_whatever_the_width_and_heads_as_often_as_there_are_parts(
-    one_rank: None, tmp_path: Path
-) -> None:
+def test_a_latent_counts_once_at_any_width_and_heads_once_per_part(one_rank: None, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("latent", "heads")]
     for folder, model in zip(folders, (DEEPSEEK_V3, LLAMA_70B), strict=True):
         folder.mkdir()
@@ -172,7 +170,7 @@ def test_a_latent_counts_once_whatever_the_width_and_heads_as_often_as_there_are
 
 
 @pytest.mark.parametrize("order", ["LBHNC", "BLHNC"])
-def test_layers_of_one_group_with_pages_of_their_own_are_added_up(one_rank: None, tmp_path: Path, order: str) -> None:
+def test_layers_of_one_group_with_different_pages_are_summed(one_rank: None, tmp_path: Path, order: str) -> None:
     """DeepSeek V3.2 keeps an index of 132 bytes a token beside the latent."""
     import torch
     from vllm.v1.kv_cache_interface import MLAAttentionSpec
@@ -187,7 +185,9 @@ def test_layers_of_one_group_with_pages_of_their_own_are_added_up(one_rank: None
 
 
 @pytest.mark.parametrize(("name", "item_bytes"), [("float32", 4), ("bfloat16", 2), ("float8_e4m3fn", 1)])
-def test_a_number_in_kv_is_as_wide_as_its_own_type(one_rank: None, tmp_path: Path, name: str, item_bytes: int) -> None:
+def test_a_number_in_kv_has_the_width_of_its_own_type(
+    one_rank: None, tmp_path: Path, name: str, item_bytes: int
+) -> None:
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -196,7 +196,7 @@ def test_a_number_in_kv_is_as_wide_as_its_own_type(one_rank: None, tmp_path: Pat
     assert shape_of(vllm_config, {str(layer): spec for layer in range(80)}).token_bytes == 80 * 2 * 8 * 128 * item_bytes
 
 
-def test_a_ring_of_one_block_counts_once_a_sequence(one_rank: None, tmp_path: Path) -> None:
+def test_a_ring_of_one_block_counts_once_per_sequence(one_rank: None, tmp_path: Path) -> None:
     import torch
     from vllm.v1 import kv_cache_interface
 

@@ -1,4 +1,4 @@
-"""What differs between models' KV: groups of layers that keep different blocks, and types of numbers."""
+"""Tests of differences between models' KV: groups of layers with different blocks, and number types."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ ROOT = b"root of a tenant"
 TOKENS = list(range(12))
 
 
-def test_blocks_of_sliding_windows_are_not_told_and_take_nothing_along() -> None:
+def test_blocks_of_sliding_windows_are_not_reported_and_not_moved() -> None:
     import torch
     from vllm.distributed.kv_events import BlockRemoved, BlockStored
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
@@ -40,7 +40,7 @@ def test_blocks_of_sliding_windows_are_not_told_and_take_nothing_along() -> None
     assert rehash.take() == ([], block_hashes(ROOT, TOKENS, BLOCK)[:1])
 
 
-def test_of_a_prompt_that_is_partly_known_only_the_rest_counts_as_transferred() -> None:
+def test_only_the_uncached_part_of_a_prompt_counts_as_transferred() -> None:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 

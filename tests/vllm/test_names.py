@@ -1,4 +1,4 @@
-"""The installed vLLM has every name that this project touches."""
+"""Test that the installed vLLM has every name that this project uses."""
 
 import importlib.util
 from pathlib import Path
@@ -12,7 +12,7 @@ from deploy.try_vllm.touched import Kind
 pytestmark = pytest.mark.vllm
 
 
-def test_the_installed_vllm_has_all_names_that_are_touched() -> None:
+def test_the_installed_vllm_has_all_used_names() -> None:
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.origin is not None
     names = [each for each in touched() if each.kind is not Kind.FILE]  # those of the GPU build

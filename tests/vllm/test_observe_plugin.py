@@ -1,4 +1,4 @@
-"""`fulcrum observe` beside real `vllm serve` processes: one with the plugin and one without it."""
+"""Tests of `fulcrum observe` beside real `vllm serve` processes, with and without the plugin."""
 
 import random
 import shutil
@@ -55,7 +55,7 @@ class Fleet:
     page: str
     clock: Path
     serve: Callable[[], Any]
-    """Starts the metrics service on the page's port, as a context."""
+    """Context that starts the metrics service on the page's port."""
 
     def status(self) -> Any:
         return httpx.get(f"{self.page}/v1/status", trust_env=False).json()
@@ -136,7 +136,7 @@ async def test_a_plain_server_is_estimated_and_one_with_the_plugin_is_exact(flee
         assert estimates == {"plugged": False, "b": True}
 
 
-async def test_occupancy_is_that_of_a_clock_around_the_engines_steps(fleet: Fleet) -> None:
+async def test_occupancy_matches_a_clock_around_the_engines_steps(fleet: Fleet) -> None:
     with fleet.serve():
         await until(lambda: fleet.states()["plugged"] == "exact", timeout_s=60)
         for seed in range(3 * REQUESTS):
@@ -166,7 +166,7 @@ async def test_occupancy_is_that_of_a_clock_around_the_engines_steps(fleet: Flee
     assert max(map(abs, errors)) <= WORST_POINTS
 
 
-async def test_a_frozen_or_killed_service_stops_no_request_and_is_told_what_was_missed(fleet: Fleet) -> None:
+async def test_a_frozen_or_killed_service_stops_no_request_and_receives_the_missed_steps(fleet: Fleet) -> None:
     with fleet.serve() as service:
         await until(lambda: fleet.states()["plugged"] == "exact", timeout_s=60)
         service.suspend()

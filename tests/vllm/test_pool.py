@@ -1,4 +1,4 @@
-"""Two models on one worker of a pool: each switch ends one EngineCore and starts another."""
+"""Test of two models on one pool worker: each switch ends one EngineCore and starts another."""
 
 from collections.abc import Iterator
 
@@ -37,13 +37,13 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 
 
 def engine_cores(suite: RunningSuite) -> set[int]:
-    """Those that still run; one that has ended may not have been waited for yet."""
+    """Return those that still run; an ended one may not have been waited for yet."""
     children = psutil.Process(suite.process.pid).children(recursive=True)
     own = (child for child in children if child.name().startswith("VLLM::EngineCor"))
     return {child.pid for child in own if child.status() != psutil.STATUS_ZOMBIE}
 
 
-async def test_models_take_turns_on_one_worker_and_each_answers_the_same_every_time(suite: RunningSuite) -> None:
+async def test_models_alternate_on_one_worker_and_each_repeats_its_answers(suite: RunningSuite) -> None:
     body = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
     answers: dict[str, set[str]] = {REAL: set(), RANDOM: set()}
     cores: list[set[int]] = []

@@ -1,4 +1,4 @@
-"""A real EngineCore that sleeps, on a CPU: vLLM does all of it there but free the device, as CUDA's allocator does."""
+"""Tests of a real EngineCore that sleeps on a CPU, where vLLM does everything but free the device."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ MB = 1024 * 1024
 IDENTITY = EngineIdentity("one", 1, "127.0.0.1:1")
 
 
-async def test_one_that_dies_asleep_does_not_wake_and_that_is_an_error_in_words(tmp_path: Path) -> None:
+async def test_an_engine_that_dies_asleep_does_not_wake_and_raises_an_error_with_a_message(tmp_path: Path) -> None:
     model = write_random_llama(tmp_path / "llama", hidden_size=128, eos_token_id=257)
     core = VllmCore()
     config = EngineConfig(model, "m", threads=1, block_size_tokens=32, kv_memory_mb=16, max_sequences=4)
@@ -40,7 +40,7 @@ async def test_one_that_dies_asleep_does_not_wake_and_that_is_an_error_in_words(
         await core.close()
 
 
-def test_vllm_knows_the_arguments_of_an_engine_that_can_sleep(tmp_path: Path) -> None:
+def test_vllm_accepts_the_arguments_of_an_engine_that_can_sleep(tmp_path: Path) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     arguments = sleep_arguments(EngineConfig(None, "m", vllm_sleeps=True, vllm_asleep_mb=8_000), 80 << 30)
@@ -48,7 +48,7 @@ def test_vllm_knows_the_arguments_of_an_engine_that_can_sleep(tmp_path: Path) ->
     assert found.enable_sleep_mode and found.gpu_memory_utilization < 0.92
 
 
-def test_a_persons_share_of_memory_leaves_those_that_sleep_their_part(
+def test_a_configured_share_of_memory_leaves_sleeping_engines_their_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vllm.platforms import current_platform
@@ -82,7 +82,7 @@ def test_a_persons_share_of_memory_leaves_those_that_sleep_their_part(
 @pytest.mark.parametrize(
     ("method", "drops"), [(None, True), ("ngram", True), ("suffix", True), ("eagle3", False), ("draft_model", False)]
 )
-def test_weights_are_dropped_only_where_vllm_reads_all_of_them_again(
+def test_weights_are_dropped_only_if_vllm_reads_all_of_them_again(
     tmp_path: Path, method: str | None, drops: bool
 ) -> None:
     from libs.engine.vllm import launch

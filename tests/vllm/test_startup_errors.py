@@ -1,4 +1,4 @@
-"""What a person reads when a vLLM engine cannot start: one line that says why."""
+"""Tests of the one-line error when a vLLM engine cannot start."""
 
 import contextlib
 from dataclasses import replace
@@ -43,13 +43,13 @@ def model() -> Path:
         ({"kv_memory_mb": 16}, "KV cache"),
     ],
 )
-async def test_an_engine_that_cannot_start_says_why_in_one_line(
+async def test_an_engine_that_cannot_start_gives_the_reason_in_one_line(
     model: Path, changes: dict[str, Any], reason: str
 ) -> None:
     assert reason in await refused(model, **changes)
 
 
-async def test_one_whose_processes_would_outlive_it_does_not_serve(
+async def test_an_engine_whose_processes_would_outlive_it_does_not_serve(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PLUGINS_VARIABLE, "another")
@@ -59,7 +59,7 @@ async def test_one_whose_processes_would_outlive_it_does_not_serve(
 
 
 async def refused(model: Path, **changes: Any) -> str:
-    """What is said of an engine that does not start, in one line."""
+    """Return the one-line error of an engine that does not start."""
     config = replace(EngineConfig(model, "real", threads=1, block_size_tokens=32), **changes)
     engine = VllmEngine(config, SystemClock(), VllmCore())
     with pytest.raises(StartupError) as caught:
@@ -69,7 +69,7 @@ async def refused(model: Path, **changes: Any) -> str:
     return str(caught.value)
 
 
-async def test_a_start_that_hangs_is_ended_with_its_processes_and_says_so(model: Path) -> None:
+async def test_a_start_that_hangs_is_ended_with_its_processes_and_reported(model: Path) -> None:
     before = set(psutil.Process().children(recursive=True))
     reason = await refused(model, vllm_start_limit_s=40.0, vllm_arguments={"worker_cls": HANGING})
     assert "not started within 40 s" in reason and "FULCRUM_WORKER_VLLM_START_LIMIT_S" in reason
@@ -78,7 +78,7 @@ async def test_a_start_that_hangs_is_ended_with_its_processes_and_says_so(model:
 
 
 def is_vllms(process: psutil.Process) -> bool:
-    """Whether it lives and is not Python's own helper."""
+    """Return whether it is alive and not Python's own helper."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(process.cmdline())
     return False

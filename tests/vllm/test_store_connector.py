@@ -1,4 +1,4 @@
-"""A hand-over through a store: one engine keeps the KV of prompts in a folder, the other goes on from it."""
+"""Test of a hand-over through a store: one engine writes the KV of prompts to a folder, the other continues."""
 
 import asyncio
 import shutil
@@ -30,7 +30,7 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 IDLE = EngineIntegrity(0, 0, 0)
 
 
-async def test_tokens_over_a_store_are_those_of_one_engine_and_a_lost_store_is_computed_anew(tmp_path: Path) -> None:
+async def test_tokens_over_a_store_equal_those_of_one_engine_and_a_lost_store_is_recomputed(tmp_path: Path) -> None:
     model, store = write_random_llama(tmp_path / "llama", hidden_size=128, eos_token_id=257), tmp_path / "store"
     config = EngineConfig(
         model, "store", threads=1, block_size_tokens=BLOCK_TOKENS, kv_memory_mb=16, max_sequences=16,

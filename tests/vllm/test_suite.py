@@ -1,4 +1,4 @@
-"""A whole suite of vLLM workers: what it answers, and what is left when one is killed."""
+"""Tests of a whole suite of vLLM workers: its answers, and what remains when one is killed."""
 
 import asyncio
 import json
@@ -27,12 +27,12 @@ MOVES = 50
 CLIENTS = 6
 BLOCK_TOKENS = 32
 LONG_LENGTHS = (199, 231, 263, 295)
-"""Of prompts that are asked twice; no other test's prompts are so long."""
+"""Lengths of prompts that are sent twice; no other test's prompts are so long."""
 GONE_S = 30.0
-"""A bound for a process that is never killed. Linux kills at once, but on two cores on which other engines compute, the
-memory of two processes of vLLM has taken over a second to be given back."""
+"""A bound for a process that is never killed. Linux kills at once, but on two cores with other engines the memory of
+two vLLM processes has taken over a second to be freed."""
 ENGINE_PROCESSES = 6
-"""EngineCore and the one that computes, of three workers."""
+"""EngineCore and the computing process of three workers."""
 AFTER_S, MAX_AFTER_SHARE = 0.8, 0.5
 """Of one core, after an answer. Of vLLM's own accord four processes would take a core each."""
 START_S = 400.0
@@ -52,23 +52,23 @@ def http_to(suite: RunningSuite) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=suite.gateway, timeout=120, trust_env=False)
 
 
-def test_it_says_paris(suite: RunningSuite) -> None:
+def test_the_suite_answers_paris(suite: RunningSuite) -> None:
     said = suite.fulcrum("chat", "What is the capital of France?")
     assert said.returncode == 0 and "Paris" in said.stdout, said.stdout + said.stderr
 
 
 def engine_processes(suite: RunningSuite) -> list[psutil.Process]:
-    """vLLM's own, of all workers."""
+    """Return vLLM's own processes, of all workers."""
     children = psutil.Process(suite.process.pid).children(recursive=True)
     return [child for child in children if child.name().startswith("VLLM")]
 
 
-def test_engines_compute_on_every_core_there_is(suite: RunningSuite) -> None:
+def test_engines_use_every_core(suite: RunningSuite) -> None:
     cores = psutil.Process().cpu_affinity()
     assert [process.cpu_affinity() for process in engine_processes(suite)] == [cores] * ENGINE_PROCESSES
 
 
-def test_engines_leave_the_cores_to_others_as_soon_as_they_have_answered(suite: RunningSuite) -> None:
+def test_engines_release_the_cores_as_soon_as_they_have_answered(suite: RunningSuite) -> None:
     def cpu_s() -> float:
         return sum(sum(process.cpu_times()[:2]) for process in engine_processes(suite))
 
@@ -78,7 +78,7 @@ def test_engines_leave_the_cores_to_others_as_soon_as_they_have_answered(suite: 
     assert cpu_s() - before_s < MAX_AFTER_SHARE * AFTER_S
 
 
-async def test_prompts_asked_twice_come_from_the_worker_that_has_their_blocks(suite: RunningSuite) -> None:
+async def test_repeated_prompts_are_served_by_the_worker_that_has_their_blocks(suite: RunningSuite) -> None:
     bodies = [
         {"model": MODEL, "prompt": [1000 + tokens, *range(300, 299 + tokens)], "max_tokens": 4, "temperature": 0}
         for tokens in LONG_LENGTHS
@@ -94,10 +94,10 @@ async def test_prompts_asked_twice_come_from_the_worker_that_has_their_blocks(su
     for transfer in await kv_transfers(suite, dict.fromkeys(LONG_LENGTHS, 2)):
         sources.setdefault(transfer.prompt_tokens, []).append(transfer.from_worker_id)
     assert all(one == other for one, other in sources.values())
-    assert len({workers[0] for workers in sources.values()}) == 2, "the first time they were spread over both workers"
+    assert len({workers[0] for workers in sources.values()}) == 2, "they were spread over both workers the first time"
 
 
-def test_prefill_is_tuned_by_steps_of_its_own(suite: RunningSuite) -> None:
+def test_prefill_is_tuned_with_separate_steps(suite: RunningSuite) -> None:
     arguments = ("tune", "prefill", "prefill-1", "--most-tokens", "256", "--limit", "60", "--measure-only", "--json")
     said = suite.fulcrum(*arguments, timeout_s=120)
     assert said.returncode == 0, said.stdout + said.stderr
@@ -105,7 +105,7 @@ def test_prefill_is_tuned_by_steps_of_its_own(suite: RunningSuite) -> None:
     assert found["plateau_tokens_per_s"] > 0 and found["chunk_tokens"] <= 256
 
 
-async def test_roles_move_under_load_and_every_answer_is_the_same(suite: RunningSuite) -> None:
+async def test_roles_move_under_load_without_changing_any_answer(suite: RunningSuite) -> None:
     async with http_to(suite) as http:
         traffic = SteadyTraffic(http, request_bodies(MODEL, 4, prompt_tokens=40, output_tokens=12))
         await traffic.learn()
@@ -118,7 +118,7 @@ async def test_roles_move_under_load_and_every_answer_is_the_same(suite: Running
     assert any(moved.move.running for moved in moving.moves), "some were caught decoding"
 
 
-async def test_workers_that_fail_or_have_other_kv_say_so_and_the_others_serve_on(
+async def test_workers_that_fail_or_have_other_kv_report_it_and_the_others_keep_serving(
     suite: RunningSuite, tmp_path: Path
 ) -> None:
     async with http_to(suite) as http:
@@ -147,7 +147,7 @@ async def test_workers_that_fail_or_have_other_kv_say_so_and_the_others_serve_on
 
 @asynccontextmanager
 async def streams(suite: RunningSuite) -> AsyncIterator[None]:
-    """Some are under way while the context is open; they end as they do while nothing happens."""
+    """Keep streams open during the context; they must end as undisturbed ones do."""
     async with httpx.AsyncClient(timeout=300) as http:
 
         async def ask(into: Streamed, number: int) -> None:
@@ -165,7 +165,7 @@ async def streams(suite: RunningSuite) -> AsyncIterator[None]:
 
 
 def processes_of(suite: RunningSuite, name: str) -> tuple[psutil.Process, list[psutil.Process]]:
-    """A worker, and vLLM's below it: EngineCore first."""
+    """Return a worker and vLLM's processes below it, EngineCore first."""
     pid = pid_of(suite, name)
     assert pid is not None
     below = [each for each in psutil.Process(pid).children(recursive=True) if each.name().startswith("VLLM")]
@@ -175,7 +175,7 @@ def processes_of(suite: RunningSuite, name: str) -> tuple[psutil.Process, list[p
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """A zombie has ended too: whoever started it has yet to ask how."""
+    """A zombie has ended too: its parent has yet to wait for it."""
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -186,7 +186,7 @@ async def gone(processes: list[psutil.Process]) -> None:
     await until(lambda: all(map(has_ended, processes)), timeout_s=GONE_S, what="vLLM's processes to end")
 
 
-async def test_a_worker_whose_engine_core_is_killed_ends_and_comes_back_while_streams_go_on(
+async def test_a_worker_whose_engine_core_is_killed_ends_and_returns_while_streams_continue(
     suite: RunningSuite,
 ) -> None:
     worker, below = processes_of(suite, "decode-2")
@@ -201,7 +201,7 @@ async def test_a_worker_whose_engine_core_is_killed_ends_and_comes_back_while_st
             await asyncio.sleep(0.1)
 
 
-async def test_streams_go_on_when_a_worker_is_killed_and_nothing_of_it_is_left(suite: RunningSuite) -> None:
+async def test_streams_continue_when_a_worker_is_killed_and_nothing_of_it_remains(suite: RunningSuite) -> None:
     worker, below = processes_of(suite, "decode-1")
     async with streams(suite):
         worker.kill()

@@ -1,4 +1,4 @@
-"""Prefill and decode of different tensor-parallel widths, over NIXL."""
+"""Test of prefill and decode of different tensor-parallel widths over NIXL."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ Engines = dict[int, tuple[VllmEngine, EventReader]]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
-    """By width."""
+    """Yield engines by width."""
     model = write_random_llama(tmp_path_factory.mktemp("model"), **SHAPE)
     found: Engines = {}
     for width in (1, 2):
@@ -56,7 +56,7 @@ def request(key: int, phase: EnginePhase, prompt: NDArray[np.int32], kv: KvHandl
     return EngineRequest(key, f"request-{key}", phase, prompt, len(prompt), OUTPUT_TOKENS, GREEDY, b"", kv)
 
 
-async def test_answers_over_two_widths_are_those_of_one_engine_either_way_round(engines: Engines) -> None:
+async def test_answers_over_two_widths_equal_those_of_one_engine_in_both_directions(engines: Engines) -> None:
     kinds = {replace(engine.capabilities, kv_blocks=0, compute=None, variant="") for engine, _ in engines.values()}
     assert len(kinds) == 1, "one layout, and the same bytes of KV"
     rng = np.random.default_rng(1)

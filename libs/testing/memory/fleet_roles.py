@@ -1,4 +1,4 @@
-"""A fleet whose roles are kept in a dictionary."""
+"""A fleet whose roles are stored in a dictionary."""
 
 from collections.abc import Sequence
 from dataclasses import replace

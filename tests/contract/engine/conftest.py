@@ -1,4 +1,4 @@
-"""Engines of all kinds."""
+"""Fixtures that start every kind of engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,14 +39,14 @@ def random_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sim_make() -> Make:
-    """The built-in model on a device so fast that a test is short, and slow enough to be caught at work."""
+    """The built-in model on a device fast enough for short tests, and slow enough to be observed while it runs."""
     base = EngineConfig(None, "contract", block_size_tokens=BLOCK, sim_speedup=20.0)
     return lambda **changes: make_engine("sim", replace(base, **changes), SystemClock())
 
 
 @pytest.fixture
 def torch_make(random_llama: Path, pytestconfig: pytest.Config) -> Make:
-    """Real attention over real blocks, in float32: bfloat16 rounds so coarsely that company changes near ties."""
+    """Real attention over real blocks, in float32: bfloat16 rounds so coarsely that neighbours change near ties."""
     device = pytestconfig.getoption("device")
     base = EngineConfig(
         random_llama,
@@ -63,14 +63,14 @@ def torch_make(random_llama: Path, pytestconfig: pytest.Config) -> Make:
 
 @pytest.fixture(scope="session")
 def on_cpu(pytestconfig: pytest.Config) -> None:
-    """Skips what only a CPU has, where the suite runs on a GPU."""
+    """Skip tests of the CPU if the suite runs on a GPU."""
     if pytestconfig.getoption("device") != "cpu":
         pytest.skip("only on a CPU")
 
 
 @pytest.fixture
 def torch_shared_make(on_cpu: None, torch_make: Make, tmp_path: Path) -> Make:
-    """The same, with pools that engines read in one another's files."""
+    """The same engines, with pools that they read in one another's files."""
     return partial(torch_make, kv_shared_dir=tmp_path)
 
 
@@ -91,7 +91,7 @@ def vllm_make(vllm_cores: tuple[SharedCore, ...], random_llama: Path, pytestconf
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vllm_async_cores(on_cpu: None, random_llama: Path) -> AsyncIterator[tuple[SharedCore, ...]]:
-    """The same two, which decide a step while the one before runs."""
+    """The same engines with asynchronous scheduling."""
     from libs.engine.vllm import launch
     from libs.testing.engines.async_executor import configured_asynchronously
 
@@ -122,19 +122,19 @@ def _vllm_config(model: Path, device: str = "cpu") -> EngineConfig:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Of engine."""
+    """The kinds of engines under test."""
     return str(request.param)
 
 
 @pytest.fixture
 def make(kind: str, request: pytest.FixtureRequest) -> Make:
-    """Makes engines of this kind."""
+    """Factory of engines of one kind."""
     return request.getfixturevalue(f"{kind}_make")
 
 
 @pytest.fixture
 async def bench(kind: str, make: Make, tmp_path: Path) -> AsyncIterator[EngineBench]:
-    """Engines of each kind in turn."""
+    """Yield engines of each kind in turn."""
     bench = EngineBench(make, tmp_path if kind == "torch_shared" else None)
     yield bench
     bench.fetcher.gate.set()

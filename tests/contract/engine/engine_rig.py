@@ -1,4 +1,4 @@
-"""Sequences for an engine under test, and their outcome."""
+"""Builders of sequences for an engine under test, and checks of their outcome."""
 
 import itertools
 from collections.abc import Callable
@@ -23,11 +23,11 @@ CORE_KINDS = ("sim", *(pytest.param(kind, marks=pytest.mark.torch) for kind in (
 VLLM_KINDS = tuple(pytest.param(kind, marks=pytest.mark.vllm) for kind in ("vllm", "vllm_async"))
 KINDS = (*CORE_KINDS, *VLLM_KINDS)
 on_our_core = pytest.mark.parametrize("kind", CORE_KINDS, indirect=True)
-"""What others' capabilities leave out, or what a test brings about through our own fetcher or our own core."""
+"""Tests that others' capabilities exclude, or that need our own fetcher or core."""
 
 
 ids = itertools.count(1 << 60, -(1 << 32) - 1)
-"""Of sequences: large and falling, since an engine is to read nothing from them."""
+"""Ids of sequences: large and falling, since an engine must not read meaning from them."""
 
 
 def sequence(
@@ -53,7 +53,7 @@ async def complete(engine: Engine, reader: EventReader, request: EngineRequest) 
 
 
 async def prefill(engine: Engine, reader: EventReader, **request: object) -> tuple[KvHandle, list[int]]:
-    """A handle under a lease, and the first token."""
+    """Return a handle under a lease, and the first token."""
     log = await complete(engine, reader, sequence(EnginePhase.PREFILL, **request))  # type: ignore[arg-type]
     assert log.end is not None and log.end.finish is FinishReason.PREFILLED and log.end.handle is not None
     return log.end.handle, log.token_ids
@@ -68,7 +68,7 @@ LONG = np.resize(PROMPT, 800)
 
 
 async def moved(engine: Engine, reader: EventReader, request: EngineRequest, after_tokens: int) -> SequenceLog:
-    """Start a sequence and hand it over once it has so many tokens; what it brought before it left."""
+    """Start a sequence, hand it over once it has that many tokens, and return its output until then."""
     engine.submit(request)
     await reader.tokens(request.sequence_id, after_tokens)
     engine.hand_over(request.sequence_id)

@@ -1,4 +1,4 @@
-"""What every engine does behind the port. A new engine joins by one entry in `KINDS`."""
+"""Contract tests of the engine port. A new engine joins by one entry in `KINDS`."""
 
 import re
 from dataclasses import replace
@@ -75,7 +75,7 @@ async def test_a_moved_sequence_goes_on_as_if_it_had_stayed(
     assert (transfer.blocks, transfer.data_bytes, transfer.prompt_tokens_computed) == (handle.blocks, data_bytes, again)
     assert transfer.shared is (bench.fetcher.maps is not None)
     assert 0 < transfer.start_unix_ns <= transfer.end_unix_ns
-    # The last of several prompt tokens costs a step what a decode does, and is told as one.
+    # The last of several prompt tokens costs a step as much as a decode, and is reported as one.
     told = again if size == 1 else 0
     ended = [each.step for each in target_reader.events if each.step and each.step.end_unix_ns]  # else only announced
     assert sum(step.prefill_tokens for step in ended) == told
@@ -120,7 +120,7 @@ async def test_a_first_token_that_ends_the_sequence_leaves_no_handle(bench: Engi
 
 
 @on_our_core
-async def test_a_guided_sequence_keeps_to_its_guide_and_ends_with_it(bench: EngineBench) -> None:
+async def test_a_guided_sequence_follows_its_guide_and_ends_with_it(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     guide = 'start: "{" /[a-c]{3}/ "}"'
     guided = [sequence(sampling=SamplingParams(temperature=1.0, seed=seed, guide=guide)) for seed in range(4)]
@@ -136,7 +136,7 @@ async def test_a_guided_sequence_keeps_to_its_guide_and_ends_with_it(bench: Engi
 
 
 @on_our_core
-async def test_tokens_that_do_not_fit_their_guide_end_their_sequence_alone(bench: EngineBench) -> None:
+async def test_tokens_that_violate_the_guide_end_only_their_own_sequence(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     other, lost = sequence(), sequence(generated=list(b"xy"), sampling=replace(GREEDY, guide='start: "{" /[a-c]{90}/'))
     engine.submit(other)
@@ -150,7 +150,7 @@ async def test_tokens_that_do_not_fit_their_guide_end_their_sequence_alone(bench
 
 @on_our_core
 @pytest.mark.parametrize("chunk", [7, 512])
-async def test_a_prompts_logprobs_come_with_the_first_token_however_it_was_computed(
+async def test_prompt_logprobs_come_with_the_first_token_however_the_prompt_was_computed(
     bench: EngineBench, chunk: int
 ) -> None:
     engine, reader = await bench.start("one")
@@ -163,14 +163,14 @@ async def test_a_prompts_logprobs_come_with_the_first_token_however_it_was_compu
         top = dict(token.top)
         assert len(top) == 3 and all(value <= 0 for value in top.values())
         assert top.get(int(PROMPT[place]), token.logprob) == token.logprob
-    # What follows a prompt is what the same tokens have in a longer one.
+    # A prompt's logprobs equal those of the same tokens in a longer prompt.
     shorter = await complete(engine, reader, sequence(prompt=PROMPT[:-1], sampling=scoring, root=b""))
     before = [token.logprob for token in shorter.logprobs[0].prompt]
     assert before == pytest.approx([token.logprob for token in first.prompt[:-1]], abs=1e-4)
 
 
 @on_our_core
-async def test_a_scored_prompt_of_one_token_has_nothing_before_it(bench: EngineBench) -> None:
+async def test_a_scored_prompt_of_one_token_has_no_prompt_logprobs(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     scoring = replace(GREEDY, logprobs=True, prompt_logprobs=True)
     log = await complete(engine, reader, sequence(prompt=PROMPT[:1], sampling=scoring, output=1, root=b""))
@@ -185,7 +185,7 @@ def vector(log: SequenceLog) -> NDArray[np.float32]:
 @on_our_core
 @pytest.mark.parametrize("phase", [EnginePhase.PREFILL, EnginePhase.BOTH])
 @pytest.mark.parametrize("pooling", [Pooling.LAST, Pooling.MEAN])
-async def test_a_pooled_prompt_ends_with_its_vector_and_leaves_nothing(
+async def test_a_pooled_prompt_ends_with_its_vector_and_frees_its_blocks(
     bench: EngineBench, phase: EnginePhase, pooling: Pooling
 ) -> None:
     engine, reader = await bench.start("one")
@@ -219,7 +219,7 @@ async def test_a_vector_is_the_same_however_its_prompt_was_computed(bench: Engin
     assert (cached > 0) is (pooling is Pooling.LAST)
 
 
-async def test_an_engine_refuses_to_pool_what_it_cannot(bench: EngineBench) -> None:
+async def test_an_engine_refuses_unsupported_pooling(bench: EngineBench) -> None:
     engine, _ = await bench.start("one")
     wrong = [replace(sequence(generated=[1, 2]), pooling=Pooling.LAST)]
     wrong.append(replace(sequence(root=ROOT), pooling=Pooling.MEAN))
@@ -230,7 +230,7 @@ async def test_an_engine_refuses_to_pool_what_it_cannot(bench: EngineBench) -> N
             engine.submit(request)
 
 
-async def test_no_token_ends_a_sequence_before_it_has_its_minimum(bench: EngineBench) -> None:
+async def test_no_token_ends_a_sequence_before_min_tokens(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     free = (await complete(engine, reader, sequence())).token_ids
     stops = frozenset(free[:2])
@@ -239,7 +239,7 @@ async def test_no_token_ends_a_sequence_before_it_has_its_minimum(bench: EngineB
     assert len(held.token_ids) >= 6
 
 
-async def test_a_stop_token_is_the_last_one(bench: EngineBench) -> None:
+async def test_a_stop_token_is_the_last_token(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     tokens = (await complete(engine, reader, sequence())).token_ids
     stop = tokens[6]
@@ -248,7 +248,7 @@ async def test_a_stop_token_is_the_last_one(bench: EngineBench) -> None:
     assert finish(log) is FinishReason.STOP
 
 
-async def test_the_end_of_the_context_ends_a_sequence(bench: EngineBench) -> None:
+async def test_a_sequence_ends_at_the_end_of_the_context(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     context = engine.capabilities.max_context_tokens
     prompt = np.resize(PROMPT, context - 3)
@@ -256,7 +256,7 @@ async def test_the_end_of_the_context_ends_a_sequence(bench: EngineBench) -> Non
     assert (len(log.token_ids), finish(log)) == (3, FinishReason.LENGTH)
 
 
-async def test_logprobs_come_with_each_token_when_asked_for(bench: EngineBench) -> None:
+async def test_logprobs_come_with_each_token_on_request(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     log = await complete(engine, reader, sequence(sampling=replace(GREEDY, logprobs=True, top_logprobs=3)))
     assert len(log.logprobs) == len(log.token_ids)
@@ -269,7 +269,7 @@ async def test_logprobs_come_with_each_token_when_asked_for(bench: EngineBench) 
 # ---------------------------------------------------------------- batches, chunks, prefixes
 
 
-async def test_company_and_chunk_size_do_not_change_tokens(bench: EngineBench) -> None:
+async def test_neighbours_in_the_batch_and_chunk_size_do_not_change_tokens(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     sampling = SEEDED if engine.capabilities.seeds_by_position else GREEDY
     prompts = [np.roll(PROMPT, shift)[: 10 + 9 * shift] for shift in range(7)]
@@ -286,7 +286,7 @@ async def test_company_and_chunk_size_do_not_change_tokens(bench: EngineBench) -
     await until(lambda: engine.integrity() == IDLE)
 
 
-async def test_a_seed_gives_the_same_tokens_however_its_prompt_is_cut(bench: EngineBench) -> None:
+async def test_a_seed_gives_the_same_tokens_however_the_prompt_is_chunked(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     whole = await complete(engine, reader, sequence(sampling=SEEDED))
     engine.set_prefill_budget(13)
@@ -294,7 +294,7 @@ async def test_a_seed_gives_the_same_tokens_however_its_prompt_is_cut(bench: Eng
     assert cut.token_ids == whole.token_ids and finish(cut) is FinishReason.LENGTH
 
 
-async def test_a_prompt_seen_before_is_served_from_its_blocks(bench: EngineBench) -> None:
+async def test_a_repeated_prompt_is_served_from_cached_blocks(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     first = await complete(engine, reader, sequence(root=ROOT))
     again = await complete(engine, reader, sequence(root=ROOT))
@@ -308,7 +308,7 @@ async def test_a_prompt_seen_before_is_served_from_its_blocks(bench: EngineBench
     assert other.end is not None and other.end.cached_tokens == 0
 
 
-async def test_of_a_fully_known_prompt_the_last_block_is_computed_again(bench: EngineBench) -> None:
+async def test_the_last_block_of_a_fully_cached_prompt_is_computed_again(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     first = await complete(engine, reader, sequence(root=ROOT, prompt=PROMPT[:64]))
     again = await complete(engine, reader, sequence(root=ROOT, prompt=PROMPT[:64]))
@@ -330,7 +330,7 @@ async def test_with_budget_0_prompts_wait(bench: EngineBench) -> None:
     assert finish(await reader.ended(request.sequence_id)) is FinishReason.LENGTH
 
 
-async def test_what_can_never_run_is_refused(bench: EngineBench) -> None:
+async def test_a_sequence_that_can_never_run_is_refused(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     context = engine.capabilities.max_context_tokens
     handle, first = await prefill(engine, reader)

@@ -1,4 +1,4 @@
-"""Events, measured steps, sleep and the end of an engine."""
+"""Contract tests of an engine's events, measured steps, sleep and shutdown."""
 
 import asyncio
 import itertools
@@ -49,7 +49,7 @@ async def test_steps_are_in_order_and_never_during_a_kv_wait(bench: EngineBench)
     assert target.load().kv_wait_since_unix_ns == 0
 
 
-async def test_another_consumer_goes_on_where_a_cancelled_one_stopped(bench: EngineBench) -> None:
+async def test_a_new_consumer_resumes_where_a_cancelled_one_stopped(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     request = sequence(output=200)
     engine.submit(request)
@@ -75,7 +75,7 @@ async def test_closing_a_busy_engine_aborts_and_ends_the_events(bench: EngineBen
     await until(lambda: engine.integrity() == IDLE)
 
 
-async def test_an_idle_engine_has_nothing_open(bench: EngineBench) -> None:
+async def test_an_idle_engine_has_no_open_work(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     await complete(engine, reader, sequence(root=ROOT))
     load = engine.load()
@@ -84,7 +84,7 @@ async def test_an_idle_engine_has_nothing_open(bench: EngineBench) -> None:
     assert (load.kv_wait_since_unix_ns, load.reported_to_unix_ns) == (0, 0)
 
 
-async def test_a_measured_step_is_told_and_leaves_nothing_behind(bench: EngineBench) -> None:
+async def test_a_measured_step_is_reported_and_leaves_no_state_behind(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     duration_ns = await engine.measure_prefill(40)
     assert duration_ns is not None and duration_ns > 0
@@ -104,7 +104,7 @@ async def test_a_chunk_bounds_steps_whatever_the_budget(bench: EngineBench) -> N
     assert sizes == [32, 32, 32, 4]
 
 
-async def test_an_engine_that_slept_says_what_it_said_before_and_knows_no_handle_of_then(bench: EngineBench) -> None:
+async def test_an_engine_that_slept_repeats_its_tokens_and_rejects_older_handles(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     assert engine.capabilities.sleeps
     before = [await complete(engine, reader, sequence(sampling=sampling)) for sampling in (GREEDY, SEEDED)]
@@ -121,7 +121,7 @@ async def test_an_engine_that_slept_says_what_it_said_before_and_knows_no_handle
     await until(lambda: engine.integrity() == IDLE)
 
 
-async def test_an_engine_that_slept_reuses_no_prefix_of_before(bench: EngineBench) -> None:
+async def test_an_engine_that_slept_reuses_no_older_prefix(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     await complete(engine, reader, sequence(prompt=LONG[:100], root=ROOT))
     assert (await complete(engine, reader, sequence(prompt=LONG[:100], root=ROOT))).end.cached_tokens > 0
@@ -130,7 +130,7 @@ async def test_an_engine_that_slept_reuses_no_prefix_of_before(bench: EngineBenc
     assert (await complete(engine, reader, sequence(prompt=LONG[:100], root=ROOT))).end.cached_tokens == 0
 
 
-async def test_an_engine_that_drops_its_weights_says_what_it_said_before(bench: EngineBench) -> None:
+async def test_an_engine_that_drops_its_weights_in_sleep_repeats_its_tokens(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     if not engine.capabilities.drops_weights:
         pytest.skip("it keeps them")
@@ -142,7 +142,7 @@ async def test_an_engine_that_drops_its_weights_says_what_it_said_before(bench: 
     assert [log.token_ids for log in after] == [log.token_ids for log in before]
 
 
-async def test_sleep_aborts_what_runs_and_a_sleeping_engine_can_be_closed(bench: EngineBench) -> None:
+async def test_sleep_aborts_running_sequences_and_a_sleeping_engine_can_be_closed(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     request = sequence(output=500)
     engine.submit(request)

@@ -1,4 +1,4 @@
-"""Running sequences that go on elsewhere."""
+"""Contract tests of running sequences that continue on another engine."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def left_with(log: SequenceLog) -> KvHandle:
 @on_our_core
 @pytest.mark.parametrize("sampling", [GREEDY, PENALISED, GUIDED], ids=["greedy", "penalised", "guided"])
 @pytest.mark.parametrize("size", [1, 16, 75])
-async def test_a_running_sequence_moves_twice_and_goes_on_as_if_it_had_stayed(
+async def test_a_running_sequence_moved_twice_continues_as_if_it_had_stayed(
     bench: EngineBench, sampling: SamplingParams, size: int
 ) -> None:
     one, one_reader = await bench.start("one")
@@ -75,7 +75,7 @@ async def test_a_running_sequence_moves_twice_and_goes_on_as_if_it_had_stayed(
 
 
 @on_our_core
-async def test_sequences_beside_one_that_leaves_do_not_notice(bench: EngineBench) -> None:
+async def test_a_sequence_that_leaves_does_not_disturb_its_neighbours(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     alone = await complete(engine, reader, sequence(output=60))
     staying = sequence(output=60)
@@ -85,7 +85,7 @@ async def test_sequences_beside_one_that_leaves_do_not_notice(bench: EngineBench
 
 
 @on_our_core
-async def test_a_prompt_that_is_told_to_leave_does_so_with_its_first_token(bench: EngineBench) -> None:
+async def test_a_prompt_under_a_hand_over_order_leaves_with_its_first_token(bench: EngineBench) -> None:
     engine, reader = await bench.start("one", prefill_chunk_tokens=64)
     request = sequence(prompt=LONG)
     engine.submit(request)
@@ -94,7 +94,7 @@ async def test_a_prompt_that_is_told_to_leave_does_so_with_its_first_token(bench
     assert len(log.token_ids) == 1 and left_with(log).tokens == len(LONG)
 
 
-async def test_nothing_else_leaves(bench: EngineBench) -> None:
+async def test_a_hand_over_order_moves_only_running_sequences(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     engine.hand_over(10**9)
     prompt_only = sequence(EnginePhase.PREFILL)
@@ -117,7 +117,7 @@ async def test_nothing_else_leaves(bench: EngineBench) -> None:
 
 
 @on_our_core
-async def test_a_sequence_that_nobody_takes_over_costs_no_more_than_its_lease(bench: EngineBench) -> None:
+async def test_a_sequence_that_no_worker_takes_over_is_freed_when_its_lease_ends(bench: EngineBench) -> None:
     engine, reader = await bench.start("one", kv_lease_ms=50)
     handle = left_with(await moved(engine, reader, sequence(output=200), 3))
     await until(lambda: engine.integrity() == IDLE)

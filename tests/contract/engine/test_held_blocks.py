@@ -1,4 +1,4 @@
-"""Blocks that wait for a receiver: leases, aborts, losses, exports."""
+"""Contract tests of blocks held for a receiver: leases, aborts, losses and exports."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from tests.contract.engine.engine_rig import (
 
 
 @on_our_core
-async def test_abort_in_any_state_frees_everything(bench: EngineBench) -> None:
+async def test_an_abort_in_any_state_frees_everything(bench: EngineBench) -> None:
     engine, reader = await bench.start("one", max_sequences=2)
     handle, first = await prefill(engine, reader)
     bench.fetcher.gate.clear()
@@ -44,7 +44,7 @@ async def test_abort_in_any_state_frees_everything(bench: EngineBench) -> None:
     await until(lambda: engine.integrity() == IDLE)
 
 
-async def test_abort_of_a_prefilled_sequence_ends_its_lease(bench: EngineBench) -> None:
+async def test_an_abort_of_a_prefilled_sequence_ends_its_lease(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     request = sequence(EnginePhase.PREFILL)
     assert finish(await complete(engine, reader, request)) is FinishReason.PREFILLED
@@ -53,7 +53,7 @@ async def test_abort_of_a_prefilled_sequence_ends_its_lease(bench: EngineBench) 
 
 
 @on_our_core
-async def test_a_lease_ends_by_itself(bench: EngineBench) -> None:
+async def test_a_lease_expires_without_a_call(bench: EngineBench) -> None:
     engine, reader = await bench.start("one", kv_lease_ms=50)
     handle, _ = await prefill(engine, reader)
     await until(lambda: engine.integrity() == IDLE)
@@ -98,7 +98,7 @@ async def test_blocks_of_another_layout_are_refused(bench: EngineBench) -> None:
 
 
 @on_our_core
-async def test_export_goes_on_from_any_block_in_bounded_chunks(bench: EngineBench) -> None:
+async def test_an_export_resumes_from_any_block_in_bounded_chunks(bench: EngineBench) -> None:
     engine, reader = await bench.start("one")
     handle, _ = await prefill(engine, reader, prompt=np.resize(PROMPT, 500))
     layout = engine.capabilities.kv_layout

@@ -1,4 +1,4 @@
-"""KV that is pulled while its prompt is computed, or found cached."""
+"""Contract tests of KV pulled while its prompt is computed, or found in the cache."""
 
 import pytest
 
@@ -31,7 +31,7 @@ async def streamed_handle_of(reader: EventReader, sequence_id: int) -> KvHandle:
 
 
 @on_our_core
-async def test_blocks_come_while_their_prompt_is_computed(bench: EngineBench) -> None:
+async def test_blocks_arrive_while_their_prompt_is_computed(bench: EngineBench) -> None:
     engine, reader = await bench.start("one", prefill_chunk_tokens=64)
     request = sequence(EnginePhase.PREFILL, prompt=LONG)
     engine.submit(request)
@@ -52,7 +52,7 @@ async def test_blocks_come_while_their_prompt_is_computed(bench: EngineBench) ->
 @on_our_core
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
 @pytest.mark.parametrize("size", [75, 800])
-async def test_a_streamed_sequence_goes_on_as_if_it_had_stayed(
+async def test_a_streamed_sequence_continues_as_if_it_had_stayed(
     bench: EngineBench, sampling: SamplingParams, size: int
 ) -> None:
     source, source_reader = await bench.start("prefill", prefill_chunk_tokens=64)
@@ -78,8 +78,8 @@ async def test_a_streamed_sequence_goes_on_as_if_it_had_stayed(
 
 
 @on_our_core
-async def test_a_prompt_that_one_step_computes_is_not_opened(bench: EngineBench) -> None:
-    """Its blocks are ready when it is: there is nothing to stream."""
+async def test_a_prompt_computed_in_one_step_is_not_streamed(bench: EngineBench) -> None:
+    """The blocks of such a prompt are ready with it, so there is nothing to stream."""
     engine, reader = await bench.start("prefill", prefill_chunk_tokens=64)
     request = sequence(EnginePhase.PREFILL, prompt=LONG[:64])
     engine.submit(request)
@@ -88,7 +88,7 @@ async def test_a_prompt_that_one_step_computes_is_not_opened(bench: EngineBench)
 
 
 @on_our_core
-async def test_tokens_that_come_before_the_blocks_wait_for_them(bench: EngineBench) -> None:
+async def test_tokens_that_arrive_before_their_blocks_wait_for_them(bench: EngineBench) -> None:
     source, source_reader = await bench.start("prefill", prefill_chunk_tokens=16)
     target, target_reader = await bench.start("decode")
     stayed = await complete(source, source_reader, sequence())
@@ -107,7 +107,7 @@ async def test_tokens_that_come_before_the_blocks_wait_for_them(bench: EngineBen
 
 
 @on_our_core
-async def test_blocks_found_cached_are_sent_before_any_step_ends(bench: EngineBench) -> None:
+async def test_cached_blocks_are_sent_before_any_step_ends(bench: EngineBench) -> None:
     engine, reader = await bench.start("one", prefill_chunk_tokens=16)
     await complete(engine, reader, sequence(EnginePhase.BOTH, prompt=LONG[:640], root=ROOT, output=1))
     request = sequence(EnginePhase.PREFILL, prompt=LONG, root=ROOT)
@@ -125,7 +125,7 @@ async def test_blocks_found_cached_are_sent_before_any_step_ends(bench: EngineBe
 
 @on_our_core
 @pytest.mark.parametrize("ended", ["aborted", "by its first token"])
-async def test_a_prompt_that_leaves_no_blocks_ends_its_receiver_as_kv_lost(bench: EngineBench, ended: str) -> None:
+async def test_a_prompt_that_leaves_no_blocks_ends_its_receiver_with_kv_lost(bench: EngineBench, ended: str) -> None:
     source, source_reader = await bench.start("prefill", prefill_chunk_tokens=16)
     target, target_reader = await bench.start("decode")
     begun = sequence(EnginePhase.PREFILL, prompt=LONG, output=1 if ended == "by its first token" else 12)
@@ -141,7 +141,7 @@ async def test_a_prompt_that_leaves_no_blocks_ends_its_receiver_as_kv_lost(bench
 
 
 @on_our_core
-async def test_blocks_of_a_receiver_that_left_wait_out_their_lease(bench: EngineBench) -> None:
+async def test_blocks_of_a_receiver_that_left_stay_until_their_lease_ends(bench: EngineBench) -> None:
     source, source_reader = await bench.start("prefill", prefill_chunk_tokens=16, kv_lease_ms=50)
     target, target_reader = await bench.start("decode")
     begun = sequence(EnginePhase.PREFILL, prompt=LONG)
@@ -163,7 +163,7 @@ def blocks_received(reader: EventReader) -> list[int]:
 @on_our_core
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(("size", "rest"), [(64, 0), (75, 1), (800, 0)])
-async def test_of_a_prompt_seen_before_only_the_last_blocks_are_pulled(
+async def test_only_the_last_blocks_of_a_cached_prompt_are_pulled(
     bench: EngineBench, size: int, rest: int, streamed: bool
 ) -> None:
     source, source_reader = await bench.start("prefill", prefill_chunk_tokens=32)
@@ -193,12 +193,12 @@ async def test_of_a_prompt_seen_before_only_the_last_blocks_are_pulled(
         assert first + log.token_ids == stayed
         await until(lambda: source.integrity() == target.integrity() == IDLE)
     whole = -(-size // BLOCK)
-    # Of a streamed prompt of whole blocks the last one is pulled too: its first token is not known yet.
+    # The last block of a streamed prompt is pulled even if it is full, since its first token is not known yet.
     assert blocks_received(target_reader) == [whole, rest or int(streamed)]
 
 
 @on_our_core
-async def test_blocks_of_an_aborted_pull_stay_for_the_next(bench: EngineBench) -> None:
+async def test_blocks_of_an_aborted_pull_stay_for_the_next_pull(bench: EngineBench) -> None:
     source, source_reader = await bench.start("prefill")
     target, target_reader = await bench.start("decode")
     stayed = (await complete(source, source_reader, sequence(prompt=LONG))).token_ids

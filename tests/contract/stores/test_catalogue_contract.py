@@ -1,4 +1,4 @@
-"""What every model catalogue keeps to, over the embedded Redis, a real one, and the store in memory."""
+"""Contract tests of ModelCatalogue over the embedded Redis, a real Redis and the store in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -36,7 +36,7 @@ async def eventually(found: Callable[[], Awaitable[Any]], expected: Any) -> None
             await asyncio.sleep(0.02)
 
 
-async def test_entries_are_read_as_they_were_put_the_last_time(catalogue: ModelCatalogue) -> None:
+async def test_entries_are_read_as_they_were_last_put(catalogue: ModelCatalogue) -> None:
     assert (await catalogue.read()).entries == {}
     await catalogue.put(A)
     await catalogue.put(ModelEntry("b", "/elsewhere", 2))
@@ -44,7 +44,7 @@ async def test_entries_are_read_as_they_were_put_the_last_time(catalogue: ModelC
     assert (await catalogue.read()).entries == {"b": B, A.name: A}
 
 
-async def test_a_removed_model_is_gone_with_its_times(catalogue: ModelCatalogue) -> None:
+async def test_removing_a_model_removes_its_load_times(catalogue: ModelCatalogue) -> None:
     await catalogue.put(A)
     await catalogue.measured(A.name, LoadTimes(load_s=4.5))
     assert (await catalogue.read()).times == {A.name: LoadTimes(load_s=4.5)}
@@ -54,7 +54,7 @@ async def test_a_removed_model_is_gone_with_its_times(catalogue: ModelCatalogue)
     assert (found.entries, found.times) == ({}, {})
 
 
-async def test_clusters_are_apart(database: Database, catalogue: ModelCatalogue) -> None:
+async def test_clusters_have_separate_catalogues(database: Database, catalogue: ModelCatalogue) -> None:
     await catalogue.put(A)
     other = database.catalogue("another-cluster")
     await other.remove(A.name)
@@ -77,7 +77,7 @@ async def test_an_outlook_holds_until_its_lease_ends(catalogue: ModelCatalogue) 
     await eventually(told, {})
 
 
-async def test_each_gateway_tells_its_own_use_until_its_lease_ends(catalogue: ModelCatalogue) -> None:
+async def test_the_use_reported_by_each_gateway_lasts_until_its_lease_ends(catalogue: ModelCatalogue) -> None:
     await catalogue.use("one", {"a": ModelUse(1, 5, 1, 5, 1)}, lease_ms=LONG_MS)
     await catalogue.use("one", {"a": ModelUse(arrivals=2)}, lease_ms=LONG_MS)
     await catalogue.use("two", {"b": ModelUse(in_flight=3)}, lease_ms=150)
@@ -98,7 +98,7 @@ async def test_changes_of_entries_and_outlooks_are_pushed(catalogue: ModelCatalo
             found = await anext(watched)
 
 
-async def test_use_is_pushed(catalogue: ModelCatalogue) -> None:
+async def test_changes_of_use_are_pushed(catalogue: ModelCatalogue) -> None:
     async with aclosing(catalogue.watch_uses(poll_ms=LONG_MS)) as watched, asyncio.timeout(10):  # type: ignore[type-var]
         assert await anext(watched) == {}
         await catalogue.use("one", {"a": ModelUse(arrivals=1)}, lease_ms=LONG_MS)
@@ -106,7 +106,7 @@ async def test_use_is_pushed(catalogue: ModelCatalogue) -> None:
             pass
 
 
-async def test_a_store_that_is_away_is_said_to_be_and_watched_again_when_it_is_back(
+async def test_a_store_outage_is_reported_and_the_watch_resumes_afterwards(
     database: Database, catalogue: ModelCatalogue
 ) -> None:
     async with aclosing(catalogue.watch(poll_ms=50)) as watched, asyncio.timeout(20):  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""What a file store keeps to: a local folder, and a bucket of a server that speaks S3's protocol."""
+"""Contract tests of FileStore over a local folder and an S3 bucket."""
 
 import resource
 import shutil
@@ -63,7 +63,7 @@ async def get(store: FileStore, file_id: str, first_byte: int = 0, length: int |
     return b"".join([part async for part in store.read(file_id, first_byte, length)])
 
 
-async def test_a_kept_file_is_read_whole_and_in_ranges(store: FileStore) -> None:
+async def test_a_stored_file_is_read_whole_and_in_ranges(store: FileStore) -> None:
     content = bytes(range(256)) * 2000
     info = await put(store, "file-1", content)
     assert (info.id, info.name, info.purpose, info.bytes) == ("file-1", "lines.jsonl", "batch", len(content))
@@ -72,7 +72,7 @@ async def test_a_kept_file_is_read_whole_and_in_ranges(store: FileStore) -> None
     assert await get(store, "file-1", 1000, 300_000) == content[1000:301_000]
 
 
-async def test_what_is_not_kept_was_never_there(store: FileStore, tmp_path: Path) -> None:
+async def test_an_abandoned_draft_leaves_no_file(store: FileStore, tmp_path: Path) -> None:
     async with store.draft("file-1", max_bytes=10) as draft:
         await draft.write(b"half")
     with pytest.raises(FileNotFound):
@@ -84,14 +84,14 @@ async def test_what_is_not_kept_was_never_there(store: FileStore, tmp_path: Path
         assert not (await store._client.list_objects_v2(Bucket=store._bucket)).get("Contents")
 
 
-async def test_a_file_of_the_same_id_is_replaced(store: FileStore) -> None:
+async def test_a_file_with_the_same_id_is_replaced(store: FileStore) -> None:
     await put(store, "file-1", b"one")
     await put(store, "file-1", b"another")
     assert await get(store, "file-1") == b"another"
     assert [info.bytes for info in await store.infos()] == [7]
 
 
-async def test_files_are_listed_the_youngest_first_also_those_of_one_second(store: FileStore) -> None:
+async def test_files_are_listed_youngest_first_even_within_one_second(store: FileStore) -> None:
     made = [(await put(store, f"file-{number * 7 % 12:02}", b"x")).id for number in range(12)]
     listed = await store.infos()
     assert [info.id for info in listed] == made[::-1]
@@ -100,7 +100,7 @@ async def test_files_are_listed_the_youngest_first_also_those_of_one_second(stor
     assert [info.id for info in await store.infos()] == [made[3], *(each for each in made[::-1] if each != made[3])]
 
 
-async def test_files_of_older_versions_are_listed_by_their_second(store: FileStore, tmp_path: Path) -> None:
+async def test_files_written_by_older_versions_are_listed_by_their_second(store: FileStore, tmp_path: Path) -> None:
     now = await put(store, "file-now", b"x")
     for file_id, created_s in (("file-b", 5), ("file-a", 5), ("file-c", 6)):
         old = f'{{"id":"{file_id}","name":"f","purpose":"batch","bytes":1,"created_unix_s":{created_s}}}'.encode()
@@ -112,7 +112,7 @@ async def test_files_of_older_versions_are_listed_by_their_second(store: FileSto
     assert [info.id for info in await store.infos()] == [now.id, "file-c", "file-a", "file-b"]
 
 
-async def test_a_tenants_files_are_listed_by_themselves_and_all_are_counted(store: FileStore) -> None:
+async def test_each_tenants_files_are_listed_separately_and_all_are_counted(store: FileStore) -> None:
     for number, tenant in enumerate(["a", "b", "a", "", "c"]):
         await put(store, f"file-{number}", b"x" * number, tenant=tenant)
     assert [info.id for info in await store.of("a")] == ["file-2", "file-0"]
@@ -128,7 +128,7 @@ async def test_a_tenants_files_are_listed_by_themselves_and_all_are_counted(stor
 
 
 def count_reads(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is read of the store's descriptions from now on."""
+    """Record the reads of the store's metadata from now on."""
     found: list[Any] = []
     owner, name = (store._client, "get_object") if isinstance(store, S3Files) else (local, "_read_info")
     real = getattr(owner, name)
@@ -141,7 +141,7 @@ def count_reads(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-async def test_a_list_or_an_upload_reads_no_description_of_another_tenant(
+async def test_a_listing_or_an_upload_reads_no_metadata_of_another_tenant(
     store: FileStore, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(20):
@@ -160,7 +160,7 @@ async def test_a_list_or_an_upload_reads_no_description_of_another_tenant(
         assert len(reads) <= 3
 
 
-async def test_what_another_process_deletes_or_replaces_is_noticed(
+async def test_a_file_that_another_process_deletes_or_replaces_is_noticed(
     store: FileStore, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -177,7 +177,7 @@ async def test_what_another_process_deletes_or_replaces_is_noticed(
         assert await other.stored() == (2, 7)
 
 
-async def test_a_look_at_a_folder_costs_what_has_changed_and_not_what_is_there(
+async def test_a_listing_reads_only_what_has_changed_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = (LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES) for _ in range(2))
@@ -191,7 +191,7 @@ async def test_a_look_at_a_folder_costs_what_has_changed_and_not_what_is_there(
     assert (len(await store.of("many")), await store.stored()) == (9, (10, 10))
 
 
-async def test_what_no_journal_tells_of_a_folder_is_found_in_time(
+async def test_changes_missing_from_the_journal_are_found_by_the_next_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = (LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES) for _ in range(2))
@@ -203,14 +203,16 @@ async def test_what_no_journal_tells_of_a_folder_is_found_in_time(
     assert [info.id for info in await store.of("a")] == ["file-2"]
     monkeypatch.undo()
     monkeypatch.setattr(local, "MAX_JOURNAL_BYTES", 50)
-    for number in range(20):  # whoever looks at all names begins the journal anew
+    for number in range(20):  # a scan of all names starts a new journal
         await put(store, f"file-{number}", b"x", tenant="b")
         assert len(await (other if number % 2 else store).of("b")) == number + 1
         await store.infos()
 
 
-async def test_a_tenants_copies_of_descriptions_are_mended(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where an older version wrote the file, or a process died between the copy and the original."""
+async def test_inconsistent_copies_of_a_tenants_metadata_are_repaired(
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This happens if an older version wrote the file, or a process died between the copy and the original."""
     async with bucket(s3_endpoint, "mended") as store:
         await put(store, "file-1", b"one", tenant="a")
         await store.remove("own/a/file-1.json")
@@ -223,7 +225,7 @@ async def test_a_tenants_copies_of_descriptions_are_mended(s3_endpoint: str, mon
         assert [item["Key"] for item in await store._list("own/")] == ["own/a/file-1.json"]
 
 
-async def test_a_draft_can_be_kept_under_another_id(store: FileStore) -> None:
+async def test_a_draft_can_be_stored_under_another_id(store: FileStore) -> None:
     async with store.draft("file-1", max_bytes=10) as draft:
         await draft.write(b"half")
         assert (await draft.keep(name="f", purpose="batch", file_id="file-2")).id == "file-2"
@@ -232,7 +234,7 @@ async def test_a_draft_can_be_kept_under_another_id(store: FileStore) -> None:
         await store.info("file-1")
 
 
-async def test_bounds_of_a_file_and_of_the_store_are_told_apart(store: FileStore) -> None:
+async def test_the_bounds_of_a_file_and_of_the_store_raise_different_errors(store: FileStore) -> None:
     with pytest.raises(FileTooLarge):
         await put(store, "file-1", b"x" * 101, max_bytes=100)
     await put(store, "file-1", b"x" * (ROOM_BYTES - 10))
@@ -242,7 +244,7 @@ async def test_bounds_of_a_file_and_of_the_store_are_told_apart(store: FileStore
     assert (await put(store, "file-2", b"x" * 11)).bytes == 11
 
 
-async def test_room_can_be_asked_for_before_anything_is_written(store: FileStore) -> None:
+async def test_room_can_be_checked_before_the_first_write(store: FileStore) -> None:
     await put(store, "file-1", b"x" * 1000)
     await store.need_room(ROOM_BYTES - 1000)
     async with store.draft("file-2", max_bytes=1000) as draft:
@@ -251,7 +253,7 @@ async def test_room_can_be_asked_for_before_anything_is_written(store: FileStore
             await store.need_room(ROOM_BYTES - 1000)
 
 
-async def test_files_that_are_written_at_once_share_the_stores_bound(store: FileStore) -> None:
+async def test_concurrent_writers_share_the_stores_bound(store: FileStore) -> None:
     async with (
         store.draft("file-1", max_bytes=ROOM_BYTES) as one,
         store.draft("file-2", max_bytes=ROOM_BYTES) as other,
@@ -266,7 +268,7 @@ async def test_files_that_are_written_at_once_share_the_stores_bound(store: File
         await put(store, "file-4", b"x")
 
 
-async def test_what_another_process_has_kept_meanwhile_counts(
+async def test_files_that_another_process_stores_during_a_draft_count_against_the_bound(
     store: FileStore, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -284,7 +286,7 @@ async def test_what_another_process_has_kept_meanwhile_counts(
     assert {info.id for info in await store.infos()} == {"file-2", "file-3"}
 
 
-async def test_a_disk_that_fills_up_as_a_file_is_closed_is_a_full_store(tmp_path: Path) -> None:
+async def test_a_disk_that_fills_up_while_a_file_is_closed_raises_store_full(tmp_path: Path) -> None:
     store = LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with pytest.raises(StoreFull):
@@ -299,7 +301,7 @@ async def test_a_disk_that_fills_up_as_a_file_is_closed_is_a_full_store(tmp_path
     assert not list((tmp_path / "files" / ".drafts").iterdir())
 
 
-async def test_a_file_that_cannot_be_opened_now_is_not_taken_for_a_deleted_one(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_opened_is_not_mistaken_for_a_deleted_one(tmp_path: Path) -> None:
     store = LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
     await put(store, "file-1", b"one")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -313,7 +315,7 @@ async def test_a_file_that_cannot_be_opened_now_is_not_taken_for_a_deleted_one(t
     assert await get(store, "file-1") == b"one"
 
 
-async def test_a_store_whose_disk_is_gone_holds_its_files_still_and_takes_none(tmp_path: Path) -> None:
+async def test_a_store_whose_disk_is_gone_keeps_its_files_and_refuses_new_ones(tmp_path: Path) -> None:
     store = LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
     await put(store, "file-1", b"one")
     for left in (False, True):
@@ -336,7 +338,7 @@ async def test_a_store_whose_disk_is_gone_holds_its_files_still_and_takes_none(t
         assert await get(store, "file-1") == b"one"
 
 
-async def test_what_was_not_written_by_a_store_hides_no_file(store: FileStore, tmp_path: Path) -> None:
+async def test_foreign_files_in_the_store_hide_no_stored_file(store: FileStore, tmp_path: Path) -> None:
     await put(store, "file-1", b"one")
     for file_id, text in (("foreign", b"not JSON"), ("other", b"{}"), ("latin", b'{"id": "\xe9"}')):
         if isinstance(store, S3Files):
@@ -349,22 +351,22 @@ async def test_what_was_not_written_by_a_store_hides_no_file(store: FileStore, t
     with capture_logs() as logs:
         for _ in range(2):
             assert [info.id for info in await store.infos()] == ["file-1"]
-    assert len(logs) == (3 if isinstance(store, S3Files) else 1), "each is told of once"
+    assert len(logs) == (3 if isinstance(store, S3Files) else 1), "each is logged once"
     await put(store, "file-2", b"there is room as before")
 
 
-async def test_a_file_that_breaks_off_is_a_store_that_does_not_answer(tmp_path: Path) -> None:
+async def test_a_read_error_within_a_file_raises_store_unavailable(tmp_path: Path) -> None:
     store = LocalFiles(tmp_path / "files", max_bytes=ROOM_BYTES)
     await put(store, "file-1", b"one")
     content = tmp_path / "files" / "file-1" / "content"
     content.unlink()
-    content.symlink_to("/proc/self/mem")  # can be opened, and fails to be read
+    content.symlink_to("/proc/self/mem")  # opening succeeds, and reading fails
     with pytest.raises(StoreUnavailable):
         await get(store, "file-1")
 
 
 @pytest.mark.parametrize("file_id", ["file-1", "../file-1", "", ".drafts", "a/b"])
-async def test_an_unknown_id_is_an_error_everywhere(store: FileStore, file_id: str) -> None:
+async def test_an_unknown_id_is_an_error_in_every_method(store: FileStore, file_id: str) -> None:
     with pytest.raises(FileNotFound):
         await store.info(file_id)
     with pytest.raises(FileNotFound):
@@ -373,7 +375,7 @@ async def test_an_unknown_id_is_an_error_everywhere(store: FileStore, file_id: s
         await get(store, file_id)
 
 
-async def test_a_large_file_is_uploaded_in_parts_and_an_abandoned_one_leaves_none(s3_endpoint: str) -> None:
+async def test_a_large_file_is_uploaded_in_parts_and_an_abandoned_upload_leaves_none(s3_endpoint: str) -> None:
     async with bucket(s3_endpoint, "parts", max_bytes=10 * PART_BYTES) as store:
         content = bytes(range(251)) * (2 * PART_BYTES // 251 + 1000)
         async with store.draft("file-1", max_bytes=len(content)) as draft:
@@ -387,7 +389,7 @@ async def test_a_large_file_is_uploaded_in_parts_and_an_abandoned_one_leaves_non
         assert not (await store._client.list_objects_v2(Bucket="parts")).get("Contents")
 
 
-async def test_an_upload_that_the_store_has_ended_is_to_be_tried_again(s3_endpoint: str) -> None:
+async def test_an_upload_aborted_by_the_store_raises_store_unavailable(s3_endpoint: str) -> None:
     async with bucket(s3_endpoint, "ended", max_bytes=10 * PART_BYTES) as store:
         with pytest.raises(StoreUnavailable):
             async with store.draft("file-1", max_bytes=2 * PART_BYTES) as draft:
@@ -413,7 +415,7 @@ async def test_an_upload_whose_last_reply_was_lost_leaves_nothing(
         assert not (await store._client.list_objects_v2(Bucket=store._bucket)).get("Contents")
 
 
-async def test_a_store_that_is_away_says_so(s3_endpoint: str) -> None:
+async def test_a_store_that_is_away_raises_store_unavailable(s3_endpoint: str) -> None:
     async with open_s3(
         "none-such", endpoint=s3_endpoint, region="us-east-1", access_key="a", secret_key="s", max_bytes=1
     ) as store:

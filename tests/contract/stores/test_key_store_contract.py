@@ -1,4 +1,4 @@
-"""What every store of API keys keeps to: a file, the embedded Redis, and a real one."""
+"""Contract tests of KeyStore over a file, the embedded Redis and a real Redis."""
 
 import asyncio
 import stat
@@ -31,7 +31,7 @@ async def store(open_store: Open) -> AsyncIterator[KeyStore]:
     await found.close()
 
 
-async def test_a_store_that_was_never_written_is_empty_and_says_when_it_is_not(store: KeyStore) -> None:
+async def test_a_store_is_empty_until_its_first_write(store: KeyStore) -> None:
     first = await store.load()
     assert first is not None and first.book == KeySet()
     assert await store.load(first.version) is None
@@ -43,7 +43,7 @@ async def test_a_store_that_was_never_written_is_empty_and_says_when_it_is_not(s
     assert await store.load(then.version) is None
 
 
-async def test_a_change_that_is_refused_changes_nothing(store: KeyStore) -> None:
+async def test_a_refused_change_changes_nothing(store: KeyStore) -> None:
     before = await store.load()
     assert before is not None
     with pytest.raises(KeyNotFound):
@@ -51,7 +51,7 @@ async def test_a_change_that_is_refused_changes_nothing(store: KeyStore) -> None
     assert await store.load(before.version) is None
 
 
-async def test_of_changes_at_once_all_stay(open_store: Open) -> None:
+async def test_concurrent_changes_are_all_stored(open_store: Open) -> None:
     stores = [open_store() for _ in range(8)]
     keys = [draw_key(f"t{number}", now_s=0)[1] for number in range(len(stores))]
     await asyncio.gather(
@@ -63,7 +63,7 @@ async def test_of_changes_at_once_all_stay(open_store: Open) -> None:
         await each.close()
 
 
-async def test_the_file_is_its_owners_alone_and_one_that_others_can_write_is_refused(tmp_path: Path) -> None:
+async def test_the_key_file_is_private_and_refused_if_others_can_write_it(tmp_path: Path) -> None:
     path = tmp_path / "private" / "keys.json"
     store = FileKeys(path)
     await store.change(lambda book: book.with_key(draw_key("a", now_s=0)[1], 0))
@@ -74,7 +74,7 @@ async def test_the_file_is_its_owners_alone_and_one_that_others_can_write_is_ref
         await store.load()
 
 
-async def test_a_redis_that_is_away_or_holds_nonsense_is_told_as_such(cluster: str) -> None:
+async def test_a_redis_that_is_away_or_holds_invalid_data_raises_a_matching_error(cluster: str) -> None:
     store = RedisKeys("redis://127.0.0.1:1/0", cluster)
     with pytest.raises(StoreUnavailable, match="does not answer"):
         await store.load()

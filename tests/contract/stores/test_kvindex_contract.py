@@ -1,4 +1,4 @@
-"""What every KV index keeps to, over the embedded Redis, a real one, and the store in memory that simulations use."""
+"""Contract tests of KvIndex over the embedded Redis, a real Redis and the store in memory that simulations use."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -35,7 +35,7 @@ async def eventually(index: KvIndex, prompt: Sequence[bytes], expected: dict[str
             await asyncio.sleep(0.02)
 
 
-async def test_a_worker_holds_what_it_stored_and_has_not_removed(index: KvIndex) -> None:
+async def test_a_worker_holds_the_blocks_it_stored_and_has_not_removed(index: KvIndex) -> None:
     await index.publish(MODEL, "w", stored=BLOCKS[:4], removed=[])
     await index.publish(MODEL, "w", stored=[BLOCKS[4]], removed=[BLOCKS[2]])
     assert await held(index, BLOCKS, "w", "other") == {"w": 2}
@@ -43,12 +43,12 @@ async def test_a_worker_holds_what_it_stored_and_has_not_removed(index: KvIndex)
     assert await held(index, BLOCKS, "w") == {"w": 5}
 
 
-async def test_a_block_stored_and_removed_at_once_is_not_held(index: KvIndex) -> None:
+async def test_a_block_stored_and_removed_in_one_call_is_not_held(index: KvIndex) -> None:
     await index.publish(MODEL, "w", stored=BLOCKS[:2], removed=[BLOCKS[1]])
     assert await held(index, BLOCKS, "w") == {"w": 1}
 
 
-async def test_models_and_clusters_are_apart(database: Database, index: KvIndex) -> None:
+async def test_models_and_clusters_have_separate_indexes(database: Database, index: KvIndex) -> None:
     await index.publish("another", "w", stored=BLOCKS, removed=[])
     other = database.kv_index("another-cluster", lookup_timeout_s=1.0)
     await other.publish(MODEL, "w", stored=BLOCKS, removed=[])
@@ -58,20 +58,20 @@ async def test_models_and_clusters_are_apart(database: Database, index: KvIndex)
     assert await held(index, BLOCKS, "w") == {}
 
 
-async def test_forgetting_drops_all_of_one_worker(index: KvIndex) -> None:
+async def test_forgetting_a_worker_drops_all_its_blocks(index: KvIndex) -> None:
     await index.publish(MODEL, "a", stored=BLOCKS, removed=[])
     await index.publish(MODEL, "b", stored=BLOCKS, removed=[])
     await index.forget(MODEL, "a")
     assert await held(index, BLOCKS, "a", "b") == {"b": len(BLOCKS)}
 
 
-async def test_blocks_go_all_at_once_when_the_lease_ends(index: KvIndex) -> None:
+async def test_all_blocks_of_a_worker_expire_with_its_lease(index: KvIndex) -> None:
     await index.publish(MODEL, "w", stored=BLOCKS, removed=[])
     await index.renew(MODEL, "w", lease_ms=150)
     await eventually(index, BLOCKS, {}, "w")
 
 
-async def test_a_worker_that_starts_anew_is_rid_of_what_it_held_before(database: Database, cluster: str) -> None:
+async def test_a_restarted_worker_loses_the_blocks_of_its_earlier_incarnation(database: Database, cluster: str) -> None:
     before = database.kv_index(cluster, lookup_timeout_s=1.0)
     await before.publish(MODEL, "w", stored=BLOCKS, removed=[])
     await before.close()
@@ -81,7 +81,7 @@ async def test_a_worker_that_starts_anew_is_rid_of_what_it_held_before(database:
     await after.close()
 
 
-async def test_many_blocks_prompts_and_workers_are_looked_up_together(index: KvIndex) -> None:
+async def test_many_blocks_prompts_and_workers_are_looked_up_in_one_call(index: KvIndex) -> None:
     blocks = [number.to_bytes(HASH_BYTES, "big") for number in range(10_000)]
     workers = [f"w{number}" for number in range(4)]
     for number, worker in enumerate(workers):
@@ -92,7 +92,7 @@ async def test_many_blocks_prompts_and_workers_are_looked_up_together(index: KvI
 
 
 @pytest.mark.alone
-async def test_a_frozen_store_costs_reuse_for_a_moment_and_never_an_error(database: Database, cluster: str) -> None:
+async def test_a_frozen_store_costs_reuse_briefly_and_raises_no_error(database: Database, cluster: str) -> None:
     index = database.kv_index(cluster)
     await index.publish(MODEL, "w", stored=BLOCKS[:2], removed=[])
     loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ async def test_a_frozen_store_costs_reuse_for_a_moment_and_never_an_error(databa
     await index.close()
 
 
-async def test_a_store_that_came_back_empty_is_told_again(database: Database, index: KvIndex) -> None:
+async def test_a_store_that_restarted_empty_is_filled_again(database: Database, index: KvIndex) -> None:
     await index.publish(MODEL, "w", stored=BLOCKS, removed=[])
     database.server.kill()
     try:
@@ -128,7 +128,7 @@ async def test_a_store_that_came_back_empty_is_told_again(database: Database, in
     await eventually(index, BLOCKS, {"w": 4}, "w")
 
 
-async def test_a_store_that_was_emptied_unnoticed_is_told_again_at_the_next_renewal(
+async def test_a_store_that_was_emptied_unnoticed_is_filled_at_the_next_renewal(
     database: Database, index: KvIndex
 ) -> None:
     await index.publish(MODEL, "w", stored=BLOCKS, removed=[])
@@ -144,7 +144,7 @@ _changes = st.lists(st.tuples(st.sampled_from(["a", "b"]), _some_blocks, _some_b
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=_changes, prompts=st.lists(_some_blocks, max_size=4))
-def test_look_ups_agree_with_a_dictionary_of_sets(
+def test_lookups_agree_with_a_dictionary_of_sets(
     database: Database,
     cluster: str,
     changes: list[tuple[str, list[bytes], list[bytes]]],

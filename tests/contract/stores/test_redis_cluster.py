@@ -1,4 +1,4 @@
-"""A node of a Redis Cluster: what fails over it, and that every start refuses it with a sentence."""
+"""Tests of a Redis Cluster node: why it cannot work, and the error with which every service refuses it."""
 
 import asyncio
 import shutil
@@ -57,19 +57,19 @@ async def take_all_slots(url: str) -> None:
     await redis.aclose()
 
 
-async def test_a_worker_could_not_even_register_over_slots(node: str) -> None:
+async def test_a_worker_cannot_register_in_a_redis_cluster(node: str) -> None:
     registry = RedisRegistry(node, "test")
     with pytest.raises(RegistryDown, match="slot"):
         await registry.announce(Worker(id="w", address="host:1"), lease_ms=1000)
     await registry.close()
 
 
-async def test_every_start_refuses_a_cluster_and_names_what_works(node: str) -> None:
+async def test_every_service_refuses_a_redis_cluster_and_names_what_works(node: str) -> None:
     secret = node.replace("redis://", "redis://default:hush@")
     for url in (node, secret):
         with pytest.raises(StartupError) as caught:
             await refuse_cluster(url)
-            await refuse_cluster(node)  # with a password that the node does not know it cannot be asked
+            await refuse_cluster(node)  # without a password that the node accepts, its mode is unknown
         assert "is a Redis Cluster" in caught.value.message and "redis+sentinel://" in caught.value.message
         assert "hush" not in caught.value.message
     with pytest.raises(StartupError, match="is a Redis Cluster"):

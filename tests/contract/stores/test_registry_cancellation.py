@@ -1,4 +1,4 @@
-"""A watch that is cancelled ends, at whatever moment that falls."""
+"""Tests that a cancelled watch ends, whatever it was doing."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What every registry keeps to, over the embedded Redis, a real one, and the store in memory that simulations use."""
+"""Contract tests of the registry over the embedded Redis, a real Redis and the store in memory of simulations."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +16,7 @@ LEASE_MS = 60_000
 
 
 def worker(**fields: Any) -> Worker:
-    """With an address, as all have that are listed."""
+    """Return a worker with an address, which all listed workers have."""
     return Worker(address="127.0.0.1:1", **fields)
 
 
@@ -29,7 +29,7 @@ async def registry(database: Database, cluster: str) -> AsyncIterator[Registry]:
 
 @asynccontextmanager
 async def watching(registry: Registry, poll_ms: int = 60_000) -> AsyncIterator[list[list[str]]]:
-    """Ids of each list that `watch` yields, as they come."""
+    """Collect the ids of each list that `watch` yields."""
     lists: list[list[str]] = []
 
     async def read() -> None:
@@ -51,7 +51,7 @@ async def poll(condition: Callable[[], "asyncio.Future[bool]"], timeout_s: float
             await asyncio.sleep(0.02)
 
 
-async def test_an_announced_worker_is_listed_whole_and_by_id(registry: Registry) -> None:
+async def test_an_announced_worker_is_listed_and_found_by_id(registry: Registry) -> None:
     second = worker(id="b", incarnation=2**63 + 1, pid=7)
     second.capabilities.kv_layout = "float32/\x00é"
     await registry.announce(second, lease_ms=LEASE_MS)
@@ -59,7 +59,7 @@ async def test_an_announced_worker_is_listed_whole_and_by_id(registry: Registry)
     assert await registry.workers() == [worker(id="a", incarnation=1), second]
 
 
-async def test_a_role_is_kept_beyond_the_lease_until_its_time_is_over_or_it_is_forgotten(registry: Registry) -> None:
+async def test_a_role_outlives_its_lease_until_it_expires_or_is_forgotten(registry: Registry) -> None:
     assert await registry.kept_role("a") is None
     moved = worker(id="a", incarnation=1, pid=7)
     moved.assignment.role, moved.role_change.actor = 1, "jo"
@@ -112,13 +112,13 @@ async def test_withdrawing_removes_the_worker_and_a_second_time_does_nothing(reg
     assert await registry.workers() == []
 
 
-async def test_a_newer_incarnation_takes_the_place_of_an_older(registry: Registry) -> None:
+async def test_a_newer_incarnation_replaces_an_older_one(registry: Registry) -> None:
     await registry.announce(worker(id="a", incarnation=5), lease_ms=LEASE_MS)
     await registry.announce(worker(id="a", incarnation=6), lease_ms=LEASE_MS)
     assert [worker.incarnation for worker in await registry.workers()] == [6]
 
 
-async def test_watch_yields_at_once_and_on_each_change_long_before_it_polls(registry: Registry) -> None:
+async def test_a_watch_yields_at_once_and_on_each_change_long_before_it_polls(registry: Registry) -> None:
     async with watching(registry) as lists:
         assert lists == [[]]
         await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
@@ -138,7 +138,7 @@ async def test_a_renewal_that_changes_nothing_is_not_pushed(registry: Registry) 
     assert lists == [["a"], ["a", "b"]]
 
 
-async def test_watch_notices_an_ended_lease_by_polling(registry: Registry) -> None:
+async def test_a_watch_notices_an_ended_lease_by_polling(registry: Registry) -> None:
     await registry.announce(worker(id="a", incarnation=1), lease_ms=300)
     async with watching(registry, poll_ms=50) as lists:
         assert lists[0] == ["a"]
@@ -153,7 +153,7 @@ async def test_clusters_that_share_a_server_do_not_see_each_other(database: Data
     await other.close()
 
 
-async def test_a_frozen_server_is_reported_in_bounded_time_and_outlived(database: Database, registry: Registry) -> None:
+async def test_a_frozen_server_is_reported_in_bounded_time_and_survived(database: Database, registry: Registry) -> None:
     await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
     async with watching(registry, poll_ms=50) as lists:
         database.server.freeze()
@@ -170,7 +170,7 @@ async def test_a_frozen_server_is_reported_in_bounded_time_and_outlived(database
         await until(lambda: "c" in lists[-1])
 
 
-async def test_a_killed_server_is_reported_and_watch_goes_on_with_the_next_one(
+async def test_a_killed_server_is_reported_and_the_watch_continues_after_its_restart(
     database: Database, registry: Registry
 ) -> None:
     await registry.announce(worker(id="a", incarnation=1), lease_ms=LEASE_MS)
@@ -186,7 +186,7 @@ async def test_a_killed_server_is_reported_and_watch_goes_on_with_the_next_one(
         await until(lambda: lists[-1] == ["a"])
 
 
-async def test_cancelling_a_call_leaves_the_registry_usable(database: Database, registry: Registry) -> None:
+async def test_a_cancelled_call_leaves_the_registry_usable(database: Database, registry: Registry) -> None:
     database.server.freeze()
     try:
         calls = [asyncio.ensure_future(registry.workers()) for _ in range(5)]

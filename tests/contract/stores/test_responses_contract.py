@@ -1,4 +1,4 @@
-"""What every store of kept responses keeps to: in memory, over the embedded Redis, and a real one."""
+"""Contract tests of the response store in memory, over the embedded Redis and over a real Redis."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ async def store(request: pytest.FixtureRequest, cluster: str) -> AsyncIterator[R
     await found.close()
 
 
-async def test_a_value_is_its_tenants_alone(store: ResponseStore) -> None:
+async def test_a_value_is_visible_to_its_tenant_alone(store: ResponseStore) -> None:
     assert await store.keep("a", "one", b"\x00value", KEEP_S)
     assert await store.get("a", "one") == b"\x00value"
     assert await store.get("b", "one") is None and await store.get("a", "other") is None
@@ -42,7 +42,7 @@ async def test_a_value_is_its_tenants_alone(store: ResponseStore) -> None:
     assert await store.get("a", "one") is None
 
 
-async def test_a_value_ends_by_itself(store: ResponseStore) -> None:
+async def test_a_value_expires(store: ResponseStore) -> None:
     await store.keep("a", "short", b"x", 1)
     await store.keep("a", "long", b"y", KEEP_S)
 
@@ -56,7 +56,7 @@ async def test_a_value_ends_by_itself(store: ResponseStore) -> None:
     assert await store.get("a", "long") == b"y"
 
 
-async def test_the_oldest_make_room(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_values_are_evicted(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses, "MAX_RESPONSES", 2)
     monkeypatch.setattr(responses, "MAX_TENANT_BYTES", 10)
     for name in ("one", "two", "three"):
@@ -70,12 +70,12 @@ async def test_the_oldest_make_room(store: ResponseStore, monkeypatch: pytest.Mo
     assert [await store.get("a", name) for name in ("large", "small")] == [b"z" * 9, b"w"]
 
 
-async def test_a_value_that_is_too_large_is_not_kept(store: ResponseStore) -> None:
+async def test_a_value_over_the_size_bound_is_not_stored(store: ResponseStore) -> None:
     assert not await store.keep("a", "one", bytes(MAX_RESPONSE_BYTES + 1), KEEP_S)
     assert await store.get("a", "one") is None
 
 
-async def test_a_store_that_is_away_says_so(cluster: str) -> None:
+async def test_a_store_that_is_away_raises_an_error(cluster: str) -> None:
     away = RedisResponses("redis://127.0.0.1:1/0", cluster)
     for call in (away.keep("a", "one", b"x", 1), away.get("a", "one"), away.delete("a", "one")):
         with pytest.raises(ResponsesDown):
@@ -91,7 +91,7 @@ FOREIGN: list[tuple[str, ...]] = [
 
 @pytest.mark.parametrize("part", ["values", "ends", "bytes"])
 @pytest.mark.parametrize("foreign", FOREIGN, ids=" ".join)
-async def test_what_is_said_to_be_kept_is_kept_whatever_stood_there(
+async def test_a_foreign_value_under_a_key_does_not_prevent_storing(
     embedded_redis_server: RedisServer, cluster: str, part: str, foreign: tuple[str, ...]
 ) -> None:
     store, raw = RedisResponses(embedded_redis_server.url, cluster), Redis.from_url(embedded_redis_server.url)
@@ -113,7 +113,7 @@ async def test_what_is_said_to_be_kept_is_kept_whatever_stood_there(
 
 
 @pytest.mark.parametrize("name", ["maxmemory", "min-replicas-to-write"])
-async def test_a_store_that_refuses_writes_says_so_and_still_reads(
+async def test_a_store_that_refuses_writes_reports_it_and_still_reads(
     embedded_redis_server: RedisServer, cluster: str, name: str
 ) -> None:
     store, raw = RedisResponses(embedded_redis_server.url, cluster), Redis.from_url(embedded_redis_server.url)

@@ -1,4 +1,4 @@
-"""Kafka and Redis that ask who connects: services come in by their settings, strangers and plaintext do not."""
+"""Tests of Kafka and Redis with authentication: services connect, strangers and plaintext do not."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -113,7 +113,7 @@ async def test_topics_events_groups_and_transactions_pass_sasl_over_tls(kafka: S
     ],
     ids=lambda wrong: "-".join(f"{key}={value}" for key, value in wrong.items()),
 )
-async def test_who_shows_less_does_not_come_in(kafka: SecuredServer, wrong: dict[str, str]) -> None:
+async def test_incomplete_credentials_are_refused(kafka: SecuredServer, wrong: dict[str, str]) -> None:
     brokers = brokers_of(kafka_settings(kafka, **wrong))
     with pytest.raises((*CONNECTION_ERRORS, ValueError)):
         async with asyncio.timeout(SETTLE_S), open_admin(brokers, "stranger"):
@@ -132,7 +132,7 @@ async def test_a_known_user_without_rights_writes_nothing(kafka: SecuredServer, 
 
 @pytest.mark.kafka
 async def test_the_suites_user_reaches_no_topic_of_another_cluster(kafka: SecuredServer) -> None:
-    """It is no super user: the tests above pass by rules for `fulcrum.CLUSTER.` alone."""
+    """The user is no super user: the tests above pass by rules for `fulcrum.CLUSTER.` alone."""
     brokers, broker = brokers_of(kafka_settings(kafka)), brokers_of(kafka_settings(kafka, kafka_user=BROKER))
     owner = KafkaBus(broker, "other", "owner")
     await owner.start()
@@ -160,7 +160,7 @@ async def ledger(redis: SecuredServer, cluster: str) -> AsyncIterator[RedisLedge
 
 
 @pytest.mark.redis
-async def test_scripts_and_keys_work_by_tls_as_a_user_that_may_touch_nothing_else(
+async def test_scripts_and_keys_work_over_tls_as_a_user_restricted_to_its_own_keys(
     redis: SecuredServer, cluster: str, ledger: RedisLedger
 ) -> None:
     taken = await ledger.take("a", "requests", 100, want=10, least=1)
@@ -179,7 +179,7 @@ async def test_scripts_and_keys_work_by_tls_as_a_user_that_may_touch_nothing_els
 
 
 @pytest.mark.redis
-async def test_strangers_plaintext_and_unknown_authorities_are_turned_away(redis: SecuredServer, cluster: str) -> None:
+async def test_strangers_plaintext_and_unknown_authorities_are_refused(redis: SecuredServer, cluster: str) -> None:
     wrong = make_redis(redis_url(redis, password="wrong"), timeout_ms=3000)
     with pytest.raises(AuthenticationError):
         await wrong.ping()
@@ -193,7 +193,7 @@ async def test_strangers_plaintext_and_unknown_authorities_are_turned_away(redis
             await stranger.close()
 
 
-def test_half_a_user_is_one_line_that_names_the_variables() -> None:
+def test_a_user_without_a_password_is_one_line_that_names_the_variables() -> None:
     with pytest.raises(ValueError, match="FULCRUM_KAFKA_USER and _PASSWORD"):
         CommonSettings.model_validate({"kafka_protocol": "SASL_SSL", "kafka_user": "fulcrum"})
     settings = CommonSettings.model_validate({"kafka_protocol": "SSL", "kafka_ca": "/none.pem"})

@@ -1,4 +1,4 @@
-"""What every store of step times keeps to: in Redis, on disk, in both, in memory, and the one that tests use."""
+"""Contract tests of the store of step times in Redis, on disk, in both, in memory, and of the fake of tests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ OTHER_CURVE = PrefillCurve(Saturation(704, 9e4, (Point(704, 8.8e4, 8.9e4),), FIR
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Redis that a busy machine lets wait for half a second counts as away, and what is saved then as lost."""
+    """Raise the bound on Redis: a busy machine may delay it by half a second, and would then lose what is saved."""
     monkeypatch.setattr(steps, "SOCKET_TIMEOUT_MS", PATIENT_S * 1000)
     monkeypatch.setattr(steps, "CALL_TIMEOUT_S", PATIENT_S)
 
@@ -48,18 +48,18 @@ async def store(
         await each.close()
 
 
-async def test_nothing_is_known_of_a_key_that_nobody_saved(store: StepTimeStore) -> None:
+async def test_a_key_that_was_never_saved_has_no_data(store: StepTimeStore) -> None:
     assert await store.load(KEY) == {}
 
 
-async def test_each_kind_of_step_is_kept_by_itself_and_the_last_one_counts(store: StepTimeStore) -> None:
+async def test_each_kind_of_step_is_stored_separately_and_the_last_save_wins(store: StepTimeStore) -> None:
     await store.save(KEY, {StepKind.PREFILL: FIRST, StepKind.DECODE: FIRST})
     await store.save(KEY, {StepKind.DECODE: SECOND})
     await store.save(KEY, {})
     assert await store.load(KEY) == {StepKind.PREFILL: FIRST, StepKind.DECODE: SECOND}
 
 
-async def test_the_last_measurement_of_prefill_is_kept_beside_the_fits(store: StepTimeStore) -> None:
+async def test_the_last_prefill_measurement_is_stored_beside_the_fits(store: StepTimeStore) -> None:
     assert await store.load_curve(KEY) is None
     await store.save(KEY, {StepKind.PREFILL: FIRST})
     await store.save_curve(KEY, OTHER_CURVE)
@@ -69,7 +69,7 @@ async def test_the_last_measurement_of_prefill_is_kept_beside_the_fits(store: St
     assert await store.load_curve(StepTimeKey(KEY.engine, KEY.model, "cpu")) is None
 
 
-async def test_keys_do_not_mix(store: StepTimeStore) -> None:
+async def test_keys_have_separate_data(store: StepTimeStore) -> None:
     await store.save(KEY, {StepKind.MIXED: FIRST})
     for other in (
         StepTimeKey("vllm", KEY.model, KEY.device),
@@ -80,7 +80,7 @@ async def test_keys_do_not_mix(store: StepTimeStore) -> None:
         assert await store.load(other) == {}
 
 
-async def test_one_at_a_time_may_measure_for_a_key(store: StepTimeStore) -> None:
+async def test_only_one_worker_at_a_time_may_measure_for_a_key(store: StepTimeStore) -> None:
     other = replace(KEY, variant="8 threads")
     assert await store.claim(KEY, lease_s=60)
     assert not await store.claim(KEY, lease_s=60)
@@ -91,7 +91,7 @@ async def test_one_at_a_time_may_measure_for_a_key(store: StepTimeStore) -> None
     assert not await store.claim(other, lease_s=60)
 
 
-async def test_what_a_store_has_claimed_another_one_gets_once_it_is_released_or_over(
+async def test_a_claimed_key_can_be_claimed_by_another_store_after_release_or_expiry(
     tmp_path: Path, redis: RedisServer, cluster: str
 ) -> None:
     memory = MemoryDatabase()
@@ -145,12 +145,12 @@ async def test_stores_that_are_away_or_unwritable_hold_nothing_and_raise_nothing
         await store.save_curve(KEY, CURVE)
         assert await store.load(KEY) == {}
         assert await store.load_curve(KEY) is None
-        assert await store.claim(KEY, lease_s=1), "whoever has nobody to ask measures"
+        assert await store.claim(KEY, lease_s=1), "a worker without others to wait for measures"
         await store.release(KEY)
         await store.close()
 
 
-async def test_a_broken_file_is_as_good_as_none(tmp_path: Path) -> None:
+async def test_a_broken_file_is_treated_as_missing(tmp_path: Path) -> None:
     store = FileStepTimes(tmp_path)
     await store.save(KEY, {StepKind.PREFILL: FIRST, StepKind.DECODE: SECOND})
     (broken,) = tmp_path.rglob("prefill.json")
@@ -161,7 +161,9 @@ async def test_a_broken_file_is_as_good_as_none(tmp_path: Path) -> None:
         assert await store.load_curve(KEY) is None
 
 
-async def test_what_one_store_has_lost_comes_from_the_next(tmp_path: Path, redis: RedisServer, cluster: str) -> None:
+async def test_data_that_one_store_has_lost_comes_from_the_next(
+    tmp_path: Path, redis: RedisServer, cluster: str
+) -> None:
     shared = RedisStepTimes(redis.url, cluster)
     both = LayeredStepTimes((FileStepTimes(tmp_path), shared))
     await shared.save(KEY, {StepKind.PREFILL: SECOND, StepKind.DECODE: SECOND})
@@ -171,7 +173,7 @@ async def test_what_one_store_has_lost_comes_from_the_next(tmp_path: Path, redis
 
 
 @pytest.mark.parametrize("turned", [False, True])
-async def test_of_several_stores_curves_the_one_measured_last_counts(
+async def test_the_latest_curve_of_several_stores_wins(
     tmp_path: Path, redis: RedisServer, cluster: str, *, turned: bool
 ) -> None:
     files, shared = FileStepTimes(tmp_path), RedisStepTimes(redis.url, cluster)

@@ -1,4 +1,4 @@
-"""A prompt, and what a worker holds after it."""
+"""Helpers that submit a prompt and read the state of a worker afterwards."""
 
 from libs.testing.workers.hosts import LocalWorker
 

@@ -1,4 +1,4 @@
-"""Many pulls over the one stream between two workers: fair, bounded, and each with an end of its own."""
+"""Tests of many pulls over one stream between two workers: fair, bounded and ended independently."""
 
 import asyncio
 from collections import Counter
@@ -30,11 +30,11 @@ BLOCK_BYTES = 64 * 1024
 LAYOUT = "layout"
 WAIT_S = 20.0
 LARGE = 64 * WINDOW_BYTES // BLOCK_BYTES
-"""Blocks of a prompt that fits no window."""
+"""The number of blocks of a prompt that fits no window."""
 
 
 class Sender:
-    """Prompts of a worker, with as many ready blocks as a test says; in the place of its host and its engine."""
+    """Prompts of a worker with a scripted number of ready blocks, in place of its host and its engine."""
 
     capabilities = Capabilities(
         block_size_tokens=16, kv_blocks=0, kv_block_bytes=BLOCK_BYTES, max_context_tokens=0, max_sequences=0,
@@ -46,7 +46,7 @@ class Sender:
         self.released: Counter[bytes] = Counter()
         self.readers: Counter[bytes] = Counter()
         self.taken: Counter[int] = Counter()
-        """How often each pool block was read."""
+        """The number of reads of each pool block."""
         self._held: dict[bytes, Offer] = {}
         self._waiting: set[Callable[[], None]] = set()
 
@@ -55,7 +55,7 @@ class Sender:
         return self
 
     def prompt(self, name: str, blocks: int, *, ready: int | None = None) -> KvHandle:
-        """All ready and whole unless `ready` says how many are."""
+        """Add a prompt whose blocks are all ready unless `ready` gives their number."""
         opaque, first = name.encode(), sum(len(held.blocks) for held in self._held.values())
         numbers = list(range(first, first + blocks))
         self._held[opaque] = Offer(opaque, 0, numbers, blocks if ready is None else ready, 1 if ready is None else None)
@@ -114,7 +114,7 @@ class Served:
         self.sender = Sender(f"127.0.0.1:{port}")
         self.connections = 0
         self.ending: Callable[[], None] = lambda: None
-        """Called when a connection is being closed, before anybody hears of what stood on it."""
+        """Called while a connection closes, before its pulls are notified."""
         self.fetcher = GrpcKvFetcher(cast(Any, self), "decode-0")
         self._server: grpc.aio.Server | None = None
         self.servicer: KvServicer | None = None
@@ -130,7 +130,7 @@ class Served:
         await self._server.stop(None)
 
     async def blocks(self, handle: KvHandle, from_block: int = 0, layout: str = LAYOUT) -> list[bytes]:
-        """All blocks of a handle, checked."""
+        """Return all blocks of a handle, checked."""
         found: list[bytes] = []
         async with asyncio.timeout(WAIT_S):
             async for chunk in self.fetcher.fetch(handle, layout, from_block):
@@ -165,14 +165,14 @@ async def served() -> AsyncIterator[Served]:
 
 
 async def begin(served: Served, handle: KvHandle) -> AsyncGenerator[KvChunk, None]:
-    """A pull whose first chunk is here and that is not asked for more."""
+    """Open a pull and read its first chunk only."""
     chunks = served.fetcher.fetch(handle, LAYOUT, 0)
     async with asyncio.timeout(WAIT_S):
         await anext(chunks)
     return chunks
 
 
-async def test_many_pulls_share_one_stream_and_each_gets_its_own_blocks(served: Served) -> None:
+async def test_many_pulls_share_one_stream_and_each_receives_its_own_blocks(served: Served) -> None:
     handles = [served.sender.prompt(f"prompt {number}", 1 + number % 7) for number in range(60)]
     handles.append(served.sender.prompt("large", 3 * WINDOW_BYTES // BLOCK_BYTES))
     found = await asyncio.gather(*map(served.blocks, handles))
@@ -181,14 +181,14 @@ async def test_many_pulls_share_one_stream_and_each_gets_its_own_blocks(served: 
     await until(lambda: served.sender.released == Counter(handle.opaque for handle in handles), what="acks")
 
 
-async def test_a_pull_of_nothing_and_one_from_the_middle_end_with_an_ack(served: Served) -> None:
+async def test_an_empty_pull_and_a_pull_from_the_middle_end_with_an_ack(served: Served) -> None:
     handle = served.sender.prompt("prompt", 5)
     assert await served.blocks(handle, 5) == []
     assert await served.blocks(handle, 3) == served.sender.expected(handle)[3:]
     await until(lambda: served.sender.released[handle.opaque] == 2, what="both acks")
 
 
-async def test_what_is_wrong_with_one_pull_does_not_end_the_others(served: Served) -> None:
+async def test_an_error_of_one_pull_does_not_end_the_others(served: Served) -> None:
     sender = served.sender
     slow = sender.prompt("slow", 4, ready=1)
     given_up = sender.prompt("given up", 4, ready=1)
@@ -212,7 +212,7 @@ async def test_what_is_wrong_with_one_pull_does_not_end_the_others(served: Serve
     assert served.connections == 1
 
 
-async def test_a_receiver_that_is_slow_with_one_pull_is_sent_a_window_of_it_and_all_of_the_others(
+async def test_a_receiver_slow_with_one_pull_gets_a_window_of_it_and_all_of_the_others(
     served: Served,
 ) -> None:
     large = served.sender.prompt("large", LARGE)
@@ -225,7 +225,7 @@ async def test_a_receiver_that_is_slow_with_one_pull_is_sent_a_window_of_it_and_
     assert blocks == LARGE
 
 
-async def test_a_cancelled_pull_frees_at_once_and_the_others_go_on(served: Served) -> None:
+async def test_a_cancelled_pull_is_freed_at_once_and_the_others_continue(served: Served) -> None:
     large, slow = served.sender.prompt("large", LARGE), served.sender.prompt("slow", 2, ready=1)
     chunks, other = await begin(served, large), await begin(served, slow)
     waiting = asyncio.create_task(served.blocks(served.sender.prompt("never", 2, ready=0)))
@@ -238,7 +238,7 @@ async def test_a_cancelled_pull_frees_at_once_and_the_others_go_on(served: Serve
     await until(lambda: +served.sender.released == Counter({slow.opaque: 1}), what="one ack")
 
 
-async def test_a_cut_stream_loses_all_its_pulls_and_the_next_pull_connects_again(served: Served) -> None:
+async def test_a_cut_stream_loses_all_its_pulls_and_the_next_pull_reconnects(served: Served) -> None:
     sender = served.sender
     pulls = [asyncio.create_task(served.blocks(sender.prompt(f"slow {number}", 2, ready=1))) for number in range(8)]
     whole = sender.prompt("whole", LARGE)
@@ -252,16 +252,16 @@ async def test_a_cut_stream_loses_all_its_pulls_and_the_next_pull_connects_again
             pass
     assert not +sender.readers
     with pytest.raises(KvLost):
-        await served.blocks(whole)  # nobody listens there
+        await served.blocks(whole)  # nothing listens there
     await served.start()
     assert await served.blocks(whole) == sender.expected(whole)
-    assert served.connections <= 4  # attempts are made for pulls, not for their own sake
+    assert served.connections <= 4  # connections are attempted only for pulls
 
 
-async def test_a_pull_asked_for_while_a_silent_stream_ends_goes_over_the_next_one(
+async def test_a_pull_requested_while_a_silent_stream_ends_uses_the_next_stream(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_client, "TICK_S", 0.02)  # its signs of life are too far apart now
+    monkeypatch.setattr(kv_client, "TICK_S", 0.02)  # its keepalives are too far apart now
     chunks = await begin(served, served.sender.prompt("slow", 2, ready=1))
     whole = served.sender.prompt("whole", 3)
     asked: list[asyncio.Task[list[bytes]]] = []
@@ -273,7 +273,7 @@ async def test_a_pull_asked_for_while_a_silent_stream_ends_goes_over_the_next_on
     assert served.connections == 2
 
 
-async def test_a_sender_that_leaves_ends_its_streams(served: Served) -> None:
+async def test_a_sender_that_shuts_down_ends_its_streams(served: Served) -> None:
     handle = served.sender.prompt("slow", 2, ready=1)
     chunks = await begin(served, handle)
     assert served.servicer is not None
@@ -282,14 +282,14 @@ async def test_a_sender_that_leaves_ends_its_streams(served: Served) -> None:
         await anext(chunks)
 
 
-async def test_a_sender_that_is_silent_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_client, "TICK_S", 0.02)  # its signs of life are too far apart now
+async def test_a_silent_sender_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_client, "TICK_S", 0.02)  # its keepalives are too far apart now
     chunks = await begin(served, served.sender.prompt("slow", 2, ready=1))
     with pytest.raises(KvLost, match="does not answer"):
         await anext(chunks)
 
 
-async def test_a_slow_prompt_is_not_taken_for_a_dead_sender(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_prompt_is_not_mistaken_for_a_dead_sender(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_server, "TICK_S", 0.01)
     monkeypatch.setattr(kv_client, "TICK_S", 0.2)
     handle = served.sender.prompt("slow", 2, ready=1)
@@ -298,7 +298,7 @@ async def test_a_slow_prompt_is_not_taken_for_a_dead_sender(served: Served, monk
     assert [chunk.blocks async for chunk in chunks] == [1]
 
 
-# ---------------------------------------------------------------- what the sender decides, without gRPC
+# ---------------------------------------------------------------- the sender's decisions, without gRPC
 
 
 def opened(sender: Sender, *names: tuple[str, int], has_room: bool = True) -> KvOutbox:
@@ -326,7 +326,7 @@ def test_small_finished_prompts_take_one_frame_together() -> None:
     assert outbox.take_frame() is None
 
 
-def test_pulls_take_turns_and_frames_are_bounded() -> None:
+def test_pulls_alternate_and_frames_are_bounded() -> None:
     sender = Sender()
     outbox = opened(sender, ("one", LARGE), ("two", LARGE))
     for _ in range(8):
@@ -346,7 +346,7 @@ def test_a_worker_without_room_refuses_the_pull() -> None:
     assert failed.failure == pb.PULL_FAILURE_KV_LOST and "maximum number of transfers" in failed.detail
 
 
-def test_a_receiver_that_owes_a_word_for_too_long_is_given_up_and_one_that_waits_is_not() -> None:
+def test_a_receiver_that_does_not_acknowledge_in_time_is_given_up_and_a_waiting_one_is_not() -> None:
     sender = Sender()
     outbox = opened(sender, ("never acknowledged", 1), ("never taken", LARGE))
     slow = sender.prompt("slow", 2, ready=1)

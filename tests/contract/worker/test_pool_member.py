@@ -1,4 +1,4 @@
-"""A worker of a pool is assigned one model after another, over real gRPC, and keeps those it leaves asleep."""
+"""Tests over real gRPC of a pool worker that is assigned models in turn and keeps earlier ones asleep."""
 
 import grpc.aio
 import pytest
@@ -33,7 +33,7 @@ async def hold(local: LocalPoolMember, model: str, **fields: int) -> Worker:
     return await local.until(WORKER_STATE_READY, model)
 
 
-async def test_a_member_starts_without_a_model_and_serves_the_one_that_it_is_assigned() -> None:
+async def test_a_member_starts_without_a_model_and_serves_the_assigned_one() -> None:
     async with local_pool_member("w", MemoryStore()) as local:
         empty = await local.registered()
         assert (empty.state, empty.assignment.model, empty.assignment.role) == (WORKER_STATE_ASLEEP, "", ROLE_STANDBY)
@@ -51,7 +51,7 @@ async def test_a_member_starts_without_a_model_and_serves_the_one_that_it_is_ass
         assert ready.pool.last.took_ns >= 45e6
 
 
-async def test_the_model_that_it_leaves_sleeps_and_wakes_sooner_than_it_was_loaded() -> None:
+async def test_a_replaced_model_sleeps_and_wakes_faster_than_it_loaded() -> None:
     async with local_pool_member("w", MemoryStore()) as local:
         await hold(local, "a")
         second = await hold(local, "b")
@@ -63,40 +63,40 @@ async def test_the_model_that_it_leaves_sleeps_and_wakes_sooner_than_it_was_load
         assert again.assignment.epoch == 4
 
 
-async def test_without_a_model_it_holds_none_and_the_last_one_sleeps() -> None:
+async def test_a_member_assigned_no_model_holds_none_and_its_last_model_sleeps() -> None:
     async with local_pool_member("w", MemoryStore()) as local:
         await hold(local, "a")
         local.assign("")
         assert asleep(await local.until(WORKER_STATE_ASLEEP, "")) == ["a"]
 
 
-async def test_host_memory_is_bounded_and_the_model_that_was_left_longest_ago_goes_first() -> None:
+async def test_host_memory_is_bounded_and_the_model_left_longest_ago_is_evicted_first() -> None:
     async with local_pool_member("w", MemoryStore(), host_memory_mb=40_000) as local:
         for model in ("a", "b", "c"):
             await hold(local, model)
         assert asleep(await hold(local, "d")) == ["b", "c"]
         assert asleep(await hold(local, "e", size_bytes=70 * GB)) == ["c", "d"]
-        # The largest one does not fit: it is given up, and the others stay.
+        # The largest one does not fit: it is unloaded, and the others stay.
         assert asleep(await hold(local, "c")) == ["d"]
 
 
-async def test_a_model_that_is_not_to_be_kept_is_forgotten() -> None:
+async def test_a_model_that_should_not_be_retained_is_unloaded() -> None:
     async with local_pool_member("w", MemoryStore()) as local:
         await hold(local, "a")
         local.assign("", forget=True)
         assert asleep(await local.until(WORKER_STATE_ASLEEP, "")) == []
 
 
-async def test_models_that_sleep_keep_no_more_of_a_gpu_than_they_are_left() -> None:
+async def test_sleeping_models_stay_within_their_share_of_gpu_memory() -> None:
     gpu = FakeGpu(residue_bytes=2 * GB)
     async with local_pool_member("w", MemoryStore(), gpu=gpu, asleep_gpu_memory_mb=4096) as local:
         for model in ("a", "b", "c"):
             await hold(local, model)
         fourth = await hold(local, "d")
-        assert asleep(fourth) == ["b", "c"], "three would keep 6 GB of the 4.3"
+        assert asleep(fourth) == ["b", "c"], "three would occupy 6 GB of the 4.3"
         assert local.engine(0).asked == ["start", "sleep", "close"]
-        assert gpu.most_used_bytes <= gpu.total_bytes, "what serves leaves them their part"
-        assert fourth.pool.memory_bytes == gpu.total_bytes - 4096 * 1024 * 1024, "and placements count on no more"
+        assert gpu.most_used_bytes <= gpu.total_bytes, "the serving engine leaves them their part"
+        assert fourth.pool.memory_bytes == gpu.total_bytes - 4096 * 1024 * 1024, "and placements do not count on it"
 
 
 async def test_a_model_larger_than_host_memory_sleeps_without_its_weights() -> None:
@@ -111,7 +111,7 @@ async def test_a_model_larger_than_host_memory_sleeps_without_its_weights() -> N
         assert woken.pool.last.from_host and local.engine(1).asked[-1] == "wake"
 
 
-async def test_a_model_that_cannot_be_put_to_sleep_is_given_up_and_the_next_one_is_served() -> None:
+async def test_a_model_that_cannot_sleep_is_unloaded_and_the_next_one_is_served() -> None:
     async with local_pool_member("w", MemoryStore(), gpu=FakeGpu()) as local:
         await hold(local, "a")
         local.engine(0).fails = "sleep"
@@ -120,7 +120,7 @@ async def test_a_model_that_cannot_be_put_to_sleep_is_given_up_and_the_next_one_
 
 
 @pytest.mark.parametrize("failure", ["wake", "weights"])
-async def test_a_model_that_cannot_be_woken_or_answers_otherwise_is_loaded_anew(failure: str) -> None:
+async def test_a_model_that_cannot_be_woken_or_answers_differently_is_loaded_again(failure: str) -> None:
     async with local_pool_member("w", MemoryStore(), gpu=FakeGpu()) as local:
         await hold(local, "a")
         await hold(local, "b")
@@ -131,7 +131,7 @@ async def test_a_model_that_cannot_be_woken_or_answers_otherwise_is_loaded_anew(
         assert local.engine(2).asked == ["start"]
 
 
-async def test_the_model_that_wakes_next_does_not_give_way_to_the_one_that_it_follows() -> None:
+async def test_the_model_to_wake_is_not_evicted_for_the_model_it_replaces() -> None:
     async with local_pool_member("w", MemoryStore(), host_memory_mb=40_000) as local:
         for model in ("a", "b", "c"):
             await hold(local, model)
@@ -139,28 +139,28 @@ async def test_the_model_that_wakes_next_does_not_give_way_to_the_one_that_it_fo
         assert (again.pool.last.from_host, asleep(again)) == (True, ["c"])
 
 
-async def test_the_device_is_cleared_of_the_model_that_was_left_before_the_one_that_wakes_next() -> None:
+async def test_the_previous_model_is_cleared_from_the_device_before_the_next_one_wakes() -> None:
     gpu = FakeGpu(residue_bytes=3 * GB)
     async with local_pool_member("w", MemoryStore(), gpu=gpu, asleep_gpu_memory_mb=4096) as local:
         await hold(local, "a")
         await hold(local, "b")
         again = await hold(local, "a")
-        assert (again.pool.last.from_host, asleep(again)) == (True, []), "two would keep 6 GB of the 4.3"
+        assert (again.pool.last.from_host, asleep(again)) == (True, []), "two would occupy 6 GB of the 4.3"
         assert local.engine(0).asked == ["start", "sleep", "wake"]
         assert local.engine(1).asked == ["start", "sleep", "close"]
 
 
-async def test_the_device_is_cleared_though_the_engine_that_is_to_wake_has_died_asleep() -> None:
+async def test_the_device_is_cleared_even_if_the_engine_to_wake_has_died_asleep() -> None:
     gpu = FakeGpu(residue_bytes=3 * GB)
     async with local_pool_member("w", MemoryStore(), gpu=gpu, asleep_gpu_memory_mb=4096) as local:
         await hold(local, "a")
         await hold(local, "b")
         local.engine(0).fails = "memory"
         await hold(local, "a")
-        assert local.engine(1).asked == ["start", "sleep", "close"], "what it kept is free again"
+        assert local.engine(1).asked == ["start", "sleep", "close"], "the memory it occupied is free again"
 
 
-async def test_a_model_larger_than_the_device_is_refused_in_words_and_the_member_goes_on() -> None:
+async def test_a_model_larger_than_the_device_is_refused_with_a_message_and_the_member_continues() -> None:
     async with local_pool_member("w", MemoryStore()) as local:
         local.assign("huge", 141 * GB)
         failed = await local.failed("huge")
@@ -169,14 +169,14 @@ async def test_a_model_larger_than_the_device_is_refused_in_words_and_the_member
         assert (await hold(local, "a")).pool.last.error == ""
 
 
-async def test_a_model_whose_files_are_missing_is_refused_in_words() -> None:
+async def test_a_model_whose_files_are_missing_is_refused_with_a_message() -> None:
     async with local_pool_member("w", MemoryStore()) as local:
         local.assign("gone", source="/there/is/no/such/folder")
         failed = await local.failed("gone")
         assert "/there/is/no/such/folder does not exist" in failed.pool.last.error
 
 
-async def test_assignments_are_compare_and_set_and_one_at_a_time() -> None:
+async def test_assignments_are_compare_and_set_and_run_one_at_a_time() -> None:
     async with local_pool_member("w", MemoryStore()) as local:
         with pytest.raises(StaleRole, match="epoch"):
             local.assign("a", expected_epoch=7)
@@ -191,7 +191,7 @@ async def test_assignments_are_compare_and_set_and_one_at_a_time() -> None:
 
 
 class _Context:
-    """Of a call without TLS, as far as an error and its actor need it."""
+    """The parts of a call without TLS that an error and its actor need."""
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return {}
@@ -200,7 +200,7 @@ class _Context:
         raise grpc.aio.AbortError(code, details)
 
 
-async def test_who_assigned_which_model_is_in_the_audit_trail_refused_attempts_too() -> None:
+async def test_the_audit_trail_names_who_assigned_which_model_and_includes_refused_attempts() -> None:
     bus = RecordingBus()
     async with local_pool_member("w", MemoryStore()) as local:
         servicer = PoolAdminServicer(local.member, audit_changes(bus, SystemClock(), "w"))

@@ -1,4 +1,4 @@
-"""What a change of role does to a worker: who wins, who is told, and where running sequences go."""
+"""Tests of role changes: competing orders, notified gateways, and where running sequences continue."""
 
 import asyncio
 from collections import Counter
@@ -24,7 +24,7 @@ from libs.worker.admin_client import RoleMove, WorkerAdmin
 
 PROMPT = [(7 * i) % 256 for i in range(100)]
 LONG = 400
-"""Output tokens: more than would end sooner than a move."""
+"""Output tokens of a sequence that takes longer to end than to move."""
 
 
 @asynccontextmanager
@@ -46,10 +46,10 @@ def is_clean(worker: LocalWorker) -> bool:
     return not (integrity.live_sequences or integrity.referenced_blocks or integrity.leased_handles)
 
 
-# ---------------------------------------------------------------- who wins, and who is told
+# ---------------------------------------------------------------- competing orders and notified gateways
 
 
-async def test_of_rivals_exactly_one_wins_each_epoch_and_epochs_only_grow() -> None:
+async def test_exactly_one_rival_wins_each_epoch_and_epochs_only_grow() -> None:
     async with local_worker("a", "decode") as worker, gateway_probe(worker) as gateway, AsyncExitStack() as stack:
         rivals = [await stack.enter_async_context(admin(worker)) for _ in range(4)]
         won: Counter[int] = Counter()
@@ -77,7 +77,7 @@ async def test_of_rivals_exactly_one_wins_each_epoch_and_epochs_only_grow() -> N
         assert told == sorted(set(told))
 
 
-async def test_epochs_go_on_growing_while_redis_dies_and_comes_back(cluster: str) -> None:
+async def test_epochs_keep_growing_while_redis_dies_and_comes_back(cluster: str) -> None:
     with embedded_redis() as redis:
         registry = RedisRegistry(redis.url, cluster)
         async with local_worker("a", "decode", registry=registry, cluster=cluster) as worker, admin(worker) as to:
@@ -101,7 +101,7 @@ async def test_epochs_go_on_growing_while_redis_dies_and_comes_back(cluster: str
             await asyncio.gather(following, return_exceptions=True)
 
 
-async def test_a_planner_that_knew_an_earlier_incarnation_is_refused() -> None:
+async def test_a_planner_that_names_an_earlier_incarnation_is_refused() -> None:
     async with local_worker("a", "decode") as worker, admin(worker) as to:
         described = await to.describe()
         with pytest.raises(StaleRole, match="restarted"):
@@ -111,7 +111,7 @@ async def test_a_planner_that_knew_an_earlier_incarnation_is_refused() -> None:
         assert move.assignment.epoch == 2
 
 
-async def test_the_answer_tells_whether_gateways_hold_the_epoch() -> None:
+async def test_the_answer_reports_whether_gateways_have_the_epoch() -> None:
     async with local_worker("a", "decode") as worker, admin(worker) as to, gateway_probe(worker) as gateway:
         behind = await set_role(to, "prefill", 1, wait_ms=50)
         assert (behind.gateways_behind, behind.effect_s) == (1, None)
@@ -126,7 +126,7 @@ async def test_the_answer_tells_whether_gateways_hold_the_epoch() -> None:
         left = asyncio.create_task(set_role(to, "standby", 3, wait_ms=5000))
         await gateway.until(lambda: gateway.worker and gateway.worker.assignment.epoch == 4)
         gateway.call.cancel()
-        assert (await left).gateways_behind == 0  # one that has gone is not waited for
+        assert (await left).gateways_behind == 0  # a gateway that has gone is not waited for
 
 
 async def test_the_first_step_in_the_new_role_is_timed() -> None:
@@ -141,7 +141,7 @@ async def test_the_first_step_in_the_new_role_is_timed() -> None:
         assert await to.first_step_s(move, within_s=0) is None  # it is over
 
 
-async def test_errors_are_typed_and_say_what_to_do() -> None:
+async def test_errors_are_typed_and_name_a_remedy() -> None:
     async with local_worker("a", "decode") as worker:
         async with admin(worker, "wrong") as to:
             with pytest.raises(Unauthenticated):
@@ -157,14 +157,14 @@ async def test_errors_are_typed_and_say_what_to_do() -> None:
             await WorkerAdmin(channel, "a", TOKEN).describe()
 
 
-# ---------------------------------------------------------------- what the new role has of the engine
+# ---------------------------------------------------------------- the engine under the new role
 
 
 @pytest.mark.parametrize("before", ["mixed", "prefill"])
-async def test_a_smaller_budget_holds_once_prompts_taken_before_are_computed(
+async def test_a_smaller_budget_takes_effect_once_earlier_prompts_are_computed(
     monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
-    """Whatever decodes on, and whatever comes after it."""
+    """This holds whatever decodes on and whatever arrives later."""
     budget = 512 if before == "mixed" else 0
     async with (
         local_worker("a", before, budget_tokens=budget, sim_speedup=1.0) as worker,
@@ -181,7 +181,7 @@ async def test_a_smaller_budget_holds_once_prompts_taken_before_are_computed(
         await gateway.submit(submit(2, phase, [5] * 4000, output=4000))
         await eventually(lambda: worker.host.running == 1 + (before == "mixed"))
         await set_role(to, "mixed", 1)
-        assert budgets == []  # of 64 tokens: the prompt that was taken goes on as fast as it began
+        assert budgets == []  # of 64 tokens: the accepted prompt continues at its initial pace
         await gateway.until(lambda: gateway.decode_credits > 2)
         await gateway.submit(submit(3, pb.PHASE_BOTH, [6] * 4000, output=4000))
         await gateway.until(lambda: gateway.tokens[2])
@@ -191,7 +191,7 @@ async def test_a_smaller_budget_holds_once_prompts_taken_before_are_computed(
             assert not any(event.HasField("finished") for event in gateway.events[1])
 
 
-async def test_a_prefill_worker_takes_no_more_prompts_than_running_decodes_leave_places_for() -> None:
+async def test_a_prefill_worker_accepts_only_prompts_for_slots_that_running_decodes_leave() -> None:
     async with (
         local_worker("a", "mixed", budget_tokens=256, max_sequences=4, sim_speedup=1.0) as worker,
         admin(worker) as to,
@@ -210,16 +210,16 @@ async def test_a_prefill_worker_takes_no_more_prompts_than_running_decodes_leave
         await gateway.until(lambda: gateway.prefill_credits == 4)
 
 
-# ---------------------------------------------------------------- where running sequences go
+# ---------------------------------------------------------------- destinations of running sequences
 
 
 async def go_on(worker: Any, gateway: Any, tokens: list[int], kv: pb.KvSource, **fields: Any) -> list[int]:
-    """The rest of sequence 1 on another worker."""
+    """Return the rest of sequence 1 on another worker."""
     rest = submit(1, pb.PHASE_DECODE, [*PROMPT, *tokens], prompt_tokens=len(PROMPT), output=LONG, **fields)
     rest.kv.CopyFrom(kv)
     await gateway.submit(rest)
     finished = await gateway.event(1, "finished")
-    # Blocks that are cached there stay where they are: all of them, where the last one is full.
+    # Blocks that are cached there are not moved: all of them, if the last one is full.
     has = worker.host.engine.capabilities
     assert bool(kv.tokens % has.block_size_tokens) <= finished.kv_bytes_received <= kv.blocks * has.kv_block_bytes
     rest_tokens: list[int] = gateway.tokens[1]
@@ -254,7 +254,7 @@ async def test_running_sequences_are_offered_and_move_with_their_blocks(leaves_f
         assert (a.host.hand_over_costs.count, first.tokens[1]) == (1, so_far)
 
 
-async def test_a_sequence_without_another_place_ends_where_it_is() -> None:
+async def test_a_sequence_with_no_other_worker_ends_where_it_is() -> None:
     async with (
         local_worker("a", "mixed", budget_tokens=256) as worker,
         admin(worker) as to,
@@ -270,13 +270,13 @@ async def test_a_sequence_without_another_place_ends_where_it_is() -> None:
         assert 1 <= len(offers) <= 2  # once for each role that it leaves
 
 
-async def test_what_ends_sooner_than_it_moves_stays() -> None:
+async def test_a_sequence_that_ends_sooner_than_it_could_move_stays() -> None:
     async with (
         local_worker("a", "mixed", budget_tokens=256, sim_speedup=500.0) as worker,
         admin(worker) as to,
         gateway_probe(worker) as gateway,
     ):
-        await gateway.submit(submit(1, pb.PHASE_BOTH, PROMPT, output=8))  # tells how long answers are
+        await gateway.submit(submit(1, pb.PHASE_BOTH, PROMPT, output=8))  # teaches the worker the length of answers
         await gateway.event(1, "finished")
         await gateway.submit(submit(2, pb.PHASE_BOTH, PROMPT, output=2000))
         await gateway.until(lambda: gateway.tokens[2])
@@ -285,7 +285,7 @@ async def test_what_ends_sooner_than_it_moves_stays() -> None:
         assert not any(event.HasField("leaving") for event in gateway.events[2])
 
 
-async def test_an_engine_that_moves_no_kv_ends_what_is_to_be_computed_elsewhere_and_nothing_else(
+async def test_an_engine_that_moves_no_kv_ends_only_sequences_to_be_computed_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     can = vars(LocalEngine)["capabilities"].fget
@@ -306,11 +306,11 @@ async def test_an_engine_that_moves_no_kv_ends_what_is_to_be_computed_elsewhere_
         await gateway.send(pb.GatewayFrame(hand_overs=pack_u32([1])))
         assert (await gateway.event(1, "finished")).reason == pb.FINISH_REASON_ABORTED
         so_far = len(gateway.tokens[2])
-        await gateway.until(lambda: len(gateway.tokens[2]) > so_far + 5)  # without a place it goes on where it is
+        await gateway.until(lambda: len(gateway.tokens[2]) > so_far + 5)  # it continues where it is
         assert worker.host.running == 1
 
 
-async def test_a_prompt_ends_in_the_role_that_took_it_and_is_offered_with_its_first_token() -> None:
+async def test_a_prompt_ends_in_the_role_that_accepted_it_and_is_offered_with_its_first_token() -> None:
     async with (
         local_worker("a", "mixed", budget_tokens=16, sim_speedup=1.0) as worker,
         admin(worker) as to,
@@ -324,7 +324,7 @@ async def test_a_prompt_ends_in_the_role_that_took_it_and_is_offered_with_its_fi
         assert len(gateway.tokens[1]) == 1
 
 
-async def test_a_sequence_handed_over_to_nobody_is_freed_by_its_gateway_or_with_it() -> None:
+async def test_a_handed_over_sequence_that_no_worker_takes_is_freed_by_or_with_its_gateway() -> None:
     async with local_worker("a", "mixed", budget_tokens=256) as worker, admin(worker) as to:
         async with gateway_probe(worker) as gateway:
             await gateway.submit(*(submit(i, pb.PHASE_BOTH, PROMPT, output=LONG) for i in (1, 2)))
@@ -341,7 +341,7 @@ async def test_a_sequence_handed_over_to_nobody_is_freed_by_its_gateway_or_with_
         assert [learned.seconds(size) for size in (0, 10**9)] == [HandOverTime().seconds(size) for size in (0, 10**9)]
 
 
-async def test_a_worker_that_decodes_again_takes_new_decodes_beside_what_stayed() -> None:
+async def test_a_worker_that_decodes_again_accepts_new_decodes_beside_those_that_stayed() -> None:
     async with (
         local_worker("a", "mixed", budget_tokens=256) as worker,
         admin(worker) as to,

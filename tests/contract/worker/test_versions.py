@@ -1,4 +1,4 @@
-"""Gateways and workers of two releases: neighbours work together, others are turned away with what to do."""
+"""Tests of gateways and workers of two releases: neighbours work together, others are refused with a remedy."""
 
 import grpc
 import pytest
@@ -11,8 +11,8 @@ from libs.runtime.net.rpc import make_channel
 from libs.testing.workers.hosts import gateway_probe, local_worker, submit
 
 
-async def test_a_gateway_of_the_release_before_gets_an_answer() -> None:
-    """Its hello says nothing of protocols: the field did not exist."""
+async def test_a_gateway_of_the_previous_release_gets_an_answer() -> None:
+    """Its hello has no protocol field, which did not exist then."""
     async with local_worker("mixed-0", "mixed", budget_tokens=64) as worker, gateway_probe(worker) as gateway:
         assert gateway.frames[0].worker.protocol == PROTOCOL and gateway.frames[0].worker.oldest_protocol == OLDEST
         await gateway.until(lambda: gateway.decode_credits > 0)
@@ -21,7 +21,7 @@ async def test_a_gateway_of_the_release_before_gets_an_answer() -> None:
         assert len(gateway.tokens[1]) == 4
 
 
-async def test_a_gateway_that_understands_only_newer_workers_is_turned_away_with_a_sentence() -> None:
+async def test_a_gateway_that_understands_only_newer_workers_is_refused_with_a_sentence() -> None:
     async with local_worker("decode-0", "decode") as worker, make_channel(worker.settings, worker.address) as channel:
         call = pb_grpc.WorkerServiceStub(channel).Serve()
         hello = pb.Hello(gateway_id="g", cluster="local", protocol=PROTOCOL + 2, oldest_protocol=PROTOCOL + 1)
@@ -32,7 +32,7 @@ async def test_a_gateway_that_understands_only_newer_workers_is_turned_away_with
         assert worker.host.integrity().attached_gateways == 0
 
 
-def test_each_side_is_asked_what_it_speaks_and_what_it_understands() -> None:
+def test_each_side_checks_which_protocols_the_other_speaks_and_understands() -> None:
     for protocol, oldest in ((0, 0), (PROTOCOL, OLDEST), (PROTOCOL + 1, PROTOCOL), (PROTOCOL + 5, OLDEST)):
         check_protocol("worker w", protocol, oldest)
     with pytest.raises(VersionMismatch, match="worker w understands protocols from"):

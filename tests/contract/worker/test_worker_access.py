@@ -1,4 +1,4 @@
-"""A worker that listens beyond loopback: who may call which of its services, and that its peers can."""
+"""Tests of a worker that listens beyond loopback: who may call which of its services."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -62,11 +62,11 @@ ADMIN = {
 }
 REFLECTION = {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}
 OPEN = full_names(health_pb2.DESCRIPTOR)
-"""To anybody: whether the process serves."""
+"""The health service, which is open to everyone: whether the process serves."""
 
 
 async def code_of(channel: grpc.aio.Channel, method: str, token: str) -> grpc.StatusCode:
-    """How a call ends that sends nothing."""
+    """Return the status with which an empty call ends."""
     metadata = (("authorization", f"Bearer {token}"),) if token else None
     call: Any = channel.stream_stream(method)(metadata=metadata, timeout=5)
     with suppress(grpc.aio.AioRpcError):
@@ -77,7 +77,7 @@ async def code_of(channel: grpc.aio.Channel, method: str, token: str) -> grpc.St
 
 
 async def served_by(channel: grpc.aio.Channel) -> set[str]:
-    """Every method, by reflection."""
+    """Return every method, by reflection."""
     call: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=5)
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     names = [each.name for each in (await call.read()).list_services_response.service]
@@ -99,7 +99,7 @@ async def served_by(channel: grpc.aio.Channel) -> set[str]:
 async def test_every_method_of_every_service_has_a_case() -> None:
     async with local_worker("prefill-0", "prefill") as here, make_channel(CommonSettings(), here.address) as channel:
         assert await served_by(channel) == STREAMS | ADMIN | REFLECTION | OPEN
-    # Another file with services would be served by something that this test does not look at.
+    # Another proto file with services would escape this test.
     assert full_names(worker_pb2.DESCRIPTOR) == STREAMS | ADMIN
     others = (alerts_pb2, audit_pb2, batch_pb2, common_pb2, demand_pb2, planner_pb2, telemetry_pb2)
     assert not any(each.DESCRIPTOR.services_by_name for each in others)
@@ -107,14 +107,14 @@ async def test_every_method_of_every_service_has_a_case() -> None:
 
 @pytest.mark.parametrize("token", ["", "wrong"])
 @pytest.mark.parametrize("method", sorted(STREAMS | ADMIN | REFLECTION))
-async def test_beyond_loopback_a_call_without_the_token_is_refused_before_it_says_anything(
+async def test_beyond_loopback_a_call_without_the_token_is_refused_before_it_reveals_anything(
     stranger: grpc.aio.Channel, method: str, token: str
 ) -> None:
     assert await code_of(stranger, method, token) is grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("method", sorted(ADMIN))
-async def test_on_loopback_too_an_admin_verb_needs_the_token(method: str) -> None:
+async def test_on_loopback_an_admin_call_needs_the_token(method: str) -> None:
     async with local_worker("prefill-0", "prefill") as here, make_channel(CommonSettings(), here.address) as channel:
         for token in ("", "wrong"):
             assert await code_of(channel, method, token) is grpc.StatusCode.UNAUTHENTICATED
@@ -125,13 +125,13 @@ async def test_a_probe_needs_no_token(stranger: grpc.aio.Channel) -> None:
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_beyond_loopback_nobody_looks_around_by_reflection(stranger: grpc.aio.Channel) -> None:
+async def test_beyond_loopback_reflection_is_refused(stranger: grpc.aio.Channel) -> None:
     (method,) = REFLECTION
     assert await code_of(stranger, method, TOKEN) is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_refused_pull_says_why_however_its_stream_is_written_on_meanwhile(worker: LocalWorker) -> None:
-    """A write that meets the end of its stream hides the status of it behind words of gRPC's own."""
+async def test_a_refused_pull_reports_its_reason_even_while_its_stream_is_written_to(worker: LocalWorker) -> None:
+    """A write after the end of its stream replaces the stream's status by gRPC's own message."""
     transport = SystemTransport(CommonSettings())
     for round_number in range(100):
         link = PullStream(worker.address, receiver_id="stranger", transport=transport)
@@ -147,7 +147,7 @@ async def test_a_refused_pull_says_why_however_its_stream_is_written_on_meanwhil
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_blocks_are_pulled_by_a_worker_that_has_the_token_and_by_no_other(worker: LocalWorker) -> None:
+async def test_only_a_worker_that_has_the_token_pulls_blocks(worker: LocalWorker) -> None:
     for token, outcome in ((TOKEN, "finished"), ("wrong", "failed")):
         async with (
             local_worker("decode-0", "decode", **BEYOND, token=token) as decode,
@@ -166,8 +166,8 @@ async def test_blocks_are_pulled_by_a_worker_that_has_the_token_and_by_no_other(
                 assert ended.code == pb.FAILURE_CODE_KV_LOST and "token" in ended.detail, ended
 
 
-async def test_blocks_cannot_be_pulled_by_who_was_not_given_their_handle() -> None:
-    """Neither counting handles nor knowing the worker and its incarnation, which the registry tells, is enough."""
+async def test_a_worker_without_the_handle_cannot_pull_blocks() -> None:
+    """Neither guessing handles nor the worker's incarnation from the registry suffices."""
     async with local_worker("prefill-0", "prefill") as worker, gateway_probe(worker) as gateway:
         await gateway.until(lambda: gateway.prefill_credits > 0)
         await gateway.submit(submit(1, pb.PHASE_PREFILL, PROMPT))
@@ -182,7 +182,7 @@ async def test_blocks_cannot_be_pulled_by_who_was_not_given_their_handle() -> No
         await fetcher.close()
 
 
-async def test_a_change_over_grpc_is_in_the_audit_trail_refused_ones_too_and_a_stranger_writes_nothing_there() -> None:
+async def test_grpc_changes_are_audited_including_refused_ones_and_strangers_cannot_write_there() -> None:
     async with local_worker("decode-0", "decode") as worker, make_channel(CommonSettings(), worker.address) as channel:
 
         def trail() -> list[tuple[str, str, str, int]]:
@@ -206,14 +206,14 @@ async def test_a_change_over_grpc_is_in_the_audit_trail_refused_ones_too_and_a_s
 
 
 class Peers(RecordingRegistry):
-    """Lists other workers too."""
+    """A registry that lists other workers too."""
 
     def __init__(self, *others: common_pb2.Worker) -> None:
         super().__init__()
         self.others = others
 
     async def workers(self) -> list[common_pb2.Worker]:
-        """The last registration, and the others."""
+        """Return the last registration, and the others."""
         return [*await super().workers(), *self.others]
 
 
@@ -223,8 +223,8 @@ def peer(name: str, role: common_pb2.Role, **fields: Any) -> common_pb2.Worker:
 
 
 @pytest.mark.parametrize("verb", ["SetRole", "Drain"])
-async def test_the_last_of_several_workers_that_computes_prompts_is_taken_from_it_by_force_alone(verb: str) -> None:
-    """What came before: it succeeded without a word, and nothing served prompts."""
+async def test_the_last_worker_that_computes_prompts_loses_that_role_only_by_force(verb: str) -> None:
+    """Before, such a call succeeded silently and left no worker to compute prompts."""
     registry = Peers(peer("decode-0", common_pb2.ROLE_MIXED))
     async with (
         local_worker("prefill-0", "prefill", registry=registry) as worker,
@@ -255,7 +255,7 @@ async def test_the_last_of_several_workers_that_computes_prompts_is_taken_from_i
     peer("prefill-1", common_pb2.ROLE_PREFILL),
     peer("mixed-0", common_pb2.ROLE_MIXED, group="")
 ])  # fmt: skip
-async def test_one_that_leaves_somebody_behind_is_moved_at_once(other: common_pb2.Worker) -> None:
+async def test_a_worker_that_leaves_another_for_its_role_moves_at_once(other: common_pb2.Worker) -> None:
     if other.assignment.role == common_pb2.ROLE_MIXED:
         other.assignment.budget_tokens = 64
     registry = Peers(other, peer("decode-0", common_pb2.ROLE_MIXED))
@@ -269,7 +269,7 @@ async def test_one_that_leaves_somebody_behind_is_moved_at_once(other: common_pb
 
 
 class CallOf:
-    """A call whose certificate names a role; None: there is no TLS."""
+    """A call whose certificate names a role, or without TLS if it is None."""
 
     def __init__(self, role: CertificateRole | None) -> None:
         self._names = [] if role is None else [role_uri("local", role).encode()]
@@ -288,5 +288,7 @@ class CallOf:
     (None, "", "token"),
     (None, "sk-fulcrum-" + "x" * 43, "sk-fulcrum-***"),
 ])  # fmt: skip
-def test_an_actor_is_believed_of_who_may_ask_for_others(role: CertificateRole | None, told: str, recorded: str) -> None:
+def test_a_claimed_actor_is_accepted_only_from_callers_that_may_act_for_others(
+    role: CertificateRole | None, told: str, recorded: str
+) -> None:
     assert actor_from(CallOf(role), told) == recorded  # type: ignore[arg-type]

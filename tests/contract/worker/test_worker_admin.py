@@ -1,4 +1,4 @@
-"""What only an administrator may say to a worker, and what a move or a drain does to running work."""
+"""Tests of a worker's admin calls, and of running work during a move or a drain."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,7 +27,7 @@ def to_decode(epoch: int) -> pb.SetRoleRequest:
     return pb.SetRoleRequest(expected_epoch=epoch, role=common.ROLE_MIXED, reason="test")
 
 
-async def test_admin_verbs_need_the_token() -> None:
+async def test_admin_calls_need_the_token() -> None:
     async with local_worker("prefill-0", "prefill") as worker, admin(worker) as stub:
         wrong = (("authorization", "Bearer wrong"),)
         for metadata in ((), wrong, wrong + AUTH, AUTH + AUTH):
@@ -48,7 +48,7 @@ async def test_health_is_served() -> None:
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_stale_epoch_is_refused_and_a_move_is_told_to_gateways_and_registry() -> None:
+async def test_a_stale_epoch_is_refused_and_a_move_reaches_gateways_and_registry() -> None:
     async with (
         local_worker("prefill-0", "prefill") as worker,
         admin(worker) as stub,
@@ -66,7 +66,7 @@ async def test_a_stale_epoch_is_refused_and_a_move_is_told_to_gateways_and_regis
         await eventually(lambda: worker.registry.seen[-1].assignment.epoch == 2)  # type: ignore[union-attr]
 
 
-async def test_prompts_taken_before_a_move_are_computed_to_their_end() -> None:
+async def test_prompts_accepted_before_a_move_are_computed_to_their_end() -> None:
     async with (
         local_worker("prefill-0", "prefill", sim_speedup=1.0, prefill_chunk_tokens=16) as worker,
         admin(worker) as stub,
@@ -80,7 +80,7 @@ async def test_prompts_taken_before_a_move_are_computed_to_their_end() -> None:
             await gateway.event(i, "prefilled")
 
 
-async def test_a_drain_lets_running_work_end_and_refuses_new_work() -> None:
+async def test_a_drain_finishes_running_work_and_refuses_new_work() -> None:
     async with (
         local_worker("mixed-0", "mixed", budget_tokens=64, sim_speedup=5.0) as worker,
         admin(worker) as stub,
@@ -131,7 +131,7 @@ async def test_a_drain_aborts_stragglers_at_its_deadline() -> None:
         assert (await gateway.event(1, "finished")).reason == pb.FINISH_REASON_ABORTED
 
 
-async def test_a_drain_ends_with_the_lease_of_kv_that_nobody_pulls() -> None:
+async def test_a_drain_ends_with_the_lease_of_kv_that_no_worker_pulls() -> None:
     async with (
         local_worker("prefill-0", "prefill", kv_lease_ms=200) as worker,
         admin(worker) as stub,

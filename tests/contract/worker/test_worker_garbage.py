@@ -1,4 +1,4 @@
-"""Bytes that are no messages, on each stream of a worker: refused by status, and the worker serves on."""
+"""Tests of malformed messages on each stream of a worker: refused by status, and the worker continues."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ STATUS_S = 5.0
 
 
 async def _status(worker: LocalWorker, method: str, *messages: bytes) -> grpc.StatusCode:
-    """What the call ends with."""
+    """Return the status with which the call ends."""
     async with make_channel(worker.settings, worker.address) as channel:
         call: Any = channel.stream_stream(f"/fulcrum.worker.v1.{method}")()
         for message in messages:
@@ -37,9 +37,9 @@ async def test_garbage_is_refused_as_invalid(method: str) -> None:
             await gateway.event(1, "prefilled")
 
 
-async def test_a_stream_that_is_refused_at_its_first_frame_always_learns_why() -> None:
+async def test_a_stream_refused_at_its_first_frame_always_learns_the_reason() -> None:
     async with local_worker("prefill-0", "prefill") as worker:
         hello = pb.GatewayFrame(hello=pb.Hello(gateway_id="g", cluster=worker.settings.cluster)).SerializeToString()
-        for _ in range(40):  # the first frame back is under way at one moment or another
+        for _ in range(40):  # the moment at which the first frame returns varies
             assert await _status(worker, "WorkerService/Serve", hello, GARBAGE) == grpc.StatusCode.INVALID_ARGUMENT
         assert worker.host.integrity().attached_gateways == 0

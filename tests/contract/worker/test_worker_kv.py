@@ -1,4 +1,5 @@
-"""KV hand-off between real workers with a small torch engine: out of shared memory, and as bytes over gRPC.
+"""Tests of the KV hand-off between real workers with a small torch engine, through shared memory and as bytes over
+gRPC.
 
 Whatever goes wrong on the way ends in KV_LOST and a clean receiver, never in wrong tokens.
 """
@@ -64,7 +65,7 @@ class Pair:
     numbers: int = 0
 
     async def prefilled(self) -> tuple[int, pb.KvSource, list[int]]:
-        """A prompt that waits for its receiver, and its first token."""
+        """Return a prompt that waits for its receiver, and its first token."""
         self.numbers += 1
         await self.to_prefill.submit(submit(self.numbers, pb.PHASE_PREFILL, PROMPT, model="llama"))
         kv = (await self.to_prefill.event(self.numbers, "prefilled")).kv
@@ -76,14 +77,14 @@ class Pair:
         await self.to_decode.submit(request)
 
     async def moved(self) -> list[int]:
-        """All tokens of a prompt that was handed over."""
+        """Return all tokens of a prompt that was handed over."""
         number, kv, first = await self.prefilled()
         await self.decode_from(number, kv, first)
         await self.to_decode.event(number, "finished")
         return first + self.to_decode.tokens[number]
 
     async def lost(self) -> str:
-        """Why a hand-off was lost; nothing of it was told as a token or stays at the receiver."""
+        """Return why a hand-off was lost, and check that no token of it was reported or stays at the receiver."""
         number, kv, first = await self.prefilled()
         await self.decode_from(number, kv, first)
         failed = await self.to_decode.event(number, "failed")
@@ -93,12 +94,12 @@ class Pair:
         return str(failed.detail)
 
     def ways(self) -> list[bool]:
-        """Of each transfer, whether it came out of shared memory."""
+        """Return for each transfer whether it came out of shared memory."""
         return [transfer.shared_memory for batch in self.decode.batches() for transfer in batch.kv_transfers]
 
 
 def alter_chunks(patched: pytest.MonkeyPatch, alter: Callable[[KvChunk], KvChunk]) -> None:
-    """Have senders send something else than what is in their pools."""
+    """Make senders send other data than their pools contain."""
     take = BlockExport.take
 
     def altered(export: BlockExport) -> KvChunk | None:
@@ -115,7 +116,7 @@ def is_clean(worker: LocalWorker) -> bool:
 
 @pytest.fixture(params=WAYS)
 async def pair(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> AsyncIterator[Pair]:
-    """Workers that hand over in each way in turn."""
+    """Yield workers for each route of the hand-over in turn."""
     settings = torch_settings(model, tmp_path if request.param == "shared" else None)
     async with (
         local_worker("prefill-0", "prefill", **settings) as prefill,
@@ -128,13 +129,13 @@ async def pair(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> A
 
 
 async def stayed(pair: Pair) -> list[int]:
-    """What the decode worker's engine says on its own."""
+    """Return the output of the decode worker's engine on its own."""
     await pair.to_decode.submit(submit(900, pb.PHASE_BOTH, PROMPT, model="llama"))
     await pair.to_decode.event(900, "finished")
     return pair.to_decode.tokens[900]
 
 
-async def test_a_prompt_goes_on_the_same_and_telemetry_says_how_it_came(
+async def test_a_moved_prompt_continues_unchanged_and_telemetry_reports_its_route(
     pair: Pair, request: pytest.FixtureRequest
 ) -> None:
     assert pair.decode.host.assignment.current.budget_tokens == 0
@@ -149,7 +150,7 @@ async def test_a_prompt_goes_on_the_same_and_telemetry_says_how_it_came(
 
 
 @pytest.mark.parametrize("lie", ["bytes", "checksum", "count", "weight", "order", "no checksums"])
-async def test_damage_and_lies_are_lost_kv_and_the_next_hand_off_works(
+async def test_damaged_or_forged_blocks_raise_kv_lost_and_the_next_hand_off_works(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, lie: str
 ) -> None:
     def damage(chunk: KvChunk) -> KvChunk:
@@ -176,7 +177,7 @@ async def test_damage_and_lies_are_lost_kv_and_the_next_hand_off_works(
     assert len(tokens) == 8
 
 
-async def test_a_pool_that_is_overwritten_while_it_is_read_is_lost_kv(model: Path, tmp_path: Path) -> None:
+async def test_a_pool_overwritten_while_it_is_read_raises_kv_lost(model: Path, tmp_path: Path) -> None:
     settings = torch_settings(model, tmp_path)
     async with (
         local_worker("prefill-0", "prefill", **settings) as prefill,
@@ -201,7 +202,7 @@ async def test_a_pool_that_is_overwritten_while_it_is_read_is_lost_kv(model: Pat
         await eventually(lambda: is_clean(decode))
 
 
-async def test_blocks_that_the_pool_does_not_have_are_lost_kv(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocks_that_the_pool_does_not_have_raise_kv_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     message = kv_wire.chunk_message
 
     def elsewhere(pull: int, chunk: KvChunk, *, last: bool, in_place: bool) -> pb.KvChunk:
@@ -213,7 +214,7 @@ async def test_blocks_that_the_pool_does_not_have_are_lost_kv(pair: Pair, monkey
 
 
 @pytest.mark.parametrize("reason", ["vanished", "another nonce", "another host", "not readable"])
-async def test_without_the_senders_file_its_bytes_are_sent(model: Path, tmp_path: Path, reason: str) -> None:
+async def test_bytes_are_sent_if_the_senders_file_is_missing(model: Path, tmp_path: Path, reason: str) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
@@ -238,14 +239,14 @@ async def test_without_the_senders_file_its_bytes_are_sent(model: Path, tmp_path
                 file.write(b"0" * 36)
         else:
             path.chmod(0o000)
-            path.rename(here / "elsewhere")  # what root can read all the same
+            path.rename(here / "elsewhere")  # root can read these regardless
         pair = Pair(prefill, decode, to_prefill, to_decode)
         assert len(await pair.moved()) == 8
         await eventually(lambda: pair.ways() == [False])
         await eventually(lambda: is_clean(prefill) and is_clean(decode))
 
 
-async def test_a_folder_without_room_leaves_the_pool_private(
+async def test_the_pool_stays_private_if_the_folder_has_no_room(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = torch_settings(model, tmp_path / "absent")
@@ -282,7 +283,7 @@ class Remote:
 
 
 def _serve(settings: dict[str, Any], pipe: Connection) -> None:
-    """A decode worker that reads its first chunk and then no more."""
+    """Run a decode worker that reads its first chunk and then stops."""
 
     async def stuck(*_args: object) -> None:
         pipe.send("pulling")
@@ -310,7 +311,7 @@ def receiver(settings: dict[str, Any]) -> Iterator[tuple[BaseProcess, Connection
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_receiver_killed_in_mid_pull_leaves_nothing_at_the_sender(
+async def test_a_receiver_killed_during_a_pull_leaves_nothing_at_the_sender(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr("libs.engine.offers.RETRY_MS", 300)
@@ -327,7 +328,7 @@ async def test_a_receiver_killed_in_mid_pull_leaves_nothing_at_the_sender(
                 assert await asyncio.to_thread(pipe.poll, 30)
                 assert prefill.host.integrity().leased_handles == 1
                 process.kill()
-                # Well before the lease of blocks that nobody has pulled, and without a word from the gateway.
+                # Well before the lease of unread blocks ends, and without a message from the gateway.
                 await eventually(lambda: is_clean(prefill), within_s=8)
             await asyncio.to_thread(process.join)  # until then its pool has an owner
             if folder:

@@ -1,4 +1,4 @@
-"""Workers over real gRPC with the sim engine, as gateways and other workers see them."""
+"""Tests of workers over real gRPC with the sim engine, as gateways and other workers see them."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from tests.contract.worker.serving_rig import BLOCK, PROMPT, is_clean
 
 
 async def split(prefill: GatewayProbe, decode: GatewayProbe, sequence: int, *, output: int = 8) -> list[int]:
-    """Prefill on one worker, decode on the other; all output tokens."""
+    """Prefill on one worker, decode on the other, and return all output tokens."""
     await prefill.submit(submit(sequence, pb.PHASE_PREFILL, PROMPT, output=output))
     prefilled = await prefill.event(sequence, "prefilled")
     first = prefill.tokens[sequence]
@@ -26,7 +26,7 @@ async def split(prefill: GatewayProbe, decode: GatewayProbe, sequence: int, *, o
     return first + decode.tokens[sequence]
 
 
-async def test_prefill_then_decode_elsewhere_gives_the_tokens_of_one_worker() -> None:
+async def test_a_sequence_decoded_elsewhere_has_the_same_tokens_as_on_one_worker() -> None:
     async with (
         local_worker("prefill-0", "prefill") as a,
         local_worker("decode-0", "decode") as b,
@@ -44,7 +44,7 @@ async def test_prefill_then_decode_elsewhere_gives_the_tokens_of_one_worker() ->
             await eventually(lambda worker=worker: is_clean(worker))
 
 
-async def test_a_sequence_has_one_id_from_its_gateways_number_and_the_gateways_link(
+async def test_a_sequence_id_combines_the_gateways_number_and_its_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken: list[int] = []
@@ -120,7 +120,7 @@ async def test_a_streamed_hand_off_overlaps_with_the_prompt_and_gives_the_same_t
         await eventually(lambda: any(batch.kv_waits for batch in b.batches()))
 
 
-async def test_a_prompt_aborted_in_mid_stream_fails_its_receiver_with_kv_lost() -> None:
+async def test_a_prompt_aborted_while_it_streams_fails_its_receiver_with_kv_lost() -> None:
     async with (
         local_worker("prefill-0", "prefill", sim_speedup=0.2, prefill_chunk_tokens=16) as a,
         local_worker("decode-0", "decode") as b,
@@ -137,7 +137,7 @@ async def test_a_prompt_aborted_in_mid_stream_fails_its_receiver_with_kv_lost() 
         await eventually(lambda: is_clean(a) and is_clean(b))
 
 
-async def test_telemetry_covers_touch_and_hold_every_step_once() -> None:
+async def test_telemetry_spans_are_contiguous_and_contain_every_step_once() -> None:
     async with local_worker("mixed-0", "mixed", budget_tokens=64) as worker, gateway_probe(worker) as gateway:
         await gateway.submit(*(submit(i, pb.PHASE_BOTH, PROMPT[i:], output=40) for i in range(1, 6)))
         for i in range(1, 6):
@@ -158,7 +158,7 @@ async def test_telemetry_covers_touch_and_hold_every_step_once() -> None:
     assert sum(s.prefill_tokens for s in steps) == sum(len(PROMPT) - i for i in range(1, 6))
 
 
-async def test_registration_and_index_follow_the_worker() -> None:
+async def test_registration_and_kv_index_follow_the_worker() -> None:
     async with local_worker("prefill-0", "prefill") as worker, gateway_probe(worker) as gateway:
         await eventually(lambda: worker.registry.seen)
         seen = worker.registry.seen[0]
@@ -198,7 +198,7 @@ async def test_work_that_does_not_fit_the_role_is_refused_with_the_current_epoch
         ({"token_ids": pack_u32([1] * 9000), "prompt_tokens": 9000}, ""),
     ],
 )
-async def test_a_bad_submit_is_refused_as_invalid_and_the_stream_lives_on(fields: dict[str, object], said: str) -> None:
+async def test_an_invalid_submit_is_refused_and_the_stream_continues(fields: dict[str, object], said: str) -> None:
     async with local_worker("mixed-0", "mixed", budget_tokens=64) as worker, gateway_probe(worker) as gateway:
         await gateway.submit(submit(1, pb.PHASE_BOTH, PROMPT, **fields))
         refused = await gateway.event(1, "refused")
@@ -300,7 +300,7 @@ async def test_an_abort_while_blocks_are_pulled_frees_the_receiver_and_keeps_the
         await eventually(lambda: is_clean(a) and is_clean(fast))
 
 
-async def test_blocks_that_only_a_gone_gateway_could_have_had_pulled_do_not_wait_out_their_lease() -> None:
+async def test_blocks_for_a_vanished_gateway_are_freed_before_their_lease_ends() -> None:
     async with local_worker("prefill-0", "prefill") as worker:
         async with gateway_probe(worker) as gateway:
             await gateway.submit(*(submit(sequence, pb.PHASE_PREFILL, PROMPT) for sequence in (1, 2)))
@@ -310,7 +310,7 @@ async def test_blocks_that_only_a_gone_gateway_could_have_had_pulled_do_not_wait
         await eventually(lambda: is_clean(worker), within_s=RETRY_MS / 1e3 + 2.0)
 
 
-async def test_blocks_that_are_being_pulled_as_their_gateway_goes_are_pulled_to_the_end() -> None:
+async def test_blocks_being_pulled_when_their_gateway_vanishes_are_pulled_to_the_end() -> None:
     async with (
         local_worker("prefill-0", "prefill") as a,
         local_worker("decode-0", "decode", sim_speedup=1.0, sim_link_gbps=0.2) as b,

@@ -1,4 +1,4 @@
-"""A worker learns its step times, tells them, and leaves them to the next one."""
+"""Tests that a worker learns its step times, reports them and stores them for the next one."""
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.perfmodel.learner import StepKind
@@ -13,7 +13,7 @@ DEVICE = "sim:llama-8b-h100/x4"
 DECODE = StepWork(decode_sequences=1, decode_kv_tokens=100)
 
 
-async def test_steps_are_learned_told_in_telemetry_and_kept_at_the_end() -> None:
+async def test_step_times_are_learned_reported_in_telemetry_and_stored_at_the_end() -> None:
     async with local_worker("w", "mixed", budget_tokens=512, sim_speedup=4.0) as worker:
         async with gateway_probe(worker) as gateway:
             await gateway.until(lambda: gateway.decode_credits)
@@ -24,12 +24,12 @@ async def test_steps_are_learned_told_in_telemetry_and_kept_at_the_end() -> None
         assert told is not None and told.decode.steps >= 79
         kept = worker.step_times
     fits = await kept.load(StepTimeKey("sim", "sim@builtin-sim-1", DEVICE))
-    assert set(fits) == {StepKind.DECODE}, "of one prompt step nothing can be said"
+    assert set(fits) == {StepKind.DECODE}, "one prompt step does not suffice for a fit"
     true_ns = prior_step_time("sim", DEVICE).decode_ns(DECODE)
     assert 0.5 < fits[StepKind.DECODE].model.decode_ns(DECODE) / true_ns < 2
 
 
-async def test_a_worker_starts_from_what_another_has_learned() -> None:
+async def test_a_worker_starts_from_step_times_that_another_has_learned() -> None:
     store, key = RecordingStepTimes(), StepTimeKey("torch", "m", "cpu")
     prior = prior_step_time("torch", "cpu")
     first = StepTimes(store, key, prior.scaled(2))

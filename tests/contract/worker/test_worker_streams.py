@@ -1,4 +1,4 @@
-"""A gateway's stream to a worker: its beginning, credits, order, and its end."""
+"""Tests of a gateway's stream to a worker: its beginning, credits, order and end."""
 
 import asyncio
 
@@ -45,7 +45,7 @@ async def test_the_first_frame_names_the_worker_and_grants_standing_credit() -> 
 
 
 @pytest.mark.parametrize("hello", [pb.GatewayFrame(), pb.GatewayFrame(hello=pb.Hello(cluster="another"))])
-async def test_a_stream_without_a_fitting_hello_is_refused(hello: pb.GatewayFrame) -> None:
+async def test_a_stream_without_a_matching_hello_is_refused(hello: pb.GatewayFrame) -> None:
     from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
     from libs.runtime.net.rpc import make_channel
 
@@ -67,7 +67,7 @@ async def test_a_duplicate_sequence_number_ends_the_stream_with_invalid_argument
         await eventually(lambda: is_clean(worker))
 
 
-async def test_logprobs_stand_beside_their_tokens() -> None:
+async def test_logprobs_accompany_their_tokens() -> None:
     async with local_worker("mixed-0", "mixed", budget_tokens=64) as worker, gateway_probe(worker) as gateway:
         sampling = pb.Sampling(repetition_penalty=1, ignore_eos=True, logprobs=True, top_logprobs=2)
         await gateway.submit(submit(1, pb.PHASE_BOTH, PROMPT, sampling=sampling, output=3))

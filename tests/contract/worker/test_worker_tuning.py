@@ -1,4 +1,4 @@
-"""A worker finds its prefill chunk: at its start where asked to, and by an administrator's verb."""
+"""Tests of how a worker finds its prefill chunk: at its start if configured, and by an admin call."""
 
 import time
 from typing import Any
@@ -28,7 +28,7 @@ from libs.testing.workers.hosts import (
 PROFILE = "llama3.1-8b-h200-aic"
 
 PATIENT_MS = 40_000
-"""Nothing takes so long here, but for a machine that others load."""
+"""Bound that only an overloaded machine reaches."""
 METADATA = (("authorization", f"Bearer {TOKEN}"),)
 
 
@@ -61,7 +61,7 @@ def admin(channel: grpc.aio.Channel) -> Any:
 
 
 async def step_sizes(worker: LocalWorker, prompt_tokens: int) -> int:
-    """The largest prompt step of one prompt."""
+    """Return the largest prompt step of one prompt."""
 
     def steps() -> list[StepRow]:
         return [step for step in worker.steps(before) if step.start_unix_ns >= asked_unix_ns]
@@ -69,14 +69,14 @@ async def step_sizes(worker: LocalWorker, prompt_tokens: int) -> int:
     async with gateway_probe(worker) as gateway:
         await gateway.until(lambda: gateway.prefill_credits)
         before = len(worker.batches())
-        asked_unix_ns = time.time_ns()  # steps that measured may be told only now
+        asked_unix_ns = time.time_ns()  # measuring steps may be reported only now
         await gateway.submit(submit(1, pb.PHASE_PREFILL, [7] * prompt_tokens))
         await gateway.event(1, "prefilled")
         await gateway.until(lambda: bool(steps()))
     return max(step.prefill_tokens for step in steps())
 
 
-async def test_the_verb_measures_chooses_and_applies() -> None:
+async def test_the_tune_call_measures_chooses_and_applies_a_chunk() -> None:
     async with local_worker("p", "prefill", sim_speedup=20.0, sim_profile=PROFILE) as worker:
         only = await tune(worker, most_tokens=1024, limit_ms=PATIENT_MS, measure_only=True)
         assert only.chunk_tokens_before == 512 and len(only.curve) >= 6
@@ -91,7 +91,7 @@ async def test_the_verb_measures_chooses_and_applies() -> None:
 
 
 def trial_tokens(worker: LocalWorker) -> list[int]:
-    """Prompt tokens of the steps told so far."""
+    """Return the prompt tokens of the steps reported so far."""
     return [step.prefill_tokens for step in worker.steps() if step.end_unix_ns]
 
 
@@ -100,7 +100,7 @@ CURVE = PrefillCurve(Saturation(208, 1000.0, (Point(208, 1000.0, 1000.0),), prof
 AT_ONCE = {"prefill_chunk_tokens": 0, "sim_speedup": 20.0, "sim_profile": PROFILE}
 
 
-async def test_the_first_prefill_worker_measures_before_it_serves_and_keeps_what_it_found() -> None:
+async def test_the_first_prefill_worker_measures_before_it_serves_and_stores_the_result() -> None:
     async with local_worker("p", "prefill", **AT_ONCE) as worker:
         await eventually(lambda: len(set(trial_tokens(worker))) >= MIN_SIZES)
         assert set(worker.step_times.curves) == {KEY}
@@ -110,7 +110,7 @@ async def test_the_first_prefill_worker_measures_before_it_serves_and_keeps_what
         assert await step_sizes(worker, chunk_tokens + 64) == chunk_tokens, "and it is in effect"
 
 
-async def test_the_next_worker_of_its_kind_takes_what_was_kept_and_measures_nothing() -> None:
+async def test_the_next_worker_of_its_kind_uses_the_stored_result_and_measures_nothing() -> None:
     kept = RecordingStepTimes()
     kept.curves[KEY] = CURVE
     async with local_worker("next", "prefill", step_times=kept, **AT_ONCE) as worker:
@@ -119,20 +119,20 @@ async def test_the_next_worker_of_its_kind_takes_what_was_kept_and_measures_noth
         told = await tune(worker, kept=True)
         assert told.chunk_tokens == told.chunk_tokens_before == 208 and told.chunk_tokens_default == 512
         assert len(told.curve) == 1 and told.measured_unix_ns == CURVE.unix_ns
-        assert trial_tokens(worker) == [], "telling is no measuring either"
+        assert trial_tokens(worker) == [], "a report is no measurement either"
 
 
-async def test_a_worker_that_comes_to_prefill_later_takes_over_what_others_have_measured_by_then() -> None:
+async def test_a_worker_that_moves_to_prefill_uses_what_others_have_measured() -> None:
     async with local_worker("d", "decode", **AT_ONCE) as worker:
         await set_role(worker, ROLE_MIXED, budget_tokens=64)
         worker.step_times.curves[KEY] = CURVE
         assert worker.host.speed.speed.chunk_tokens == 512
         await set_role(worker, ROLE_PREFILL)
         await eventually(lambda: worker.host.speed.speed.chunk_tokens == 208)
-        assert trial_tokens(worker) == [], "a role move is no time to measure"
+        assert trial_tokens(worker) == [], "no measurement runs during a role move"
 
 
-async def test_a_size_that_is_named_is_taken_over_and_nothing_is_measured() -> None:
+async def test_a_named_chunk_size_is_applied_without_a_measurement() -> None:
     async with local_worker("p", "prefill") as worker:
         answer = await tune(worker, set_tokens=96)
         assert (answer.chunk_tokens, answer.chunk_tokens_before) == (96, 512) and not answer.curve
@@ -143,7 +143,7 @@ async def test_a_size_that_is_named_is_taken_over_and_nothing_is_measured() -> N
             await tune(worker, kept=True)
 
 
-async def test_the_largest_decode_batch_within_a_target_is_told_with_what_it_is_based_on() -> None:
+async def test_the_largest_decode_batch_within_a_target_is_reported_with_its_basis() -> None:
     async with local_worker("d", "mixed", budget_tokens=512, sim_speedup=4.0) as worker:
         guess = await tune_decode(worker, tpot_target_us=2_500, context_tokens=1024)
         assert guess.steps == 0 and 0 < guess.batch <= guess.max_sequences == 8
@@ -161,7 +161,9 @@ async def test_the_largest_decode_batch_within_a_target_is_told_with_what_it_is_
 @pytest.mark.parametrize(
     ("chunk_tokens", "reason"), [(256, "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS names a size"), (0, "no room")]
 )
-async def test_a_prefill_worker_that_did_not_measure_at_its_start_says_why(chunk_tokens: int, reason: str) -> None:
+async def test_a_prefill_worker_that_did_not_measure_at_its_start_logs_the_reason(
+    chunk_tokens: int, reason: str
+) -> None:
     settings = {"prefill_chunk_tokens": chunk_tokens, "sim_kv_memory_mb": 6, "sim_speedup": 20.0}
     with capture_logs() as logs:
         async with local_worker("p", "prefill", **settings):

@@ -1,4 +1,4 @@
-"""Files and batches through the official `openai` client, unmodified, on a suite with an embedded broker."""
+"""Tests of files and batches with the official `openai` client, on a suite with an embedded broker."""
 
 import io
 import json
@@ -65,7 +65,7 @@ def read(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     return [json.loads(text) for text in client.files.content(file_id).text.splitlines()] if file_id else []
 
 
-def test_every_line_of_a_job_is_answered_as_if_asked_alone(client: openai.OpenAI) -> None:
+def test_every_line_of_a_job_is_answered_as_if_it_were_a_single_request(client: openai.OpenAI) -> None:
     batch = run(client, upload(client, [line(f"line-{number}") for number in range(300)]))
     assert (batch.status, batch.error_file_id) == ("completed", None)
     assert batch.request_counts is not None
@@ -77,13 +77,13 @@ def test_every_line_of_a_job_is_answered_as_if_asked_alone(client: openai.OpenAI
     assert one["response"]["status_code"] == 200
     assert one["response"]["body"]["choices"][0]["message"]["content"] == alone.choices[0].message.content
     assert one["error"] is None
-    assert read(client, batch.output_file_id) == found, "asked for twice it is the same"
+    assert read(client, batch.output_file_id) == found, "a second retrieval returns the same"
     client.files.delete(batch.output_file_id or "")
     with pytest.raises(openai.NotFoundError):
         client.files.content(batch.output_file_id or "")
 
 
-def test_a_job_of_embeddings_has_the_vectors_of_requests(client: openai.OpenAI) -> None:
+def test_a_job_of_embeddings_has_the_same_vectors_as_requests(client: openai.OpenAI) -> None:
     lines = [
         {"custom_id": str(number), "method": "POST", "url": "/v1/embeddings", "body": {"model": "sim", "input": [text]}}
         for number, text in enumerate(("a red fox", "a slow dog", ""))
@@ -100,7 +100,7 @@ def test_a_job_of_embeddings_has_the_vectors_of_requests(client: openai.OpenAI) 
     assert fault["response"]["body"]["error"]["param"] == "input"
 
 
-def test_a_line_keeps_to_min_tokens_and_stop_as_a_request_does(client: openai.OpenAI) -> None:
+def test_a_line_obeys_min_tokens_and_stop_as_a_request_does(client: openai.OpenAI) -> None:
     text = client.chat.completions.create(**line("it")["body"] | {"max_tokens": 12}).choices[0].message.content
     assert text
     bodies: list[dict[str, Any]] = [
@@ -123,7 +123,7 @@ def test_a_line_keeps_to_min_tokens_and_stop_as_a_request_does(client: openai.Op
     assert [answers[str(number)]["choices"][0]["message"]["content"] for number in range(2)] == ["", text]
 
 
-def test_lines_that_cannot_be_run_are_errors_of_their_own(client: openai.OpenAI) -> None:
+def test_each_line_that_cannot_run_has_an_error_of_its_own(client: openai.OpenAI) -> None:
     lines = [
         line("good"),
         "{not json",
@@ -160,7 +160,7 @@ def test_lines_that_cannot_be_run_are_errors_of_their_own(client: openai.OpenAI)
     assert errors[5]["response"]["body"]["error"]["code"] == "model_not_found"
 
 
-def test_a_job_cancelled_half_way_answers_every_line_all_the_same(client: openai.OpenAI) -> None:
+def test_a_job_cancelled_half_way_has_an_answer_for_every_line(client: openai.OpenAI) -> None:
     file_id = upload(client, [line(str(number), body={"max_tokens": 200}) for number in range(900)])
     batch = client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h")
     with pytest.raises(openai.ConflictError):
@@ -179,7 +179,7 @@ def test_a_job_cancelled_half_way_answers_every_line_all_the_same(client: openai
     client.files.delete(file_id)
 
 
-def test_a_job_whose_window_ends_says_which_lines_were_not_run(client: openai.OpenAI) -> None:
+def test_a_job_whose_window_ends_names_the_lines_that_did_not_run(client: openai.OpenAI) -> None:
     file_id = upload(client, [line(str(number), body={"max_tokens": 400}) for number in range(600)])
     batch = run(client, file_id, window="1s")
     good, bad = read(client, batch.output_file_id), read(client, batch.error_file_id)
@@ -188,13 +188,13 @@ def test_a_job_whose_window_ends_says_which_lines_were_not_run(client: openai.Op
     assert sorted(int(entry["custom_id"]) for entry in good + bad) == list(range(600))
 
 
-def test_a_job_that_will_be_late_says_so_before_its_window_ends(client: openai.OpenAI, suite: RunningSuite) -> None:
+def test_a_job_that_will_be_late_reports_it_before_its_window_ends(client: openai.OpenAI, suite: RunningSuite) -> None:
     file_id = upload(client, [line(str(number), body={"max_tokens": 400}) for number in range(1200)])
     window: Any = "10s"
     late = client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window=window)
     deadline_s = time.monotonic() + 9.5
     while not (found := client.batches.retrieve(late.id).model_dump()["fulcrum"])["late"]:
-        assert time.monotonic() < deadline_s, "it said so before its window ended"
+        assert time.monotonic() < deadline_s, "it was reported before the window ended"
         time.sleep(0.05)
     assert found["expected_end_at"] is None or found["expected_end_at"] > (late.expires_at or 0)
     assert "later than its window" in suite.fulcrum("batch", "status", late.id).stdout
@@ -204,7 +204,7 @@ def test_a_job_that_will_be_late_says_so_before_its_window_ends(client: openai.O
 @pytest.mark.parametrize(
     ("lines", "code"), [(["", "  "], "empty_file"), ([line(str(number)) for number in range(2001)], "too_many_lines")]
 )
-def test_a_file_that_is_no_job_fails_it(client: openai.OpenAI, lines: list[Any], code: str) -> None:
+def test_a_file_that_is_no_job_fails_the_batch(client: openai.OpenAI, lines: list[Any], code: str) -> None:
     compact = [item if isinstance(item, str) else '{"custom_id":"x"}' for item in lines]
     batch = run(client, upload(client, compact))
     assert batch.status == "failed"
@@ -213,7 +213,7 @@ def test_a_file_that_is_no_job_fails_it(client: openai.OpenAI, lines: list[Any],
     assert [error.code for error in batch.errors.data] == [code]
 
 
-def test_uploads_that_are_refused_leave_nothing(client: openai.OpenAI) -> None:
+def test_refused_uploads_leave_nothing(client: openai.OpenAI) -> None:
     before = [item.id for item in client.files.list()]
 
     def refused(content: bytes, purpose: Any = "batch") -> openai.APIStatusError:
@@ -228,7 +228,7 @@ def test_uploads_that_are_refused_leave_nothing(client: openai.OpenAI) -> None:
     assert [item.id for item in client.files.list()] == before
 
 
-def test_a_full_store_says_so_and_takes_files_again_once_one_is_deleted(client: openai.OpenAI) -> None:
+def test_a_full_store_refuses_files_until_one_is_deleted(client: openai.OpenAI) -> None:
     kept: list[str] = []
     with pytest.raises(openai.APIStatusError) as caught:
         for _ in range(12):
@@ -256,7 +256,7 @@ def test_files_and_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
         ({"completion_window": "soon"}, 400, "completion_window"),
     ],
 )
-def test_a_batch_that_cannot_be_names_its_field(
+def test_an_invalid_batch_is_refused_with_the_name_of_its_field(
     client: openai.OpenAI, change: dict[str, Any], status: int, param: str
 ) -> None:
     asked = {"input_file_id": upload(client, [line("a")]), "endpoint": CHAT, "completion_window": "24h"}
@@ -265,13 +265,13 @@ def test_a_batch_that_cannot_be_names_its_field(
     assert (caught.value.status_code, caught.value.param) == (status, param)
 
 
-def test_a_batch_that_nobody_made_is_not_found(client: openai.OpenAI) -> None:
+def test_an_unknown_batch_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.batches.retrieve("batch_none")
     assert caught.value.code == "batch_not_found"
 
 
-def test_forms_that_are_none_are_refused(suite: RunningSuite) -> None:
+def test_malformed_forms_are_refused(suite: RunningSuite) -> None:
     with httpx.Client(base_url=suite.gateway) as http:
         assert http.post("/v1/files", content=b"{}").status_code == 415
         broken = {"content-type": "multipart/form-data; boundary=x"}
@@ -299,7 +299,7 @@ def test_the_command_line_submits_waits_fetches_lists_and_cancels(suite: Running
     assert fulcrum("status", found["id"])["status"] == "completed"
     assert found["id"] in {job["id"] for job in fulcrum("list")}
     nowhere = suite.fulcrum("batch", "submit", str(file), "--output", str(tmp_path / "none" / "good.jsonl"))
-    assert (nowhere.returncode, "there is no folder" in nowhere.stderr) == (1, True), "told before the job runs"
+    assert (nowhere.returncode, "there is no folder" in nowhere.stderr) == (1, True), "printed before the job runs"
     shown = suite.fulcrum("batch", "results", found["id"])
     assert shown.stdout == good.read_text()
     again = suite.fulcrum("batch", "cancel", found["id"])

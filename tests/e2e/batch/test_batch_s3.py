@@ -1,4 +1,4 @@
-"""A batch job whose files are in a bucket, of a server that speaks S3's protocol."""
+"""Test of a batch job whose files are in an S3 bucket."""
 
 from collections.abc import Iterator
 from pathlib import Path

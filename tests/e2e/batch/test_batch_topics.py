@@ -1,4 +1,4 @@
-"""Jobs by Kafka: a whole topic of lines, jobs submitted as records, answers on topics of the client's. Real broker."""
+"""Test over a real broker of jobs whose lines, submissions and answers are Kafka records."""
 
 import json
 import time
@@ -29,7 +29,7 @@ def line(number: int) -> bytes:
 
 
 async def values(servers: str, topic: str, count: int) -> Counter[str]:
-    """How often each custom_id is in a topic, for a reader of committed records."""
+    """Count each custom_id in a topic, as a reader of committed records."""
     consumer = AIOKafkaConsumer(
         topic, bootstrap_servers=servers, auto_offset_reset="earliest", isolation_level="read_committed"
     )
@@ -51,7 +51,7 @@ async def values(servers: str, topic: str, count: int) -> Counter[str]:
 
 
 def ended(suite: RunningSuite, tenant: str) -> dict[str, Any]:
-    """The youngest job of a tenant, once it has ended."""
+    """Return the youngest job of a tenant, once it has ended."""
     deadline_s = time.monotonic() + END_S
     while time.monotonic() < deadline_s:
         for batch in httpx.get(f"{suite.gateway}/v1/batches").json()["data"]:
@@ -62,7 +62,7 @@ def ended(suite: RunningSuite, tenant: str) -> dict[str, Any]:
     raise AssertionError(f"no job of {tenant!r} has ended")
 
 
-async def test_topics_are_jobs_records_submit_them_and_answers_come_on_topics(
+async def test_a_job_submitted_as_a_record_reads_a_topic_and_answers_on_a_topic(
     real_kafka_server: KafkaServer, cluster: str, tmp_path: Path
 ) -> None:
     servers, lines_topic, good, bad = real_kafka_server.servers, f"{cluster}-in", f"{cluster}-out", f"{cluster}-err"
@@ -116,7 +116,7 @@ async def test_topics_are_jobs_records_submit_them_and_answers_come_on_topics(
         assert unfit_job["request_counts"]["completed"] + unfit_job["request_counts"]["failed"] == LINES
         errors = httpx.get(f"{suite.gateway}/v1/files/{unfit_job['error_file_id']}/content").text.splitlines()
         codes = Counter(json.loads(text)["error"]["code"] for text in errors)
-        # How many were asked before the topic refused is a matter of speed; the others say why they were not.
+        # The number of lines submitted before the topic refused depends on speed; the others name the reason.
         assert codes.keys() <= {"topic_refused", "model_not_found"}
         assert codes.total() == unfit_job["request_counts"]["failed"]
         assert not await values(servers, small, 0)

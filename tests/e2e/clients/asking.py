@@ -1,7 +1,6 @@
-"""Clients that are run against suites, as commands, and the suites.
+"""Commands that run clients from registries against suites.
 
-Clients from registries are installed into the cache folder: those for Python as locked in locks/clients.txt.
-"""
+Clients are installed into the cache folder, those for Python as locked in locks/clients.txt."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""A gateway with one simulated worker, and its clients."""
+"""Fixtures of a gateway with one simulated worker, and its clients."""
 
 from collections.abc import AsyncIterator
 

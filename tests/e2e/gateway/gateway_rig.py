@@ -1,4 +1,4 @@
-"""A chat, and catalogs with markers for a gateway under test."""
+"""A chat request, and catalogs with markers, for a gateway under test."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reasoning and tool calls through the REST API."""
+"""Tests of reasoning and tool calls through the REST API."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ def spoken(text: str) -> list[int]:
 
 @OF_HARMONY
 @pytest.mark.parametrize("end", ["<|return|>", ""])
-async def test_reasoning_is_no_content_and_counts_as_output(
+async def test_reasoning_is_separate_from_content_and_counts_as_output(
     http: httpx.AsyncClient, worker: ScriptedWorker, end: str
 ) -> None:
     worker.script = spoken(f"{REASONED}Paris.{end}")
@@ -64,7 +64,7 @@ async def test_reasoning_is_no_content_and_counts_as_output(
 
 
 @OF_HARMONY
-async def test_a_tool_is_called_in_harmony(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
+async def test_a_harmony_answer_becomes_a_tool_call(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
     worker.script = spoken('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>')
     worker.stops = True
     body = {**CHAT, "max_tokens": len(worker.script), "tools": [TOOL]}
@@ -80,7 +80,7 @@ HERMES = '<think>\nHm.\n</think>\n\nI call. <tool_call>{"name": "f", "arguments"
 
 
 def thinking_catalog(models: dict[str, str]) -> Catalog:
-    """The built-in model, which calls tools as Hermes does, said to reason as Qwen3 does."""
+    """The built-in model with Hermes's tool format and Qwen3's reasoning format."""
     return load_catalog(models, FormatNames(reasoning={"*": "think"}))
 
 
@@ -113,12 +113,12 @@ async def test_openais_client_streams_reasoning_content_and_calls(
 
 
 def kimi_catalog(models: dict[str, str]) -> Catalog:
-    """The built-in model, said to call tools as Kimi K2 does."""
+    """The built-in model with Kimi K2's tool format."""
     return load_catalog(models, FormatNames(tools={"*": "kimi-k2"}))
 
 
 @pytest.mark.parametrize("url", [kimi_catalog], indirect=True)
-async def test_calls_of_kimi_have_its_own_ids_counted_on_from_turn_to_turn(
+async def test_kimi_calls_have_kimis_own_ids_numbered_on_from_turn_to_turn(
     http: httpx.AsyncClient, worker: ScriptedWorker
 ) -> None:
     opens, begin, argue, end, closes = (
@@ -138,14 +138,14 @@ async def test_calls_of_kimi_have_its_own_ids_counted_on_from_turn_to_turn(
 
 
 def toolless_catalog(_models: object) -> Catalog:
-    """The built-in model, with a chat template that takes no tools."""
+    """The built-in model, with a chat template without tools."""
     template = ChatTemplate("{% for message in messages %}{{ message['content'] }}{% endfor %}", {})
     return Catalog([ServedModel(load_model_info("builtin:sim"), Tokenizer(sim_tokenizer(), template))])
 
 
 @pytest.mark.parametrize("url", [toolless_catalog], indirect=True)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_the_model_chose_is_read_where_tools_are_given_as_text(
+async def test_a_call_chosen_by_the_model_is_parsed_if_tools_are_given_as_text(
     http: httpx.AsyncClient, worker: ScriptedWorker, stream: bool
 ) -> None:
     worker.script = list(b'I ask.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>')
@@ -177,7 +177,7 @@ async def test_a_required_call_that_is_cut_off_before_its_name_is_no_content(
     assert "tool_calls" not in choice["message"]
 
 
-async def test_without_tools_a_call_is_text(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
+async def test_a_call_stays_text_if_the_request_has_no_tools(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
     worker.script = list(HERMES.encode())
     body = {**CHAT, "max_tokens": len(worker.script), "tools": [TOOL], "tool_choice": "none"}
     answer = (await http.post("/v1/chat/completions", json=body)).json()
@@ -195,7 +195,7 @@ async def test_without_tools_a_call_is_text(http: httpx.AsyncClient, worker: Scr
     ],
     ids=["no channel", "ends in its reasoning", "a tool call"],
 )
-async def test_other_answers_of_that_format(
+async def test_other_harmony_answers_become_content(
     http: httpx.AsyncClient, worker: ScriptedWorker, script: str, content: str
 ) -> None:
     worker.script = spoken(script)
@@ -206,7 +206,9 @@ async def test_other_answers_of_that_format(
 
 
 @OF_HARMONY
-async def test_a_text_completion_is_left_as_its_model_wrote_it(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
+async def test_a_text_completion_is_returned_as_its_model_wrote_it(
+    http: httpx.AsyncClient, worker: ScriptedWorker
+) -> None:
     worker.script = spoken(f"{REASONED}Paris.<|return|>")
     body = {"model": "sim", "prompt": "x", "max_tokens": len(worker.script)}
     answer = (await http.post("/v1/completions", json=body)).json()
@@ -214,7 +216,7 @@ async def test_a_text_completion_is_left_as_its_model_wrote_it(http: httpx.Async
 
 
 async def contents(http: httpx.AsyncClient, path: str, body: dict[str, object]) -> set[tuple[str, str, int]]:
-    """(content, finish reason, tokens) of two choices, whole and streamed."""
+    """Return (content, finish reason, tokens) of two choices, whole and streamed."""
     whole = (await http.post(path, json={**body, "n": 2})).json()
     found = {
         (choice["message"]["content"] if "message" in choice else choice["text"], choice["finish_reason"])
@@ -275,7 +277,7 @@ THOUGHT = "<think>no\nmatter</think>\n\n"
     ],
     ids=repr,
 )
-async def test_text_that_may_be_white_space_around_a_tag_belongs_to_its_own_tokens(
+async def test_possible_white_space_around_a_tag_belongs_to_its_own_tokens(
     http: httpx.AsyncClient, worker: ScriptedWorker, early: str, late: str, content: str
 ) -> None:
     """Such text is held back: it becomes content only with later tokens, which are past `min_tokens`."""

@@ -1,4 +1,4 @@
-"""The REST API as its clients see it: errors of every route in one shape, streams that the official client reads."""
+"""Tests of the REST API as clients see it: errors in one shape, and streams that the official client reads."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ async def test_every_error_has_openais_shape(
     assert error["type"] == "invalid_request_error"
 
 
-async def test_a_huge_body_is_refused_without_being_kept(http: httpx.AsyncClient) -> None:
+async def test_a_huge_body_is_refused_without_being_buffered(http: httpx.AsyncClient) -> None:
     huge = b"x" * (50 * 1024 * 1024)
     answer = await http.post("/v1/chat/completions", content=huge, headers=JSON)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
@@ -81,7 +81,7 @@ async def test_an_unknown_model_is_named(http: httpx.AsyncClient) -> None:
     assert (answer.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
 
 
-async def test_an_error_is_short_however_long_what_it_names(http: httpx.AsyncClient) -> None:
+async def test_an_error_is_short_however_long_the_name_in_it(http: httpx.AsyncClient) -> None:
     long = "x" * 10_000
     answers = [
         await http.post("/v1/chat/completions", json={**CHAT, "model": long}),
@@ -107,13 +107,13 @@ async def test_docs_declare_the_hot_routes_with_schemas(http: httpx.AsyncClient,
     assert (await http.get("/docs")).status_code == 200
 
 
-async def test_docs_declare_what_small_routes_answer(http: httpx.AsyncClient) -> None:
+async def test_docs_declare_the_answers_of_small_routes(http: httpx.AsyncClient) -> None:
     paths = (await http.get("/openapi.json")).json()["paths"]
     assert "404" in paths["/v1/models/{name}"]["get"]["responses"]
     assert list(paths["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
 
 
-async def test_health_readiness_and_metrics(http: httpx.AsyncClient) -> None:
+async def test_health_readiness_and_metrics_are_served(http: httpx.AsyncClient) -> None:
     for path in ("/healthz", "/health"):
         answer = await http.get(path)
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
@@ -126,7 +126,7 @@ async def test_health_readiness_and_metrics(http: httpx.AsyncClient) -> None:
     assert "fulcrum_gateway_live 0.0" in text
 
 
-async def test_the_wire_is_exact(http: httpx.AsyncClient) -> None:
+async def test_the_bytes_of_a_stream_are_exact(http: httpx.AsyncClient) -> None:
     body = {**CHAT, "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
     headers = {"x-request-id": "r1", "x-fulcrum-details": "1"}
     answer = await http.post("/v1/chat/completions", json=body, headers=headers)
@@ -146,7 +146,7 @@ async def test_the_wire_is_exact(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-async def test_chunks_tell_the_tokens_so_far_where_that_is_asked_for(http: httpx.AsyncClient, asked: bool) -> None:
+async def test_chunks_include_the_tokens_so_far_on_request(http: httpx.AsyncClient, asked: bool) -> None:
     options = {"include_usage": True, "continuous_usage_stats": asked}
     body = {"model": "sim", "prompt": ["xx", "yyy"], "max_tokens": 5, "stream": True, "stream_options": options}
     answer = await http.post("/v1/completions", json=body)
@@ -166,12 +166,12 @@ async def test_chunks_tell_the_tokens_so_far_where_that_is_asked_for(http: httpx
     assert sent == [5, 5]
 
 
-async def test_tokens_so_far_are_told_with_usage_alone(http: httpx.AsyncClient) -> None:
+async def test_the_tokens_so_far_come_only_with_usage(http: httpx.AsyncClient) -> None:
     body = {**CHAT, "max_tokens": 2, "stream": True, "stream_options": {"continuous_usage_stats": True}}
     assert '"usage"' not in (await http.post("/v1/chat/completions", json=body)).text
 
 
-async def test_as_many_answers_are_given_as_openai_gives(http: httpx.AsyncClient) -> None:
+async def test_a_request_may_have_as_many_choices_as_openai_allows(http: httpx.AsyncClient) -> None:
     body = {"model": "sim", "prompt": "x", "max_tokens": 1}
     assert len((await http.post("/v1/completions", json={**body, "n": 128})).json()["choices"]) == 128
     answer = await http.post("/v1/completions", json={**body, "n": 129})
@@ -211,11 +211,11 @@ async def test_an_error_after_the_stream_began_reaches_the_client(
     with pytest.raises(openai.APIError) as caught:
         async for chunk in stream:
             text += chunk.choices[0].text
-    assert text == expected_text(9)  # one token an attempt: the first, and eight elsewhere
+    assert text == expected_text(9)  # one token per attempt: the first one here, and eight elsewhere
     assert caught.value.code == "sequence_failed"
 
 
-async def test_many_requests_at_once_are_answered_each_with_its_own(http: httpx.AsyncClient) -> None:
+async def test_each_of_many_concurrent_requests_gets_its_own_answer(http: httpx.AsyncClient) -> None:
     bodies = [{"model": "sim", "prompt": "x" * (i + 1), "max_tokens": i + 1} for i in range(40)]
     answers = await asyncio.gather(*(http.post("/v1/completions", json=body) for body in bodies))
     for i, answer in enumerate(answers):
@@ -223,9 +223,7 @@ async def test_many_requests_at_once_are_answered_each_with_its_own(http: httpx.
         assert answer.json()["usage"]["prompt_tokens"] == i + 1
 
 
-async def test_tokens_of_prompts_and_chats_are_those_that_are_computed(
-    http: httpx.AsyncClient, worker: ScriptedWorker
-) -> None:
+async def test_tokenize_returns_the_tokens_that_are_computed(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
     found = (await http.post("/tokenize", json={"model": "sim", "prompt": "h\u00e9", "return_token_strs": True})).json()
     assert found == {
         "count": 3,
@@ -283,7 +281,9 @@ def adapter_catalog(models: dict[str, str]) -> Catalog:
 
 
 @pytest.mark.parametrize("url", [adapter_catalog], indirect=True)
-async def test_an_adapter_goes_to_the_workers_of_its_model(http: httpx.AsyncClient, worker: ScriptedWorker) -> None:
+async def test_a_request_for_an_adapter_goes_to_the_workers_of_its_model(
+    http: httpx.AsyncClient, worker: ScriptedWorker
+) -> None:
     for name, adapter in (("sim", ""), ("sql", "sql")):
         answer = await http.post("/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 2})
         assert answer.status_code == 200 and answer.json()["model"] == name
@@ -293,6 +293,6 @@ async def test_an_adapter_goes_to_the_workers_of_its_model(http: httpx.AsyncClie
     assert (await http.get("/readyz")).json() == {"ready": True, "models": {"sim": True, "sql": True}}
 
 
-def test_an_adapter_of_no_model_ends_the_start() -> None:
+def test_an_adapter_without_its_model_fails_the_start() -> None:
     with pytest.raises(StartupError, match="FULCRUM_GATEWAY_ADAPTERS"):
         load_catalog({"sim": "builtin:sim"}, adapters={"sql": "other"})

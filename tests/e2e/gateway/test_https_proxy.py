@@ -1,4 +1,4 @@
-"""HTTPS by a proxy in front, as in docs/security-network.md: Caddy before a whole suite, and OpenAI's own client."""
+"""Tests of HTTPS by Caddy before a whole suite, as in docs/security-network.md, with OpenAI's own client."""
 
 import os
 import re
@@ -76,22 +76,22 @@ def client(folder: Path, proxy: str) -> Iterator[openai.OpenAI]:
         yield found
 
 
-def test_an_answer_comes_by_https(client: openai.OpenAI) -> None:
+def test_a_request_over_https_is_answered(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="sim", messages=MESSAGES, max_tokens=12)
     assert answer.usage is not None and answer.usage.completion_tokens == 12
 
 
-def test_a_stream_is_passed_on_as_its_tokens_come(client: openai.OpenAI, suite: RunningSuite) -> None:
+def test_a_stream_is_passed_on_token_by_token(client: openai.OpenAI, suite: RunningSuite) -> None:
     stream = client.chat.completions.create(
         model="sim", messages=MESSAGES, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
     )
     with stream:
         assert next(iter(stream)).choices
-        # A proxy that gathered would pass the first one on once the answer has ended, most of a minute later.
+        # A buffering proxy would pass the first token on only at the end of the answer, most of a minute later.
         answer = httpx.get(f"{suite.gateway}/metrics", trust_env=False).text
         assert re.search(r"^fulcrum_gateway_live [1-9]", answer, re.M), answer
 
 
-def test_who_does_not_know_the_authority_gets_nothing(proxy: str) -> None:
+def test_a_client_that_does_not_trust_the_authority_gets_nothing(proxy: str) -> None:
     with httpx.Client(trust_env=False) as http, pytest.raises(httpx.ConnectError):
         http.get(f"{proxy}/v1/models")

@@ -1,4 +1,4 @@
-"""Schemas with constraints that no grammar enforces, through the REST API."""
+"""Tests of schemas with constraints that no grammar enforces, through the REST API."""
 
 import json
 from typing import Any, Final
@@ -44,7 +44,7 @@ def events(answer: httpx.Response) -> list[Any]:
 
 @pytest.mark.parametrize(("text", "satisfied"), [("[1, 2]", True), ("[1, 1]", False), ("[1, ", False)])
 @pytest.mark.parametrize("route", BODIES)
-async def test_an_answer_says_which_keywords_it_was_only_checked_against(
+async def test_an_answer_names_the_keywords_that_were_only_checked(
     http: httpx.AsyncClient, worker: ScriptedWorker, route: str, text: str, satisfied: bool
 ) -> None:
     answer = await http.post(route, json=body_of(route, worker, text))
@@ -55,7 +55,7 @@ async def test_an_answer_says_which_keywords_it_was_only_checked_against(
 
 @pytest.mark.parametrize("more", [{}, {"stream_options": {"include_usage": True}}])
 @pytest.mark.parametrize("route", BODIES)
-async def test_a_stream_says_so_once_at_its_end(
+async def test_a_stream_names_the_keywords_that_were_only_checked_once_at_its_end(
     http: httpx.AsyncClient, worker: ScriptedWorker, route: str, more: dict[str, Any]
 ) -> None:
     own = more if "completions" in route else {}

@@ -1,4 +1,4 @@
-"""The metrics service's own app, tick and stream, workers that send into it, and a real Chromium over its page."""
+"""The metrics service's own app, ticks and stream with workers that send to it, and Chromium over its page."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ SECOND_NS = 1_000 * MS
 
 @dataclass
 class Worker:
-    """Sends a batch every 100 ms, with a step of `busy` of it."""
+    """A worker that sends a batch every 100 ms, with a step of `busy` of that time."""
 
     id: str
     role: str
@@ -70,7 +70,7 @@ class Worker:
 
 
 class ShiftedClock(SystemClock):
-    """As far from the machine's as is said."""
+    """A clock with a given offset from the machine's."""
 
     def __init__(self, shift_ns: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class ShiftedClock(SystemClock):
 
 
 class LossyHub(Hub):
-    """Skips ticks for all readers while it is told to, as it does for one that is slow."""
+    """A hub that skips ticks for all readers on request, as it does for a slow one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,14 +102,14 @@ class Service:
     url: str = ""
     workers: dict[str, Worker] = field(default_factory=dict)
     held: list[StepBatch] | None = None
-    """What the broker keeps to itself while it stalls; None: it does not."""
+    """The records that a stalled broker holds back; None while it does not stall."""
     sent_to_ns: int | None = None
 
     def take(self, topic: Any, value: Any) -> None:
         self.state.take(Record(topic, "key", value, 0, 0), self.clock.now_ns())
 
     def live_through(self, seconds: int) -> None:
-        """The workers have been there for so long."""
+        """Let that many seconds of the workers' life pass."""
         now_ns = self.clock.now_ns() // BATCH_NS * BATCH_NS
         self.state.history.resume(now_ns - seconds * SECOND_NS)
         for start_ns in range(now_ns - seconds * SECOND_NS, now_ns, SECOND_NS):
@@ -119,14 +119,14 @@ class Service:
         self.sent_to_ns = now_ns
 
     def send(self, batch: StepBatch) -> None:
-        """Through the broker."""
+        """Send through the broker."""
         if self.held is None:
             self.take(STEPS, batch)
         else:
             self.held.append(batch)
 
     def catch_up(self) -> None:
-        """The broker stalls no more, and hands on what it has."""
+        """End the stall of the broker, which then delivers the held records."""
         held, self.held = self.held or [], None
         for batch in held:
             self.take(STEPS, batch)
@@ -160,7 +160,7 @@ async def serving(
 
 @asynccontextmanager
 async def looking(service: Service, path: str = "/", *, refused: bool = False, **options: Any) -> AsyncIterator[Page]:
-    """The page, which must not complain of anything; `refused`: but for what the service refuses, as is expected."""
+    """Open the page, which must report no error; `refused` excepts requests that the service refuses as expected."""
     async with browser() as running:
         page = await running.new_page(**options)
         errors = listen_for_errors(page)
@@ -170,7 +170,7 @@ async def looking(service: Service, path: str = "/", *, refused: bool = False, *
 
 
 async def figures(page: Page, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """What the page says at its top, once something holds of it."""
+    """Return the figures at the top of the page, once a condition holds for them."""
     async with asyncio.timeout(WAIT_MS / 1000):
         while not ((shown := await _figures(page)) and holds(shown)):
             await asyncio.sleep(0.02)
@@ -188,7 +188,7 @@ async def _figures(page: Page) -> dict[str, Any] | None:
 
 
 async def occupancy(service: Service, shown: dict[str, Any]) -> dict[str, Any]:
-    """What the API says of the window that the page shows."""
+    """Return what the API reports for the window that the page shows."""
     window = {"window": f"{shown['windowMs']}ms", "end_unix_ms": shown["asOfUnixMs"]}
     async with httpx.AsyncClient() as http:
         body: dict[str, Any] = (await http.get(f"{service.url}/v1/occupancy", params=window)).json()
@@ -201,7 +201,7 @@ def half_busy() -> tuple[Worker, Worker]:
 
 
 def role_moved(service: Service, worker_id: str, role: str, reason: str = "prompts wait", *, ago_ms: int = 0) -> None:
-    """The planner tells that a worker has moved."""
+    """Publish that a worker has moved, as the planner would."""
     now_ns = service.clock.now_ns() - ago_ms * 1_000_000
     assigned, budget = role_from_name(role)
     service.take(

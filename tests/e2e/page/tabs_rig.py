@@ -1,4 +1,4 @@
-"""What the page's views beside the live one show: answers as the services' own code makes them, of made-up demand."""
+"""Contents of the page's other views: answers by the services' own code, of made-up demand."""
 
 import json
 import time
@@ -27,7 +27,7 @@ DAYS = 6
 
 
 def forecast(horizon_s: float = 86_400.0) -> dict[str, Any]:
-    """Of six days with a hump in the afternoon, up to now; prompts twice as long for the last four hours."""
+    """Demand of six days with an afternoon peak, up to now; prompts are twice as long in the last four hours."""
     count = DAYS * 96
     end = int(time.time()) // QUARTER_S
     hours = (np.arange(end - count, end) * QUARTER_S / 3600) % 24
@@ -44,7 +44,7 @@ def forecast(horizon_s: float = 86_400.0) -> dict[str, Any]:
 
 
 def plan(folder: Path) -> dict[str, Any]:
-    """Of a day whose afternoon wants more than there is."""
+    """A plan for a day whose afternoon needs more GPUs than there are."""
     row = plan_row(folder, PlanQuery(SLO, 86_400.0))
     row["model"] = "llama-70b"
     shift_s = time.time() // 3600 * 3600 - row["starts_unix_s"][0]
@@ -58,7 +58,7 @@ def plan(folder: Path) -> dict[str, Any]:
 
 
 def model(name: str, state: str, **more: Any) -> CatalogueModel:
-    """One that nobody uses now."""
+    """A model without requests at present."""
     plain: dict[str, Any] = {
         "source": "builtin:sim", "parent": "", "size_bytes": 16 * 10**9,
         "workers": [], "priority": 0, "floor": 0, "pinned": False,
@@ -87,7 +87,7 @@ def catalogue() -> dict[str, Any]:
 
 
 async def answers(page: Page, **found: Any) -> list[str]:
-    """From now on the service answers so, by the last part of a path; an int is a refusal. The paths asked for."""
+    """Set the service's answers by the last part of a path, where an int is a refusal; return the requested paths."""
     asked: list[str] = []
 
     async def say(route: Route) -> None:

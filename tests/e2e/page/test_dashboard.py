@@ -1,4 +1,4 @@
-"""The page in a real Chromium: live figures, links and keys."""
+"""Tests of the page in Chromium: live figures, links and keys."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ KEYS = ("space", "← →", "g", "p", "1–6", "t", "s", "/", "u", "?")
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
-async def test_figures_equal_the_api_and_go_on_live() -> None:
+async def test_figures_equal_the_api_and_stay_live() -> None:
     workers = Worker("prefill-0", "prefill", 0.6, gpus=4), Worker("decode-0", "decode", 0.3)
     async with serving(*workers) as service, looking(service) as page:
         first = await figures(page, lambda shown: shown["gpu_ns"]["covered"] == 5 * 2_000 * MS)
@@ -40,7 +40,7 @@ async def test_figures_equal_the_api_and_go_on_live() -> None:
         await figures(page, lambda later: int(later["asOfUnixMs"]) > int(shown["asOfUnixMs"]))
 
 
-async def test_queues_count_what_waits_at_gateways_and_are_unknown_without_telemetry() -> None:
+async def test_queues_show_waiting_requests_of_gateways_and_are_unknown_without_telemetry() -> None:
     async with serving(Worker("prefill-0", "prefill", 0.6), Worker("decode-0", "decode", 0.3)) as service:
         queue = ModelQueue(model="sim", prefill_requests=1_200, prefill_tokens=90_000, decode_requests=7)
 
@@ -58,7 +58,7 @@ async def test_queues_count_what_waits_at_gateways_and_are_unknown_without_telem
             await expect(page.locator("#queue-prefill")).to_have_text("unknown", timeout=WAIT_MS)
 
 
-async def test_a_link_shows_the_same_moment_and_scope_again() -> None:
+async def test_a_link_shows_the_same_time_and_scope_again() -> None:
     workers = Worker("prefill-0", "prefill", 0.6, gpus=4), Worker("decode-0", "decode", 0.3)
     async with serving(*workers) as service:
         async with looking(service, "/#range=30s") as page:
@@ -75,7 +75,7 @@ async def test_a_link_shows_the_same_moment_and_scope_again() -> None:
             await figures(page, lambda again: again == shown)
 
 
-async def test_a_link_brings_back_everything_about_the_view() -> None:
+async def test_a_link_restores_the_whole_view() -> None:
     workers = Worker("prefill-0", "prefill", 0.6), Worker("decode-0", "decode", 0.3)
     link = "#range=15m&scope=pool%3Adecode&sort=busy&theme=dark&filter=decode-0"
     async with serving(*workers) as service, looking(service, f"/{link}", color_scheme="light") as page:
@@ -103,7 +103,7 @@ async def test_a_worker_that_stops_sending_lowers_coverage_and_does_not_become_i
         await expect(page.locator("tr.uncovered", has_text="decode-0")).to_be_visible(timeout=WAIT_MS)
 
 
-async def test_every_key_does_what_the_help_says_of_it() -> None:
+async def test_every_key_does_as_the_help_says() -> None:
     workers = Worker("prefill-0", "prefill", 0.6), Worker("decode-0", "decode", 0.3, node="node-b")
     async with serving(*workers) as service, looking(service, "/#theme=light") as page:
         await figures(page, lambda shown: shown["coverage"] == 1)

@@ -1,4 +1,4 @@
-"""The page while telemetry comes late: it says how late, and calls nothing live that is not."""
+"""Tests of the page while telemetry comes late: it shows the delay and is not labelled live."""
 
 import re
 
@@ -11,7 +11,7 @@ BEHIND = re.compile(r"^[0-9]+ s behind$")
 pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
-async def test_the_page_says_how_far_it_is_behind_until_it_is_live_again() -> None:
+async def test_the_page_shows_how_far_it_is_behind_until_it_is_live_again() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         await figures(page, lambda shown: shown["coverage"] == 1)
         await expect(page.locator("#status")).to_have_text("live", timeout=WAIT_MS)
@@ -23,7 +23,7 @@ async def test_the_page_says_how_far_it_is_behind_until_it_is_live_again() -> No
         await expect(page.locator("#status")).to_have_text("live", timeout=WAIT_MS)
 
 
-async def test_a_worker_that_is_silent_makes_the_page_no_less_live() -> None:
+async def test_a_silent_worker_does_not_end_the_live_state_of_the_page() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         await figures(page, lambda shown: shown["coverage"] == 1)
         next(iter(service.workers.values())).silent = True

@@ -1,4 +1,4 @@
-"""What the page changes: a worker's role and which alerts are silent; with a question before and the suite's token."""
+"""Tests of what an operator changes on the page: roles of workers and silences of alerts."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ WORKER = "/#scope=worker%3Adecode-0"
 
 
 async def the_planner(page: Page, asked: list[dict[str, Any]]) -> None:
-    """Takes roles from whoever has the token."""
+    """Accept role changes from callers with the token."""
 
     async def answer(route: Route) -> None:
         request = route.request
@@ -29,7 +29,7 @@ async def the_planner(page: Page, asked: list[dict[str, Any]]) -> None:
     await page.route("**/v1/workers/decode-0/role", answer)
 
 
-async def test_a_role_is_asked_for_after_a_question_and_with_the_token_alone() -> None:
+async def test_a_role_change_needs_a_confirmation_and_the_token() -> None:
     asked: list[dict[str, Any]] = []
     async with serving(*half_busy()) as service, looking(service, WORKER, refused=True) as page:
         await the_planner(page, asked)
@@ -51,11 +51,11 @@ async def test_a_role_is_asked_for_after_a_question_and_with_the_token_alone() -
         said = "decode-0 is prefill since epoch 5, in effect after 12.5 ms"
         await expect(page.locator("#role-now")).to_contain_text(said)
         assert asked == [{"role": "prefill", "actor": "the page", "reason": "prompts wait"}]
-        await buttons.get_by_role("button", name="standby").click()  # the token was right: it is kept
+        await buttons.get_by_role("button", name="standby").click()  # the token was right, so the page stores it
         await expect(page.locator("#ask-role-token")).to_have_value(TOKEN)
 
 
-async def test_only_a_worker_of_now_has_role_buttons() -> None:
+async def test_only_a_worker_that_still_runs_has_role_buttons() -> None:
     async with serving(*half_busy(), lived_s=30) as service, looking(service) as page:
         await expect(page.locator(".of-worker tbody tr").first).to_be_visible(timeout=WAIT_MS)
         await expect(page.locator("#role")).to_be_hidden()
@@ -65,7 +65,7 @@ async def test_only_a_worker_of_now_has_role_buttons() -> None:
         await expect(page.locator("#role")).to_be_hidden()
 
 
-async def test_an_alert_is_looked_after_silenced_and_loud_again() -> None:
+async def test_an_alert_can_be_opened_silenced_and_unsilenced() -> None:
     workers = Worker("prefill-0", "prefill", 1.0), Worker("decode-0", "decode", 0.05)
     settings = MetricsSettings(alert_for_ms=0, alert_clear_ms=500, alert_window_ms=500, token=TOKEN)
     async with serving(*workers, settings=settings) as service, looking(service, refused=True) as page:

@@ -1,4 +1,4 @@
-"""Role moves and alerts on the page, in a real Chromium."""
+"""Tests of role moves and alerts on the page in Chromium."""
 
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,7 @@ from tests.e2e.page.page_rig import WAIT_MS, Worker, figures, half_busy, looking
 pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
-async def test_a_role_move_stands_on_the_time_axis_and_tells_its_reason() -> None:
+async def test_a_role_move_is_marked_on_the_time_axis_with_its_reason() -> None:
     async with serving(Worker("decode-0", "decode", 0.5)) as service, looking(service) as page:
         await expect(page.locator("#tables .table").first).to_contain_text("decode", timeout=WAIT_MS)
         service.workers["decode-0"].role = "prefill"
@@ -26,7 +26,7 @@ async def test_a_role_move_stands_on_the_time_axis_and_tells_its_reason() -> Non
         await expect(page.locator("#tables .table").first).to_contain_text("prefill", timeout=WAIT_MS)
 
 
-async def test_an_alert_has_a_badge_a_mark_its_reason_and_its_runbook_and_goes_when_it_is_over() -> None:
+async def test_an_alert_shows_badge_mark_reason_and_runbook_and_disappears_once_it_is_over() -> None:
     workers = Worker("prefill-0", "prefill", 1.0), Worker("decode-0", "decode", 0.05)
     settings = MetricsSettings(alert_for_ms=0, alert_clear_ms=500, alert_window_ms=500)
     async with serving(*workers, settings=settings) as service, looking(service) as page:
@@ -45,14 +45,14 @@ async def test_an_alert_has_a_badge_a_mark_its_reason_and_its_runbook_and_goes_w
         await expect(page.locator("#badge")).to_be_hidden(timeout=WAIT_MS)
         await expect(page.locator("#alerts")).to_be_hidden()
         await expect(page.locator("#moves .alert.over")).to_be_visible()
-        await page.goto(f"{service.url}/")  # what came before the page was opened is told all the same
+        await page.goto(f"{service.url}/")  # events from before the page was opened are shown too
         await page.locator("#moves .alert.over").click(timeout=WAIT_MS)
         await expect(page.locator("#move dl")).to_contain_text("prefill 20% busy")
         await page.locator("#move a").click()
         await expect(page.locator("article h1")).to_have_text("FulcrumImbalance")
 
 
-async def test_changes_that_stand_too_close_share_a_mark_that_tells_of_each() -> None:
+async def test_changes_close_together_share_a_mark_that_lists_each() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         await figures(page, lambda shown: shown["coverage"] == 1)
         for number in range(60):

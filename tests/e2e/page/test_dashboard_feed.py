@@ -1,4 +1,4 @@
-"""The page beside a service that fails, restarts or loses messages, in a real Chromium."""
+"""Tests in Chromium of the page beside a service that fails, restarts or loses messages."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -29,7 +29,7 @@ HOUR_NS = 3_600 * SECOND_NS
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
-async def test_a_first_load_that_fails_is_tried_again_for_the_same_time() -> None:
+async def test_a_failed_first_load_is_retried_for_the_same_time() -> None:
     async with serving(*half_busy(), lived_s=400) as service:
         end_ms = service.clock.now_ns() // MS - 300_000
         async with browser() as running:
@@ -45,7 +45,7 @@ async def test_a_first_load_that_fails_is_tried_again_for_the_same_time() -> Non
             assert end_ms - 1000 < int(shown["asOfUnixMs"]) <= end_ms
 
 
-async def test_a_reader_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_over_the_limit_sees_an_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "MAX_READERS", 0)
     async with serving(*half_busy()) as service, browser() as running:
         page = await running.new_page()
@@ -54,14 +54,14 @@ async def test_a_reader_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def lose_ticks(service: Service, seconds: float) -> None:
-    """The stream leaves out what is told meanwhile."""
+    """Make the stream skip the messages of that many seconds."""
     service.hub.loses = True
     until_ns = service.clock.now_ns() + int(seconds * SECOND_NS)
     await until(lambda: service.clock.now_ns() > until_ns)
     service.hub.loses = False
 
 
-async def test_what_the_stream_left_out_while_the_page_was_paused_is_there_once_it_goes_on() -> None:
+async def test_updates_missed_while_the_page_was_paused_are_loaded_when_it_resumes() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         await figures(page, lambda shown: shown["coverage"] == 1)
         await page.locator("#pause").click()
@@ -75,7 +75,7 @@ async def test_what_the_stream_left_out_while_the_page_was_paused_is_there_once_
         await expect(page.locator("#moves button")).to_have_count(1, timeout=WAIT_MS)
 
 
-async def test_ticks_that_are_left_out_while_windows_load_leave_no_hole() -> None:
+async def test_ticks_skipped_while_windows_load_leave_no_gap() -> None:
     async with serving(*half_busy()) as service, browser() as running:
         page = await running.new_page()
         held, go_on = asyncio.Event(), asyncio.Event()
@@ -96,7 +96,7 @@ async def test_ticks_that_are_left_out_while_windows_load_leave_no_hole() -> Non
         assert shown["gpu_ns"] == (await occupancy(service, shown))["gpu_ns"]
 
 
-async def test_a_service_that_is_killed_and_started_again_is_followed_though_its_clock_was_set_back() -> None:
+async def test_the_page_follows_a_restarted_service_whose_clock_was_set_back() -> None:
     async with AsyncExitStack() as stack:
         port, running = stack.enter_context(held_port()), await stack.enter_async_context(browser())
         page = await running.new_page()
@@ -113,7 +113,7 @@ async def test_a_service_that_is_killed_and_started_again_is_followed_though_its
             await expect(page.locator("#stale")).to_be_hidden()
 
 
-async def test_a_stream_that_falls_silent_without_an_end_is_told_and_opened_again() -> None:
+async def test_a_stream_that_falls_silent_is_reported_and_reopened() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         await figures(page, lambda shown: shown["coverage"] == 1)
         service.hub.loses = True
@@ -127,7 +127,7 @@ async def test_a_stream_that_falls_silent_without_an_end_is_told_and_opened_agai
         await figures(page, lambda shown: shown["coverage"] == 1)
 
 
-async def test_a_refusal_whose_reason_never_comes_does_not_keep_the_page_from_asking_again() -> None:
+async def test_a_refusal_without_a_body_does_not_stop_the_page_from_retrying() -> None:
     async with serving(*half_busy()) as service, browser() as running:
         page = await running.new_page()
         asked = 0
@@ -137,7 +137,7 @@ async def test_a_refusal_whose_reason_never_comes_does_not_keep_the_page_from_as
             asked += 1
             if asked == 1:
                 await route.fulfill(status=503, json={"error": {"message": "no room"}})
-            elif asked > 2:  # the second, which asks why, is never answered
+            elif asked > 2:  # the second request, which asks for the reason, is never answered
                 await route.continue_()
 
         await page.route("**/v1/occupancy/stream", refuse_then_hang)
@@ -157,7 +157,7 @@ window.EventSource = class extends EventSource {
 """
 
 
-async def test_a_page_asks_less_and_less_often_for_a_stream_that_it_does_not_get() -> None:
+async def test_a_page_backs_off_while_its_stream_is_refused() -> None:
     async with serving(*half_busy()) as service, browser() as running:
         page = await running.new_page()
         await page.add_init_script(COUNT_STREAMS)
@@ -170,7 +170,7 @@ async def test_a_page_asks_less_and_less_often_for_a_stream_that_it_does_not_get
         assert second - first >= 999 and third - second >= 1999
 
 
-async def test_figures_that_are_polled_are_not_known_while_the_service_refuses_them() -> None:
+async def test_polled_figures_are_unknown_while_the_service_refuses_them() -> None:
     compute = Compute(layer_parameters=1_000_000, parameter_bytes=2, peak_flops_per_s=1e10, peak_bytes_per_s=1e9)
     async with serving(*half_busy()) as service, browser() as running:
         for worker in service.workers.values():

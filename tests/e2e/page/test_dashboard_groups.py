@@ -1,4 +1,4 @@
-"""Data-parallel groups on the page, in a real Chromium: one row, which opens on its ranks, and a scope of its own."""
+"""Tests in Chromium of data-parallel groups on the page: one row that opens on its ranks, and a scope of its own."""
 
 import pytest
 from playwright.async_api import expect
@@ -17,7 +17,7 @@ def ranks() -> list[Worker]:
 
 
 async def told(service: Service, scope: str, shown: dict[str, object]) -> tuple[dict[str, int], float]:
-    """GPU-nanoseconds and coverage of the group, or of a worker, by the API."""
+    """Return GPU-nanoseconds and coverage of the group, or of a worker, from the API."""
     body = await occupancy(service, shown)
     found = next(each for each in (*body["groups"], *body["workers"]) if scope in {each.get("scope"), each.get("id")})
     return found["gpu_ns"], found["coverage"]
@@ -51,7 +51,7 @@ async def test_the_filter_finds_a_group_by_its_ranks() -> None:
         await expect(rows.first).to_contain_text(GROUP)
 
 
-async def test_figures_of_a_group_are_those_of_the_service_and_the_trail_leads_from_a_rank_to_it() -> None:
+async def test_a_groups_figures_equal_the_services_and_the_breadcrumb_leads_from_a_rank_to_its_group() -> None:
     async with serving(*ranks(), Worker("prefill-0", "prefill", 0.6)) as service, looking(service) as page:
         rows = page.locator(".of-worker tbody tr")
         await expect(rows).to_have_count(2, timeout=WAIT_MS)
@@ -66,7 +66,7 @@ async def test_figures_of_a_group_are_those_of_the_service_and_the_trail_leads_f
         await expect(page.locator("#trail button")).to_have_text(["cluster", f"group sim/{GROUP}", "worker decode-dp1"])
 
 
-async def test_on_the_page_of_a_node_that_has_some_ranks_they_are_rows_with_their_own_gpus() -> None:
+async def test_the_page_of_a_node_lists_its_ranks_as_rows_with_their_own_gpus() -> None:
     async with serving(*ranks(), Worker("prefill-0", "prefill", 0.6)) as service, looking(service) as page:
         rows = page.locator(".of-worker tbody tr")
         await expect(rows).to_have_count(2, timeout=WAIT_MS)

@@ -1,4 +1,4 @@
-"""The heat map's pixels, in a real Chromium: what is painted is what the windows say by now."""
+"""Tests in Chromium that the heat map's pixels show the latest state of each window."""
 
 import asyncio
 from typing import Any, Final
@@ -23,7 +23,7 @@ PIXELS: Final = """() => {
     return named[row.slice(at, at + 3).join()] ?? "";
   });
 }"""
-"""What the first row of the last 30 s is, window by window: the name of a pure phase, empty for all else."""
+"""Return the first row of the last 30 s by window: the name of a pure phase, or an empty string."""
 HOLD_FRAMES: Final = """() => {
   const ask = requestAnimationFrame, asked = [];
   window.requestAnimationFrame = each => asked.push(each);
@@ -32,11 +32,11 @@ HOLD_FRAMES: Final = """() => {
     asked.forEach(each => ask(each));
   };
 }"""
-"""As for a tab that nobody looks at, until `showFrames()`."""
+"""Stop drawing until `showFrames()`, as in a hidden tab."""
 
 
 async def painted(page: Page, wanted: set[str], seconds: float) -> None:
-    """Waits until the last `seconds`, but for windows on their way, are painted in just the colours of the phases."""
+    """Wait until the last `seconds`, except for windows still in transit, are painted in exactly these colours."""
     count, phases = int(10 * seconds), []
     try:
         async with asyncio.timeout(WAIT_MS / 1000):
@@ -48,7 +48,7 @@ async def painted(page: Page, wanted: set[str], seconds: float) -> None:
 
 
 async def later(service: Service, seconds: float) -> None:
-    """Waits until the service's windows have gone on by so much."""
+    """Wait until the service's windows have advanced by that time."""
     history = service.state.history
     end_ns = (history.written_to_ns or service.clock.now_ns()) + int(seconds * SECOND_NS)
     async with asyncio.timeout(seconds + WAIT_MS / 1000):
@@ -56,7 +56,7 @@ async def later(service: Service, seconds: float) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_telemetry_that_comes_seconds_late_takes_the_place_of_the_hatching() -> None:
+async def test_telemetry_that_comes_seconds_late_replaces_the_hatching() -> None:
     worker = Worker("prefill-0", "prefill", 1.0)
     async with serving(worker, lived_s=SHOWN_S) as service, looking(service, "/#range=30s") as page:
         await painted(page, {"prefill"}, SHOWN_S - 5)
@@ -68,7 +68,7 @@ async def test_telemetry_that_comes_seconds_late_takes_the_place_of_the_hatching
         await painted(page, {"prefill"}, SHOWN_S - 5)
 
 
-async def test_a_tab_that_nobody_looked_at_shows_nothing_of_two_minutes_ago() -> None:
+async def test_a_hidden_tab_shows_current_data_once_it_is_visible_again() -> None:
     worker = Worker("prefill-0", "prefill", 1.0)
     async with serving(worker, lived_s=120) as service, looking(service, "/#range=30s") as page:
         await painted(page, {"prefill"}, SHOWN_S - 2)
@@ -87,6 +87,6 @@ async def test_a_tab_that_nobody_looked_at_shows_nothing_of_two_minutes_ago() ->
             return int(shown["asOfUnixMs"]) > hidden_ns // MS + 7_000
 
         await figures(page, seen)
-        phases = (await page.evaluate(PIXELS))[-60:]  # at once: what is wrong leaves by itself
+        phases = (await page.evaluate(PIXELS))[-60:]  # at once: wrong pixels would also scroll away by themselves
         assert "idle" in phases
         assert "prefill" not in phases

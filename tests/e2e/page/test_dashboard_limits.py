@@ -1,4 +1,4 @@
-"""The page against names, workers and links that mean it no good, in a real Chromium."""
+"""Tests in Chromium of the page with hostile names, extreme workers and broken links."""
 
 import json
 
@@ -18,7 +18,7 @@ HOSTILE = (
     "x" * 400,
 )
 BUSY_MS = 60_000
-"""Of a page that draws all the time, on a machine that others use up."""
+"""Bound for a page that draws continuously on a loaded machine."""
 OPEN = """scope => {
   const name = document.querySelector(`#tables [data-scope=${CSS.escape(scope)}]`);
   name?.click();
@@ -27,7 +27,7 @@ OPEN = """scope => {
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
-async def test_hostile_names_are_text_and_can_be_opened_and_linked() -> None:
+async def test_hostile_names_are_shown_as_text_and_can_be_opened_and_linked() -> None:
     workers = [
         Worker(name, "decode" if number % 2 else "prefill", 0.5, node=name, model=name)
         for number, name in enumerate(HOSTILE)
@@ -50,7 +50,7 @@ async def test_hostile_names_are_text_and_can_be_opened_and_linked() -> None:
 @pytest.mark.parametrize(
     "link", ["range=toString", "range=constructor&sort=valueOf&scope=pool", "end=9999999999999", "end=0000000000001"]
 )
-async def test_a_link_that_makes_no_sense_still_shows_a_page(link: str) -> None:
+async def test_an_invalid_link_still_shows_a_page(link: str) -> None:
     async with serving(*half_busy()) as service, looking(service, f"/#{link}") as page:
         if "end" in link:
             await expect(page.locator("#empty")).to_have_text("Nothing is stored for the time shown.", timeout=WAIT_MS)
@@ -58,14 +58,14 @@ async def test_a_link_that_makes_no_sense_still_shows_a_page(link: str) -> None:
         await figures(page, lambda shown: shown["coverage"] == 1)
 
 
-async def test_a_scope_that_is_gone_says_so() -> None:
+async def test_a_scope_that_is_gone_is_reported() -> None:
     async with serving(*half_busy()) as service, looking(service, "/#scope=model:gone") as page:
         await expect(page.locator("#empty")).to_have_text(
             "Of model gone nothing is known in the time shown.", timeout=WAIT_MS
         )
 
 
-async def test_a_cluster_without_workers_says_so_until_one_comes() -> None:
+async def test_a_cluster_without_workers_shows_a_hint_until_a_worker_joins() -> None:
     async with serving() as service, looking(service) as page:
         await expect(page.locator("#empty")).to_contain_text("No worker has reported", timeout=WAIT_MS)
         service.workers["prefill-0"] = Worker("prefill-0", "prefill", 0.5)
@@ -74,14 +74,14 @@ async def test_a_cluster_without_workers_says_so_until_one_comes() -> None:
 
 
 class Turning(Worker):
-    """Has another role in every other pair of batches."""
+    """A worker that has another role in every other pair of batches."""
 
     def batch(self, start_ns: int, length_ns: int = BATCH_NS) -> StepBatch:
         self.role = ("decode", "prefill")[self.sequence // 2 % 2]
         return super().batch(start_ns, length_ns)
 
 
-async def test_a_worker_that_changes_role_five_times_a_second_counts_in_both_pools_all_the_time() -> None:
+async def test_a_worker_that_changes_role_five_times_a_second_always_counts_in_both_pools() -> None:
     workers = (Worker("prefill-0", "prefill", 0.6), Turning("turning", "decode", 0.3))
     async with serving(*workers) as service, looking(service) as page:
         await figures(page, lambda shown: shown["coverage"] == 1)
@@ -96,7 +96,7 @@ async def test_a_worker_that_changes_role_five_times_a_second_counts_in_both_poo
         assert set(json.loads(await page.evaluate("JSON.stringify(window.pools)"))) == {2}
 
 
-async def test_a_window_that_is_not_over_is_charged_with_its_time_so_far() -> None:
+async def test_an_unfinished_window_is_charged_only_with_its_elapsed_time() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         rows = await page.evaluate("""async () => {
           const { Store } = await import("/js/store.js");
@@ -115,7 +115,7 @@ async def test_a_window_that_is_not_over_is_charged_with_its_time_so_far() -> No
         ]  # fmt: skip
 
 
-async def test_workers_that_have_gone_take_no_place_in_the_page_for_ever() -> None:
+async def test_the_page_forgets_workers_that_have_left() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         held = await page.evaluate("""async () => {
           const { Live } = await import("/js/live.js");

@@ -1,4 +1,4 @@
-"""The past on the page, in a real Chromium: files, replay, and times gone to."""
+"""Tests in Chromium of the past on the page: files, replay and jumps in time."""
 
 import asyncio
 import csv
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
 async def saved(page: Page, kind: str) -> str:
-    """What the browser keeps as a file."""
+    """Return the file that the browser saves."""
     async with page.expect_download() as download:
         await page.locator(f"#{kind}").click()
     done = await download.value
@@ -44,7 +44,7 @@ async def saved(page: Page, kind: str) -> str:
 
 
 async def history_rows(service: Service, query: dict[str, str]) -> list[dict[str, Any]]:
-    """What the API says of the same windows, as the page's files have it."""
+    """Return the API's data of the same windows, in the format of the page's files."""
     async with httpx.AsyncClient() as http:
         told = (await http.get(f"{service.url}/v1/occupancy/history", params=query)).json()
     parts = ("covered", "prefill", "decode", "kv_wait", "idle")
@@ -55,7 +55,7 @@ async def history_rows(service: Service, query: dict[str, str]) -> list[dict[str
     ]  # fmt: skip
 
 
-async def test_files_hold_what_is_shown_and_what_the_api_says_of_it() -> None:
+async def test_downloaded_files_match_the_page_and_the_api() -> None:
     workers = Worker("prefill-0", "prefill", 0.6, gpus=4), Worker("decode-0", "decode", 0.3)
     async with serving(*workers) as service, looking(service) as page:
         for scope in ("cluster", "pool:prefill"):
@@ -80,7 +80,7 @@ async def test_files_hold_what_is_shown_and_what_the_api_says_of_it() -> None:
                 await page.locator(".of-pool tbody").get_by_role("button", name="prefill").click()
 
 
-async def test_the_past_hours_are_replayed_as_the_api_tells_them() -> None:
+async def test_a_replay_of_past_hours_shows_what_the_api_returns() -> None:
     workers = Worker("prefill-0", "prefill", 0.6, gpus=4), Worker("decode-0", "decode", 0.3)
     async with serving(*workers) as service:
         now_ns = service.clock.now_ns() // MINUTE_NS * MINUTE_NS
@@ -124,19 +124,19 @@ async def test_the_past_hours_are_replayed_as_the_api_tells_them() -> None:
 
 
 def _busy(now_ns: int, shown: dict[str, Any]) -> int:
-    """Prefill of each GPU in a window of the past, in ns."""
+    """Return the prefill of each GPU in a past window, in ns."""
     return (now_ns // SECOND_NS - int(shown["asOfUnixMs"]) // 1000 + 10) // 10 % 100 * SECOND_NS // 20
 
 
 async def _told_of(service: Service, shown: dict[str, Any]) -> dict[str, int]:
-    """What the API says of the window that the page shows of the past."""
+    """Return what the API reports for the past window that the page shows."""
     query = {"window": "10s", "span": "10s", "scope": shown["scope"], "end_unix_ms": shown["asOfUnixMs"]}
     (row,) = await history_rows(service, query)
     return {name: row[f"{name}_gpu_ns"] for name in shown["gpu_ns"]}
 
 
 async def go_to(page: Page, unix_ms: int) -> None:
-    """By the field for it, which is by the reader's own clock."""
+    """Go to a time by the input field, which uses the reader's own clock."""
     field = "ms => new Date(ms - 60000 * new Date(ms).getTimezoneOffset()).toISOString().slice(0, 19)"
     before = page.url
     await page.locator("#when").fill(await page.evaluate(field, unix_ms))
@@ -144,7 +144,7 @@ async def go_to(page: Page, unix_ms: int) -> None:
     await page.locator("#when").press("Enter")
 
 
-async def test_a_time_long_past_is_shown_from_what_is_kept_of_it_by_field_key_and_link() -> None:
+async def test_a_time_long_past_is_reached_by_field_key_and_link() -> None:
     async with serving(*half_busy(), lived_s=400) as service:
         then_ms = (service.clock.now_ns() // MS - 300_000) // 1000 * 1000
         async with looking(service) as page:
@@ -173,7 +173,7 @@ async def test_a_time_long_past_is_shown_from_what_is_kept_of_it_by_field_key_an
             await expect(page.locator("#pause")).to_have_text("go on")
 
 
-async def test_a_worker_that_has_gone_counts_with_all_its_gpus_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_has_left_counts_with_all_its_gpus_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roll, "LEFT_NS", 100 * MS)
     async with serving(*half_busy()) as service:
         async with looking(service) as page:
@@ -194,7 +194,7 @@ async def test_a_worker_that_has_gone_counts_with_all_its_gpus_where_it_was(monk
             await expect(page.locator("#tables tr", has_text="prefill-0")).to_have_count(0)
 
 
-async def test_what_else_of_the_view_changes_while_a_later_time_is_loaded_does_not_hold_it_back() -> None:
+async def test_other_changes_of_the_view_do_not_delay_the_load_of_a_later_time() -> None:
     async with serving(*half_busy(), lived_s=400) as service:
         end_ms = (service.clock.now_ns() // MS - 300_000) // 1000 * 1000
         async with looking(service, f"/#range=15m&end={end_ms}") as page:
@@ -215,7 +215,7 @@ async def test_what_else_of_the_view_changes_while_a_later_time_is_loaded_does_n
             await figures(page, lambda shown: int(shown["asOfUnixMs"]) > end_ms + 200_000)
 
 
-async def test_a_window_still_on_its_way_when_the_replay_is_stopped_is_not_shown() -> None:
+async def test_a_window_that_arrives_after_the_replay_was_stopped_is_not_shown() -> None:
     async with serving(*half_busy(), lived_s=400) as service:
         end_ms = (service.clock.now_ns() // MS - 300_000) // 10_000 * 10_000
         async with looking(service, f"/#range=1h&end={end_ms}") as page:
@@ -246,7 +246,7 @@ async def test_a_window_still_on_its_way_when_the_replay_is_stopped_is_not_shown
             assert f"end={end_ms}" in await page.evaluate("location.hash")
 
 
-async def test_tables_of_a_past_time_have_the_roles_of_that_time() -> None:
+async def test_tables_of_a_past_time_show_the_roles_of_that_time() -> None:
     async with serving(*half_busy(), lived_s=60) as service, looking(service) as page:
         pools, workers = page.locator(".of-pool tbody tr"), page.locator(".of-worker tbody tr")
         await expect(pools).to_have_count(2, timeout=WAIT_MS)
@@ -259,7 +259,7 @@ async def test_tables_of_a_past_time_have_the_roles_of_that_time() -> None:
         await expect(workers.first.locator(".c-role")).to_have_text("decode")
 
 
-async def test_across_a_role_move_the_page_and_the_api_say_the_same_of_every_part() -> None:
+async def test_page_and_api_agree_on_every_part_across_a_role_move() -> None:
     mover = Worker("w-0", "decode", 0.7, gpus=2)
     others = Worker("w-1", "prefill", 0.4, node="node-b"), Worker("w-2", "decode", 0.3, model="other")
     async with serving(mover, *others, lived_s=5) as service:

@@ -1,4 +1,4 @@
-"""The answer first on the page: verdict, pressure, what happened, what was decided; in a real Chromium."""
+"""Tests in Chromium of the top of the page: verdict, pressure, recent events and decisions."""
 
 import asyncio
 from typing import Any, Final
@@ -23,13 +23,13 @@ from tests.e2e.page.page_rig import SECOND_NS, WAIT_MS, Worker, figures, half_bu
 from tests.status_rig import answer
 
 POLL_S: Final = 3.2
-"""A little more than the page takes between two looks at decisions without word of any."""
+"""Slightly longer than the page waits between two polls of decisions without an event."""
 
 pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
 async def told(page: Page, status: dict[str, Any], history: dict[str, Any] | None = None) -> None:
-    """From now on the service says this of the cluster."""
+    """Set the status that the service reports from now on."""
 
     async def say(route: Route) -> None:
         past = "/history" in route.request.url
@@ -39,7 +39,7 @@ async def told(page: Page, status: dict[str, Any], history: dict[str, Any] | Non
     await page.route("**/v1/status**", say)
 
 
-async def test_the_verdict_stands_first_with_what_to_do_and_is_never_live_when_it_is_old() -> None:
+async def test_the_verdict_comes_first_with_its_advice_and_an_old_one_is_not_shown_as_live() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         await told(page, answer())
         sentence = page.locator("#verdict-sentence")
@@ -75,7 +75,7 @@ async def test_the_verdict_stands_first_with_what_to_do_and_is_never_live_when_i
         await expect(page.locator("#verdict")).to_have_class("panel unknown")
 
 
-async def test_the_past_shows_what_was_said_then() -> None:
+async def test_the_past_shows_the_verdict_of_that_time() -> None:
     async with serving(*half_busy(), lived_s=60) as service, looking(service) as page:
         end_ms = service.clock.now_ns() // SECOND_NS * 1000 - 20_000
         empty: dict[str, list[None]] = {name: [None] for name in ("requests_per_s", "too_many_per_s", "errors_per_s")}
@@ -100,7 +100,7 @@ async def test_the_past_shows_what_was_said_then() -> None:
         )
 
 
-async def test_what_happened_and_what_was_decided_are_listed_with_what_came_of_it() -> None:
+async def test_events_and_decisions_are_listed_with_their_outcomes() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         await figures(page, lambda shown: shown["coverage"] == 1)
         role, _ = role_from_name("prefill")
@@ -131,7 +131,7 @@ async def test_what_happened_and_what_was_decided_are_listed_with_what_came_of_i
         await expect(page.locator("#move dl")).to_contain_text("this is no proof")
 
 
-async def test_a_decision_and_what_was_seen_after_it_are_asked_for_as_soon_as_the_stream_brings_word_of_them() -> None:
+async def test_a_decision_and_its_outcome_are_fetched_as_soon_as_the_stream_announces_them() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         await expect(page.locator("#decisions-note")).to_contain_text("none has changed", timeout=WAIT_MS)
         # From here on no timer of the page fires but those that are as short as a frame or so.
@@ -139,7 +139,7 @@ async def test_a_decision_and_what_was_seen_after_it_are_asked_for_as_soon_as_th
             const later = window.setTimeout;
             window.setTimeout = (call, ms, ...more) => (ms > 500 ? 0 : later(call, ms, ...more));
         }""")
-        await asyncio.sleep(POLL_S)  # the poll under way is over, and the next one never comes
+        await asyncio.sleep(POLL_S)  # the poll in progress is over, and the next one never comes
         role, _ = role_from_name("prefill")
         decided = Decision(
             planner_id="planner", incarnation=1, sequence=7, decided_unix_ns=service.clock.now_ns(),
@@ -157,7 +157,7 @@ async def test_a_decision_and_what_was_seen_after_it_are_asked_for_as_soon_as_th
         await expect(page.locator("#events")).to_contain_text("2.0 s later prefill pressure 1.80 → 0.95")
 
 
-async def test_the_toolbar_of_a_phone_is_one_row_and_nothing_runs_over_the_edge() -> None:
+async def test_the_toolbar_of_a_phone_is_one_row_and_nothing_overflows() -> None:
     async with serving(*half_busy()) as service, looking(service, viewport=PHONE) as page:
         await told(page, answer())
         await expect(page.locator("#pressures")).to_be_visible(timeout=WAIT_MS)
@@ -172,7 +172,7 @@ async def test_the_toolbar_of_a_phone_is_one_row_and_nothing_runs_over_the_edge(
         await expect(page.locator("#ranges [aria-pressed=true]")).to_have_text("2m")
 
 
-async def test_one_pool_or_node_makes_no_table_of_a_single_row() -> None:
+async def test_a_single_pool_or_node_has_no_table() -> None:
     async with serving(Worker("decode-0", "decode", 0.5)) as service, looking(service) as page:
         await expect(page.locator(".of-worker tbody tr")).to_have_count(1, timeout=WAIT_MS)
         for kind in ("pool", "model", "node"):

@@ -1,4 +1,4 @@
-"""From the cluster down to the engine steps behind a worker's figures, on the page in a real Chromium."""
+"""Tests in Chromium of the path from the cluster down to the engine steps behind a worker's figures."""
 
 import asyncio
 from typing import Any
@@ -14,21 +14,21 @@ pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
 async def steps_shown(page: Page, as_of_unix_ms: str) -> dict[str, Any]:
-    """What the page says of the steps up to a moment, once it does."""
+    """Return the page's table of the steps up to a time, once it is there."""
     await expect(page.locator("#steps")).to_have_attribute("data-as-of-unix-ms", as_of_unix_ms, timeout=WAIT_MS)
     found: dict[str, Any] = await page.evaluate("({...document.getElementById('steps').dataset})")
     return found
 
 
 async def figures_and_steps_agree(page: Page) -> bool:
-    """Whether both are of one moment by now, and say the same."""
+    """Return whether page and API now show the same time and the same steps."""
     shown = await figures(page, bool)
     steps: dict[str, Any] = await page.evaluate("({...document.getElementById('steps').dataset})")
     ours = steps.get("asOfUnixMs") == shown["asOfUnixMs"]
     return ours and int(steps["gpuNs"].split(",")[2]) == shown["gpu_ns"]["decode"] > 0
 
 
-async def test_a_click_leads_from_a_gpu_to_the_steps_that_its_figures_are_made_of() -> None:
+async def test_a_click_leads_from_a_gpu_to_the_steps_behind_its_figures() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         await figures(page, lambda shown: shown["gpu_ns"]["covered"] == 9 * 2_000 * MS)
         await expect(page.locator("#steps")).to_be_hidden()
@@ -77,7 +77,7 @@ async def test_a_window_of_an_open_worker_leads_to_the_steps_up_to_it() -> None:
         await expect(page.locator("#steps")).to_be_hidden()
 
 
-async def test_steps_that_are_known_no_more_are_said_to_be() -> None:
+async def test_steps_that_have_been_dropped_are_reported_as_gone() -> None:
     async with serving(*half_busy(), lived_s=400) as service:
         then_ms = service.clock.now_ns() // MS - 3_600_000
         async with browser() as running:
@@ -87,7 +87,7 @@ async def test_steps_that_are_known_no_more_are_said_to_be() -> None:
             await expect(page.locator("#steps a")).to_be_hidden()
 
 
-async def test_steps_that_are_never_answered_are_asked_for_again() -> None:
+async def test_steps_that_are_never_answered_are_requested_again() -> None:
     async with serving(*half_busy()) as service, browser() as running:
         page = await running.new_page()
         hangs = iter([True])

@@ -1,4 +1,4 @@
-"""The page's views of demand to come and of the models of a pool, in a real Chromium."""
+"""Tests in Chromium of the page's views of forecast demand and of the models of a pool."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.e2e.page.tabs_rig import answers, catalogue, forecast, plan
 pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
-async def test_the_forecast_shows_fans_the_trend_and_gpus_needed_against_gpus_there(tmp_path: Path) -> None:
+async def test_the_forecast_shows_fans_the_trend_and_needed_against_present_gpus(tmp_path: Path) -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         asked = await answers(page, forecast=forecast(), plans=[plan(tmp_path)])
         await page.get_by_role("button", name="Forecast").click()
@@ -31,13 +31,13 @@ async def test_the_forecast_shows_fans_the_trend_and_gpus_needed_against_gpus_th
         assert any("horizon=24h" in url for url in asked)
         async with page.expect_request("**/v1/forecast?**horizon=7d**"):
             await page.locator("#forecast-horizon").select_option("7d")
-        await page.reload()  # the address says which view it is
+        await page.reload()  # the URL names the view
         await expect(page.locator("#forecast")).to_be_visible(timeout=WAIT_MS)
         await page.get_by_role("button", name="Live").click()
         await expect(page.locator("#verdict")).to_be_visible()
 
 
-async def test_without_demand_or_a_plan_the_view_says_what_to_do_and_makes_a_plan_when_asked(tmp_path: Path) -> None:
+async def test_the_view_without_demand_or_a_plan_gives_advice_and_makes_a_plan_on_request(tmp_path: Path) -> None:
     async with serving(*half_busy()) as service, looking(service, "/#tab=forecast", refused=True) as page:
         await answers(page, forecast="no demand is known yet: ask again after some requests", plans=[])
         await page.locator("#forecast-horizon").select_option("6h")
@@ -52,7 +52,7 @@ async def test_without_demand_or_a_plan_the_view_says_what_to_do_and_makes_a_pla
         assert "ttft%3D1s%2Ctpot%3D40ms" in asked[-1]
 
 
-async def test_models_show_state_load_next_use_and_what_goes_next() -> None:
+async def test_models_show_state_load_next_use_and_the_next_eviction() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
         await answers(page, models=catalogue())
         await page.get_by_role("button", name="Models").click()
@@ -69,7 +69,7 @@ async def test_models_show_state_load_next_use_and_what_goes_next() -> None:
         await expect(page.locator("#evictions li")).to_contain_text("chat-8b on pool-2: nobody uses it")
 
 
-async def test_a_suite_without_a_pool_or_a_planner_says_so() -> None:
+async def test_a_suite_without_a_pool_or_a_planner_is_explained() -> None:
     async with serving(*half_busy()) as service, looking(service, refused=True) as page:
         await answers(page, models="this metrics service knows no planner: set FULCRUM_METRICS_PLANNER_URL")
         await page.get_by_role("button", name="Models").click()
@@ -78,7 +78,7 @@ async def test_a_suite_without_a_pool_or_a_planner_says_so() -> None:
 
 
 @pytest.mark.parametrize("tab", ["forecast", "models"])
-async def test_nothing_runs_over_the_edge_of_a_phone(tab: str, tmp_path: Path) -> None:
+async def test_nothing_overflows_on_a_phone(tab: str, tmp_path: Path) -> None:
     async with serving(*half_busy()) as service, looking(service, viewport=PHONE) as page:
         await answers(page, forecast=forecast(), plans=[plan(tmp_path)], models=catalogue())
         await page.goto(f"{service.url}/#tab={tab}")

@@ -1,4 +1,4 @@
-"""A person at the page of a suite that has keys: logs in once, sees the cluster, and is out when the key is revoked."""
+"""Test of a person at the page of a suite with keys, from login until the key is revoked."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def command(suite: RunningSuite, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-async def test_a_person_logs_in_sees_the_cluster_and_is_out_when_the_key_is_revoked(suite: RunningSuite) -> None:
+async def test_a_person_logs_in_sees_the_cluster_and_is_logged_out_once_the_key_is_revoked(suite: RunningSuite) -> None:
     url = str(suite.ready["metrics"])
     async with browser() as running:
         page = await running.new_page()

@@ -1,4 +1,4 @@
-"""Metrics and planner as a launcher starts them: real processes over a real broker and Redis, fed through the bus."""
+"""Tests of metrics and planner as processes over a real broker and Redis."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ MS = 1_000_000
 
 
 class FakeWorker:
-    """Registers and tells of steps that fill a quarter of its time, as a worker would; it computes nothing."""
+    """A worker that registers and reports steps that fill a quarter of its time; it computes nothing."""
 
     def __init__(self, kafka: str, redis: str, cluster: str) -> None:
         self._clock = SystemClock()
@@ -103,13 +103,13 @@ async def fake_worker(kafka: str, redis: str, cluster: str) -> AsyncIterator[Non
 
 @pytest.fixture(params=["embedded", pytest.param("real", marks=pytest.mark.kafka)])
 def stores(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """(kafka, redis) as settings name them."""
+    """The addresses (kafka, redis) for settings."""
     kafka: KafkaServer = request.getfixturevalue(f"{request.param}_kafka_server")
     redis: RedisServer = request.getfixturevalue(f"{request.param}_redis_server")
     return kafka.servers, redis.url
 
 
-async def test_what_a_worker_tells_is_answered_and_sigterm_ends_both_with_0(stores, cluster):
+async def test_a_workers_reports_are_served_and_sigterm_ends_both_services_with_0(stores, cluster):
     async with (
         control("metrics", *stores, cluster) as metrics,
         control("planner", *stores, cluster) as planner,
@@ -135,8 +135,8 @@ async def test_what_a_worker_tells_is_answered_and_sigterm_ends_both_with_0(stor
         first = (await planner.http.get("/v1/decisions", params={"limit": "1"})).json()[0]
         assert (first["action"], first["mode"]) == ("keep", "auto")
         assert first["reason"] == "keep: roles of sim stay: no worker has said how long its steps take"
-        assert first["pools"][0]["busy"] == pytest.approx(0.25, abs=0.03)  # windows cut steps anywhere
-        # One a second while nothing changes, and they come through the broker to whoever listens.
+        assert first["pools"][0]["busy"] == pytest.approx(0.25, abs=0.03)  # window boundaries may fall within steps
+        # One per second while nothing changes, delivered by the broker to every subscriber.
         await planner.until("/v1/decisions", lambda body: body[0]["sequence"] >= first["sequence"] + 2, limit="1")
         assert "fulcrum_decisions_seen_total" in (await metrics.http.get("/metrics")).text
 
@@ -161,7 +161,7 @@ async def test_a_planner_that_is_off_lists_workers_and_decides_nothing(
         assert await planner.stop() == 0
 
 
-async def test_both_outlive_their_stores_keep_what_they_knew_and_say_what_is_away(cluster):
+async def test_both_services_survive_a_store_outage_with_their_state_and_name_the_store(cluster):
     with embedded_kafka() as kafka, embedded_redis() as redis:
         stores = (kafka.servers, redis.url)
         async with control("metrics", *stores, cluster) as metrics, control("planner", *stores, cluster) as planner:
@@ -186,7 +186,7 @@ async def test_both_outlive_their_stores_keep_what_they_knew_and_say_what_is_awa
             assert await planner.stop() == 0
 
 
-async def test_both_start_without_their_stores_and_say_that_nothing_has_come(tmp_path, cluster):
+async def test_both_services_start_without_their_stores_and_report_that_no_data_has_come(tmp_path, cluster):
     stores = ("127.0.0.1:1", "redis://127.0.0.1:1/0")
     async with control("metrics", *stores, cluster) as metrics, control("planner", *stores, cluster) as planner:
         assert "nothing has arrived from the broker yet" in (await metrics.http.get("/readyz")).json()["reason"]
@@ -219,12 +219,12 @@ async def test_a_port_in_use_is_one_clear_line_and_exit_code_2(tmp_path, cluster
 
 
 @pytest.mark.parametrize("stores", [pytest.param("real", marks=pytest.mark.kafka)], indirect=True)
-async def test_history_has_no_hole_and_nothing_twice_after_a_stop_and_a_kill(stores, cluster, tmp_path):
+async def test_history_has_no_gap_and_no_duplicate_after_a_stop_and_a_kill(stores, cluster, tmp_path):
     env = {"FULCRUM_METRICS_HISTORY_FILE": str(tmp_path / "history.sqlite")}
     bounds: dict[str, int] = {}
 
     def seconds(body: Any) -> list[float]:
-        """Coverage of whole seconds from the first to the last that was asked for."""
+        """Return the coverage of whole seconds from the first to the last requested one."""
         return [
             coverage
             for start_ms, coverage in zip(body["starts_unix_ms"], body["coverage"], strict=True)
@@ -248,7 +248,7 @@ async def test_history_has_no_hole_and_nothing_twice_after_a_stop_and_a_kill(sto
         async with control("metrics", *stores, cluster, **env) as metrics:
             bounds["to_ms"] = now_ms() // 1000 * 1000
             asked = (bounds["to_ms"] - bounds["from_ms"]) // 1000
-            found = await metrics.until(  # what was told before is there at once, the rest as it is read again
+            found = await metrics.until(  # data reported before are there at once, the rest once it is read again
                 "/v1/occupancy/history", lambda body: seconds(body)[asked - 1 :] > [0.99], **whole
             )
     assert len(seconds(found)) == asked > 3

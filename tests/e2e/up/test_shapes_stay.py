@@ -1,4 +1,4 @@
-"""The shapes of what the command line, the ready file and the REST APIs tell, which other people's programs read."""
+"""Tests that the JSON shapes of the command line, the ready file and the REST APIs stay compatible."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def ask(suite: RunningSuite, path: str, body: dict[str, Any]) -> Any:
 
 
 def until_counted(suite: RunningSuite) -> None:
-    """A summary of nobody has another shape."""
+    """Make a request first, as an empty summary has another shape."""
     summary = f"{suite.ready['metrics']}/v1/requests/summary?window=1m"
     asyncio.run(until(lambda: "ok" in httpx.get(summary).json()["total"]["outcomes"], what="a counted request"))
 
@@ -50,7 +50,7 @@ def command(suite: RunningSuite, *arguments: str) -> Any:
 
 
 def ids(suite: RunningSuite) -> set[str]:
-    """Of workers, nodes and models, and the sim engine's tokens."""
+    """Return the names of workers, nodes and models, and the tokens of the sim engine."""
     return {
         "sim",
         *string.printable,
@@ -58,11 +58,11 @@ def ids(suite: RunningSuite) -> set[str]:
     }
 
 
-def test_the_ready_file_keeps_its_shape(suite: RunningSuite) -> None:
+def test_the_ready_file_has_a_stable_shape(suite: RunningSuite) -> None:
     golden.hold_shapes("ready", {"ready": shape(suite.ready)})
 
 
-def test_commands_keep_the_shape_of_their_json(suite: RunningSuite, tmp_path: Path) -> None:
+def test_the_json_of_commands_has_a_stable_shape(suite: RunningSuite, tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     file.write_text(json.dumps(LINE) + "\n")
     wanted = {
@@ -87,7 +87,7 @@ def test_commands_keep_the_shape_of_their_json(suite: RunningSuite, tmp_path: Pa
     golden.hold_shapes("cli", {name: shape(value, ids(suite)) for name, value in found.items()})
 
 
-def test_the_gateways_answers_keep_their_shape(suite: RunningSuite) -> None:
+def test_the_gateways_answers_have_a_stable_shape(suite: RunningSuite) -> None:
     prompt = {"model": "sim", "prompt": "hi", "max_tokens": 4, "logprobs": 1}
     found = {
         "chat": ask(suite, "/v1/chat/completions", QUESTION),
@@ -110,7 +110,7 @@ def test_the_gateways_answers_keep_their_shape(suite: RunningSuite) -> None:
 
 
 @pytest.mark.parametrize("service", ["planner", "metrics"])
-def test_what_planner_and_metrics_tell_keeps_its_shape(suite: RunningSuite, service: str) -> None:
+def test_answers_of_planner_and_metrics_have_a_stable_shape(suite: RunningSuite, service: str) -> None:
     url, named = suite.ready[service], ids(suite)
     if service == "metrics":
         ask(suite, "/v1/chat/completions", QUESTION)
@@ -136,7 +136,7 @@ def test_what_planner_and_metrics_tell_keeps_its_shape(suite: RunningSuite, serv
 
 
 def chunks(suite: RunningSuite, path: str, body: dict[str, Any]) -> list[Any]:
-    """The JSON of each event of a streamed answer."""
+    """Return the JSON of each event of a streamed answer."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     lines = httpx.post(suite.gateway + path, json=asked, timeout=ANSWER_S).text.splitlines()
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
@@ -145,14 +145,14 @@ def chunks(suite: RunningSuite, path: str, body: dict[str, Any]) -> list[Any]:
 
 
 def events(suite: RunningSuite, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of the last event of each type in a streamed message."""
+    """Return the JSON of the last event of each type in a streamed message."""
     lines = httpx.post(suite.gateway + path, json={**body, "stream": True}, timeout=ANSWER_S).text.splitlines()
     found = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     return {event["type"]: event for event in found}
 
 
 def streamed(url: str, named: set[str]) -> dict[str, Shape]:
-    """Shapes by event of what a stream says first."""
+    """Return the shapes of the first event of each type in a stream."""
     found: dict[str, Shape] = {}
     deadline_s = time.monotonic() + ANSWER_S
     with suppress(httpx.ReadTimeout), httpx.stream("GET", url, timeout=ANSWER_S) as response:
@@ -169,7 +169,7 @@ def streamed(url: str, named: set[str]) -> dict[str, Shape]:
 
 
 def paths(openapi: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of each method of each route."""
+    """Return the parameters of each method of each route."""
     return {
         f"{method.upper()} {path}": {each["name"]: each["in"] for each in asked.get("parameters", [])}
         for path, methods in openapi["paths"].items()

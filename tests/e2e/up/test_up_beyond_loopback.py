@@ -1,4 +1,4 @@
-"""A suite whose processes listen on every address: its parts show one another the token, and strangers get nothing."""
+"""Tests of a suite whose processes listen on every address: its parts present the token, strangers get nothing."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ def test_a_request_passes_from_gateway_over_prefill_to_decode(suite: RunningSuit
     assert answer.json()["usage"]["completion_tokens"] == 8
 
 
-def test_the_command_line_sends_the_token_only_where_it_is_accepted_that_it_can_be_read(suite: RunningSuite) -> None:
+def test_the_command_line_sends_the_token_in_plain_text_only_if_that_is_allowed(suite: RunningSuite) -> None:
     assert not any(address.startswith("127.") for address in addresses(suite))
     asked = ("role", "decode-1", "mixed", "--json")
     done = suite.fulcrum(*asked)
@@ -46,17 +46,17 @@ def test_the_command_line_sends_the_token_only_where_it_is_accepted_that_it_can_
     assert "Traceback" not in refused.stderr
 
 
-async def test_a_stranger_gets_nothing_out_of_a_worker(suite: RunningSuite) -> None:
+async def test_a_stranger_gets_nothing_from_a_worker(suite: RunningSuite) -> None:
     for address in addresses(suite):
         async with make_channel(CommonSettings(), address) as channel:
             call = pb_grpc.WorkerServiceStub(channel).Serve(timeout=10)  # type: ignore[no-untyped-call]
-            # It writes nothing: a write that meets the refusal on its way can hide the refusal's code behind its own.
+            # The call sends nothing: a write that meets the refusal can replace the refusal's code by its own.
             with pytest.raises(grpc.aio.AioRpcError):
                 await call.read()
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_no_topic_is_allowed_to_jobs_that_nobody_has_allowed(suite: RunningSuite) -> None:
+def test_a_job_may_not_read_a_topic_that_is_not_allowed(suite: RunningSuite) -> None:
     body = {"endpoint": "/v1/completions", "input_topic": "batch.lines"}
     answer = httpx.post(f"{suite.gateway}/v1/batches", json=body, timeout=30)
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "topic_not_allowed")

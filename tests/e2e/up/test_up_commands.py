@@ -1,4 +1,4 @@
-"""The command line against a running suite on the sim engine."""
+"""Tests of the command line against a running suite on the sim engine."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 
 
 def one_json_line(suite: RunningSuite, *arguments: str) -> Any:
-    """What a command with --json prints, which is one line, and nothing on stderr."""
+    """Return the JSON of a command, which must be one line with nothing on stderr."""
     done = suite.fulcrum(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -42,10 +42,10 @@ def one_json_line(suite: RunningSuite, *arguments: str) -> Any:
 
 
 MEASURED = ("tune", "prefill", "--limit", "40", "--most-tokens", "512")
-"""Small steps take a fraction of a second together, and may take long on a machine that others load."""
+"""Bound on small steps, which take a fraction of a second together unless the machine is overloaded."""
 
 
-def test_tuning_prefill_tells_the_curve_the_choice_and_what_it_brings(suite: RunningSuite) -> None:
+def test_tuning_prefill_reports_the_curve_the_choice_and_its_gain(suite: RunningSuite) -> None:
     (found,) = one_json_line(suite, *MEASURED, "--tpot", "50")
     assert found["worker"].startswith("prefill") and found["applied"]
     assert 16 <= found["chunk_tokens"] <= 512 and found["chunk_tokens_default"] == 512
@@ -63,14 +63,14 @@ def test_tuning_prefill_tells_the_curve_the_choice_and_what_it_brings(suite: Run
     assert refused.returncode == 1 and "1 to 8192 prompt tokens" in json.loads(refused.stdout)[0]["error"]
 
 
-def test_a_picture_of_the_curve_is_drawn(suite: RunningSuite, tmp_path: Path) -> None:
+def test_the_tuning_curve_is_drawn_as_a_picture(suite: RunningSuite, tmp_path: Path) -> None:
     file = tmp_path / "curve.svg"
     done = suite.fulcrum(*MEASURED, "--measure-only", "--picture", str(file))
     assert done.returncode == 0, done.stderr
     assert "prompt tokens in a step" in file.read_text()
 
 
-def test_the_largest_decode_batch_within_a_target_is_told_for_each_worker_that_decodes(suite: RunningSuite) -> None:
+def test_the_largest_decode_batch_within_a_target_is_printed_for_each_decode_worker(suite: RunningSuite) -> None:
     found = one_json_line(suite, "tune", "decode", "--tpot", "20", "--context", "500")
     assert {each["worker"] for each in found} == {"decode-1", "decode-2", "mixed-1"}
     assert all(0 < each["decode_batch"] <= each["max_sequences"] for each in found)
@@ -78,7 +78,7 @@ def test_the_largest_decode_batch_within_a_target_is_told_for_each_worker_that_d
     assert told.returncode == 0 and "no sequence holds a TPOT of 0.001 ms" in told.stdout
 
 
-def test_the_ready_file_tells_where_everything_is_to_its_owner_alone(suite: RunningSuite) -> None:
+def test_the_ready_file_lists_every_address_and_only_its_owner_can_read_it(suite: RunningSuite) -> None:
     assert stat.S_IMODE(suite.ready_file.stat().st_mode) == 0o600
     assert suite.ready["pid"] == suite.process.pid
     assert len(suite.ready["token"]) >= 16
@@ -94,7 +94,7 @@ def test_the_suite_writes_the_default_ready_file_too(suite: RunningSuite) -> Non
     assert json.loads(default.read_text()) == suite.ready
 
 
-def test_workers_are_all_there_once_the_suite_is_ready(suite: RunningSuite) -> None:
+def test_workers_are_all_present_once_the_suite_is_ready(suite: RunningSuite) -> None:
     workers = one_json_line(suite, "workers")
     assert {worker["id"] for worker in workers} == {"prefill-1", "decode-1", "decode-2", "mixed-1"}
     roles = {worker["id"]: worker["role"] for worker in workers}
@@ -105,7 +105,7 @@ def test_workers_are_all_there_once_the_suite_is_ready(suite: RunningSuite) -> N
         os.kill(worker["pid"], 0)
 
 
-def test_chat_says_what_came_and_who_served_it(suite: RunningSuite) -> None:
+def test_chat_prints_the_answer_and_who_served_it(suite: RunningSuite) -> None:
     answer = one_json_line(suite, "chat", "Hello", "--max-tokens", "8", "--temperature", "0")
     assert answer["text"]
     assert answer["finish_reason"] == "length"
@@ -116,7 +116,7 @@ def test_chat_says_what_came_and_who_served_it(suite: RunningSuite) -> None:
     assert {answer["prefill_worker"], answer["decode_worker"]} <= ids
 
 
-def test_chat_streams_to_stdout_and_tells_who_served_it_on_stderr(suite: RunningSuite) -> None:
+def test_chat_streams_to_stdout_and_prints_who_served_it_on_stderr(suite: RunningSuite) -> None:
     done = suite.fulcrum("chat", "Hello", "--max-tokens", "8", "--temperature", "0")
     assert done.returncode == 0
     assert done.stdout.rstrip("\n") == one_json_line(suite, "chat", "Hello", "--max-tokens", "8", "--temperature", "0")[
@@ -125,7 +125,7 @@ def test_chat_streams_to_stdout_and_tells_who_served_it_on_stderr(suite: Running
     assert "first token after" in done.stderr
 
 
-def test_occupancy_of_an_asked_window_adds_up(suite: RunningSuite) -> None:
+def test_occupancy_of_a_requested_window_adds_up(suite: RunningSuite) -> None:
     figures = one_json_line(suite, "occupancy", "--window", "1s")
     assert figures.keys() >= OCCUPANCY_KEYS
     assert figures["window_ms"] == 1000
@@ -136,7 +136,7 @@ def test_occupancy_of_an_asked_window_adds_up(suite: RunningSuite) -> None:
 
 
 @pytest.mark.parametrize("command", [("workers",), ("occupancy",)])
-def test_people_get_a_table(suite: RunningSuite, command: tuple[str, ...]) -> None:
+def test_commands_print_tables_for_people(suite: RunningSuite, command: tuple[str, ...]) -> None:
     done = suite.fulcrum(*command)
     assert done.returncode == 0
     assert done.stderr == ""
@@ -152,7 +152,7 @@ def test_people_get_a_table(suite: RunningSuite, command: tuple[str, ...]) -> No
         (("role", "decode-1", "both"), "standby"),
     ],
 )
-def test_a_refusal_is_one_line_and_not_0(suite: RunningSuite, command: tuple[str, ...], word: str) -> None:
+def test_a_refusal_is_one_line_and_a_nonzero_exit(suite: RunningSuite, command: tuple[str, ...], word: str) -> None:
     done = suite.fulcrum(*command)
     assert done.returncode == 1
     assert done.stdout == ""
@@ -160,7 +160,7 @@ def test_a_refusal_is_one_line_and_not_0(suite: RunningSuite, command: tuple[str
     assert word in done.stderr
 
 
-def test_a_worker_takes_another_role_and_everybody_knows(suite: RunningSuite) -> None:
+def test_a_role_change_of_a_worker_shows_everywhere(suite: RunningSuite) -> None:
     moved = one_json_line(suite, "role", "decode-2", "prefill", "--reason", "a test", "--first-step-s", "0")
     assert (moved["worker"], moved["role"], moved["epoch"]) == ("decode-2", "prefill", 2)
     assert 0 < moved["effect_ms"] < 5000
@@ -189,7 +189,7 @@ def test_the_planner_is_switched_off_and_on(suite: RunningSuite) -> None:
     assert one_json_line(suite, "planner", "mode", "advisory")["mode"] == "advisory"
 
 
-async def test_a_worker_with_other_kv_is_told_of_everywhere_and_the_rest_serve_on(
+async def test_a_worker_with_an_incompatible_kv_layout_is_reported_and_the_others_keep_serving(
     suite: RunningSuite, tmp_path: Path
 ) -> None:
     own = {"FULCRUM_WORKER_ENGINE": "sim", "FULCRUM_WORKER_BLOCK_SIZE_TOKENS": "32"}

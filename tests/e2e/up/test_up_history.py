@@ -1,4 +1,4 @@
-"""`fulcrum up --history`: what was asked stays known when the suite is started again."""
+"""Test of `fulcrum up --history`: demand is known after a restart of the suite."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ WAIT_S = 30.0
 
 
 async def _asked(suite: RunningSuite, least: int) -> int:
-    """Requests so far, once at least so many are counted: a bin is, when its time is over."""
+    """Return the requests so far, once at least that many are counted: a bin counts once it has ended."""
     async with httpx.AsyncClient(timeout=WAIT_S) as http, asyncio.timeout(WAIT_S):
         while True:
             answer = await http.get(f"{suite.ready['metrics']}/v1/demand", params={"span": "1h"})
@@ -27,7 +27,7 @@ async def _asked(suite: RunningSuite, least: int) -> int:
             await asyncio.sleep(0.1)
 
 
-async def test_demand_is_known_after_the_suite_was_started_again(tmp_path: Path) -> None:
+async def test_demand_is_known_after_the_suite_is_restarted(tmp_path: Path) -> None:
     history = tmp_path / "kept" / "history.db"
     # A day of ten minutes: bins of demand last half a second.
     env = {"FULCRUM_CACHE": str(tmp_path / "cache"), "FULCRUM_METRICS_DAY_S": "600"}

@@ -1,4 +1,4 @@
-"""A running suite and its first key: who gets in, what each sees, and how soon a key that is revoked lets nobody in."""
+"""Tests of a running suite with keys: who gets in, what each sees, and how soon a revoked key stops working."""
 
 import json
 import time
@@ -49,7 +49,7 @@ def statuses(suite: RunningSuite, key: str | None = None) -> dict[str, int]:
 
 
 def seconds_until(suite: RunningSuite, key: str | None, wanted: int) -> float:
-    """Until all REST APIs answer with that status."""
+    """Return the seconds until all REST APIs answer with that status."""
     began_s = time.monotonic()
     while set(statuses(suite, key).values()) != {wanted}:
         assert time.monotonic() - began_s < 3 * SOON_S, statuses(suite, key)
@@ -57,7 +57,7 @@ def seconds_until(suite: RunningSuite, key: str | None, wanted: int) -> float:
     return time.monotonic() - began_s
 
 
-def test_from_the_first_key_on_each_caller_gets_what_is_its_own(suite: RunningSuite) -> None:
+def test_from_the_first_key_on_each_caller_sees_only_its_own_data(suite: RunningSuite) -> None:
     assert set(statuses(suite).values()) == set(statuses(suite, "any").values()) == {200}
     rebound = httpx.get(f"{suite.gateway}/v1/models", headers={"host": "evil.example"})
     assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "wrong_host")
@@ -97,7 +97,7 @@ def test_from_the_first_key_on_each_caller_gets_what_is_its_own(suite: RunningSu
     assert statuses(suite, users["b"])["gateway"] == 200
 
 
-def test_a_tenant_over_its_limit_is_told_when_to_come_again(suite: RunningSuite) -> None:
+def test_a_tenant_over_its_limit_gets_a_retry_after(suite: RunningSuite) -> None:
     key = command(suite, "create", "--tenant", "limited")["key"]
     assert command(suite, "limits", "limited", "--requests", "2")["limited"]["requests_per_minute"] == 2
     with httpx.Client(base_url=suite.gateway, headers=bearer(key), timeout=30) as http:
@@ -113,12 +113,12 @@ def test_a_tenant_over_its_limit_is_told_when_to_come_again(suite: RunningSuite)
         assert 30 < int(refused.headers["retry-after"]) <= 61
 
 
-def test_two_gateways_let_a_limit_through_to_within_five_percent(suite: RunningSuite) -> None:
+def test_two_gateways_enforce_a_limit_to_within_five_percent(suite: RunningSuite) -> None:
     limit, asked, headers = 200, 400, bearer(command(suite, "create", "--tenant", "shared")["key"])
     command(suite, "limits", "shared", "--requests", str(limit))
 
     def counted(number: int) -> bool | None:
-        """Whether the request was let in; None before its gateway knew of the limit."""
+        """Return whether the request was accepted; None before its gateway knew the limit."""
         url = f"{suite.ready['gateways'][number % 2]}/v1/chat/completions"
         answer = httpx.post(url, json=QUESTION, headers=headers, timeout=30)
         assert answer.status_code in (200, 401, 429), answer.text
@@ -131,12 +131,12 @@ def test_two_gateways_let_a_limit_through_to_within_five_percent(suite: RunningS
         admitted += known
     with ThreadPoolExecutor(8) as threads:
         admitted += sum(map(bool, threads.map(counted, range(asked))))
-    assert time.monotonic() - began_s < 60, "a minute has gone by: the limit counts anew"
+    assert time.monotonic() - began_s < 60, "a minute has passed, so the limit starts anew"
     assert limit * 0.95 <= admitted <= limit * 1.05
 
 
 def test_the_audit_trail_names_who_changed_what(suite: RunningSuite) -> None:
-    """Of the keys that other tests made too; a change over REST comes by the broker."""
+    """The trail also has keys of other tests; a change over REST arrives through the broker."""
     admin = command(suite, "create", "--tenant", "auditors", "--role", "admin")
     seconds_until(suite, admin["key"], 200)
     mode = httpx.put(f"{suite.ready['planner']}/v1/mode", json={"mode": "advisory"}, headers=bearer(admin["key"]))

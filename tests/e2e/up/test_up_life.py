@@ -1,4 +1,4 @@
-"""How a suite comes, survives and goes: nothing is left of it, whatever ends it."""
+"""Tests of how a suite starts, survives and ends without leaving anything behind."""
 
 import contextlib
 import json
@@ -26,20 +26,20 @@ pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 STOP_S = 10.0
 SOON_S = 8.0
-"""What the graces of a stop add up to, and a busy machine."""
+"""The sum of the grace periods of a stop, and a margin for a busy machine."""
 RESTART_S = 30.0
 
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """Marks every process of a test's suites, and keeps their files together."""
+    """The environment that marks every process of a test's suites and keeps their files together."""
     (tmp_path / "tmp").mkdir()
     marker = {"FULCRUM_NODE": f"node-{secrets.token_hex(6)}"}
     return {**marker, "FULCRUM_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
 
 
 def processes(env: dict[str, str]) -> dict[int, dict[str, str]]:
-    """Environment by pid of every process that carries the mark."""
+    """Return the environment by pid of every process that carries the mark."""
     found = {}
     for process in psutil.process_iter():
         try:
@@ -52,7 +52,7 @@ def processes(env: dict[str, str]) -> dict[int, dict[str, str]]:
 
 
 def pid_of(env: dict[str, str], variable: str, value: str) -> int | None:
-    """Of the service that was given this setting."""
+    """Return the process of the service with this setting."""
     return next((pid for pid, environ in processes(env).items() if environ.get(variable) == value), None)
 
 
@@ -80,7 +80,7 @@ def listens(url: str) -> bool:
 def assert_nothing_left(ready: dict[str, Any], ready_file: Path, env: dict[str, str]) -> None:
     until(lambda: not processes(env), STOP_S, "the end of every process")
     urls = (*ready["gateways"], ready["planner"], ready["metrics"])
-    # A process that ends gives back its memory, by which it is found, before its ports.
+    # A process that ends frees its memory, by which it is found, before its ports.
     until(lambda: not [url for url in urls if listens(url)], STOP_S, "the end of every port")
     until(lambda: not list(Path(env["TMPDIR"]).glob("fulcrum-*")), STOP_S, "the end of the temporary folder")
     assert not ready_file.exists()
@@ -88,14 +88,14 @@ def assert_nothing_left(ready: dict[str, Any], ready_file: Path, env: dict[str, 
 
 
 def up(env: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """`fulcrum up` that is expected to end by itself."""
+    """Run `fulcrum up`, which is expected to end by itself."""
     command = [sys.executable, "-m", "libs.cli.main", "up", "--no-question", *arguments]
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False)
 
 
 @contextlib.contextmanager
 def open_streams(suite: RunningSuite, count: int) -> Iterator[list[Iterator[str]]]:
-    """Lines of answers that have begun and would go on for long."""
+    """Yield the lines of answers that have begun and would continue for long."""
     body = {"model": "sim", "prompt": "p", "max_tokens": 8000, "ignore_eos": True, "stream": True}
     with contextlib.ExitStack() as stack:
         http = stack.enter_context(httpx.Client(timeout=30))
@@ -128,9 +128,7 @@ with running_suite(Path(sys.argv[1]), "--engine", "sim") as suite:
 """
 
 
-def test_kill_9_of_who_started_it_ends_a_suite_under_test_and_all_that_it_started(
-    tmp_path: Path, env: dict[str, str]
-) -> None:
+def test_kill_9_of_its_launcher_ends_a_suite_and_all_its_processes(tmp_path: Path, env: dict[str, str]) -> None:
     command = [sys.executable, "-c", STARTER, str(tmp_path)]
     with subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
@@ -140,7 +138,7 @@ def test_kill_9_of_who_started_it_ends_a_suite_under_test_and_all_that_it_starte
     assert_nothing_left(ready, tmp_path / "ready.json", env)
 
 
-def test_a_signal_while_starting_ends_it_all_the_same(tmp_path: Path, env: dict[str, str]) -> None:
+def test_a_signal_during_the_start_ends_everything(tmp_path: Path, env: dict[str, str]) -> None:
     command = [sys.executable, "-m", "libs.cli.main", "up", "--engine", "sim", "--gateway-port", "0"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=log, start_new_session=True)
@@ -151,7 +149,7 @@ def test_a_signal_while_starting_ends_it_all_the_same(tmp_path: Path, env: dict[
     assert not list(Path(env["TMPDIR"]).glob("fulcrum-*"))
 
 
-def test_two_suites_live_side_by_side(tmp_path: Path, env: dict[str, str]) -> None:
+def test_two_suites_run_side_by_side(tmp_path: Path, env: dict[str, str]) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
@@ -172,7 +170,7 @@ def test_two_suites_live_side_by_side(tmp_path: Path, env: dict[str, str]) -> No
         assert counts == [2, 3]
 
 
-def test_children_that_are_killed_come_back_under_their_names(tmp_path: Path, env: dict[str, str]) -> None:
+def test_killed_children_are_restarted_under_their_names(tmp_path: Path, env: dict[str, str]) -> None:
     names = {"decode-1": "FULCRUM_WORKER_ID", "prefill-1": "FULCRUM_WORKER_ID", "gateway-1": "FULCRUM_GATEWAY_ID"}
     with running_suite(tmp_path, "--engine", "sim", env=env) as suite:
         for name, variable in names.items():
@@ -223,7 +221,7 @@ def test_a_port_in_use_is_one_line_that_names_the_option(env: dict[str, str]) ->
     ],
     ids=["model", "cache", "kafka", "redis", "numbers", "setting", "child", "strangers"],
 )  # fmt: skip
-def test_what_cannot_start_says_so_in_one_line_and_leaves_nothing(
+def test_a_suite_that_cannot_start_prints_one_line_and_leaves_nothing(
     env: dict[str, str], arguments: tuple[str, ...], extra: dict[str, str], words: list[str]
 ) -> None:
     done = up({**env, **extra}, "--gateway-port", "0", *arguments)

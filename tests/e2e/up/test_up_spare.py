@@ -1,4 +1,4 @@
-"""`fulcrum up --spare`: workers come when no split of roles has room, serve, and are the planner's to end."""
+"""Test of `fulcrum up --spare`: the planner starts and ends spare workers."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ FULL = {
 
 
 async def load(suite: RunningSuite, client: int, until: asyncio.Event, failed: list[str]) -> None:
-    """Long prompts, none of which begins like another, one after the other."""
+    """Send long prompts without common prefixes, one after another."""
     async with httpx.AsyncClient(timeout=120) as http:
         for number in count():
             if until.is_set():

@@ -1,4 +1,4 @@
-"""Both worker services as a launcher starts them: real processes, the embedded Redis and broker, the sim engine."""
+"""Tests of both worker services as processes, with the embedded Redis and broker and the sim engine."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ PROMPT = [(7 * i) % 256 for i in range(100)]
 
 @dataclass
 class Child:
-    """A process that tells how far it is on stdout."""
+    """A process that reports its progress on stdout."""
 
     process: asyncio.subprocess.Process
     told: list[dict[str, Any]]
@@ -79,7 +79,7 @@ def worker_process(role: str, env: dict[str, str]) -> AbstractAsyncContextManage
 
 @dataclass(frozen=True)
 class Remote:
-    """How to reach a worker process."""
+    """The addresses of a worker process."""
 
     settings: WorkerSettings
     address: str
@@ -87,7 +87,7 @@ class Remote:
 
 @asynccontextmanager
 async def stores(folder: Path) -> AsyncIterator[dict[str, str]]:
-    """The embedded Redis and broker; what workers need to know of them."""
+    """Run the embedded Redis and broker, and yield the workers' settings for them."""
     async with AsyncExitStack() as stack:
         port = stack.enter_context(held_port())
         await stack.enter_async_context(child(*redis_command(embedded_redis_server(), port=port, folder=folder)))
@@ -106,7 +106,7 @@ async def stores(folder: Path) -> AsyncIterator[dict[str, str]]:
 
 
 async def listed(registry: RedisRegistry, ids: list[str]) -> list[Worker]:
-    """The registry's list once it names exactly `ids`."""
+    """Return the registry's list once it names exactly `ids`."""
     async with asyncio.timeout(STOP_S):
         async for workers in registry.watch(poll_ms=50):
             if [worker.id for worker in workers] == ids:
@@ -150,7 +150,7 @@ async def test_two_services_serve_a_request_and_leave_on_sigterm(tmp_path: Path)
 
 
 async def _told_on_kafka(bus: KafkaBus) -> None:
-    """Steps of both workers and the transfer between them."""
+    """Read the steps of both workers and the transfer between them."""
     seen: set[str] = set()
     async with asyncio.timeout(STOP_S):
         async for record in bus.subscribe([STEPS], from_start=True):
@@ -169,7 +169,7 @@ async def _found_in_index(index: RedisKvIndex, worker: Worker) -> None:
     assert found == {worker.id: len(hashes)}
 
 
-async def test_a_killed_worker_is_gone_when_its_lease_ends_and_comes_back_under_its_name(tmp_path: Path) -> None:
+async def test_a_killed_worker_is_gone_when_its_lease_ends_and_returns_under_its_name(tmp_path: Path) -> None:
     async with stores(tmp_path) as env, worker_process("prefill", env) as first:
         registry = RedisRegistry(env["FULCRUM_REDIS"], "test")
         await first.status("ready")
@@ -185,7 +185,7 @@ async def test_a_killed_worker_is_gone_when_its_lease_ends_and_comes_back_under_
 
 @pytest.fixture
 def nobodys_ports() -> Iterator[tuple[int, int]]:
-    """Where nobody comes to listen."""
+    """Yield ports on which no store listens."""
     with held_port() as one, held_port() as other:
         yield one, other
 
@@ -215,7 +215,7 @@ async def test_a_worker_serves_and_stops_while_redis_and_kafka_are_away(nobodys_
         ("FULCRUM_WORKER_PORT", "in use", "in use"),
     ],
 )
-async def test_a_worker_that_cannot_start_says_why_in_one_line(variable: str, value: str, said: str) -> None:
+async def test_a_worker_that_cannot_start_prints_the_reason_in_one_line(variable: str, value: str, said: str) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()

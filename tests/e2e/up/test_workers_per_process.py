@@ -1,4 +1,4 @@
-"""Several simulated workers in a process: each is a worker like any other, and all of them go with their process."""
+"""Tests of several simulated workers in one process."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from libs.testing.suites.suite import running_suite
 pytestmark = pytest.mark.suite
 
 
-async def test_workers_that_share_a_process_serve_side_by_side_and_are_back_after_a_kill(tmp_path: Path) -> None:
+async def test_workers_that_share_a_process_serve_side_by_side_and_return_after_a_kill(tmp_path: Path) -> None:
     asked = ("--engine", "sim", "--prefill", "3", "--decode", "2", "--workers-per-process", "2")
     with running_suite(tmp_path, *asked, env={"FULCRUM_CACHE": str(tmp_path / "cache")}) as suite:
         async with httpx.AsyncClient(timeout=10) as http:

@@ -1,4 +1,4 @@
-"""A batch job while what it runs on is killed: every line is answered once, on the topic and in the files."""
+"""Tests of a batch job while its processes are killed: every line is answered once, on the topic and in the files."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ TOKENS = 16
 END_S = 90.0
 
 
-async def test_killed_gateways_and_workers_cost_no_line_and_answer_none_twice(
+async def test_killed_gateways_and_workers_lose_no_line_and_answer_none_twice(
     real_kafka_server: KafkaServer, cluster: str, tmp_path: Path
 ) -> None:
     kafka = real_kafka_server.servers
@@ -50,10 +50,10 @@ async def test_killed_gateways_and_workers_cost_no_line_and_answer_none_twice(
         assert not shown(unanswered(await committed(kafka, cluster), LINES))
 
 
-async def test_a_job_goes_on_when_everything_was_killed_and_started_again(
+async def test_a_job_resumes_after_everything_was_killed_and_restarted(
     real_kafka_server: KafkaServer, cluster: str, tmp_path: Path
 ) -> None:
-    """Also the broker, which keeps what it has on its disk, and Redis, which keeps nothing."""
+    """The broker, which keeps its data on disk, and Redis, which keeps nothing, are killed too."""
     write_lines(tmp_path / "lines.jsonl", LINES, max_tokens=TOKENS)
     env = {"FULCRUM_CLUSTER": cluster, "FULCRUM_GATEWAY_FILES_FOLDER": str(tmp_path / "files")}
     shape = ("--engine", "sim", "--prefill", "1", "--decode", "1", "--kafka", real_kafka_server.servers)

@@ -1,4 +1,4 @@
-"""A line that the engine fails at, whichever worker has it and however often."""
+"""Test of a batch line that fails on every engine, however often it is tried."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def is_poison(submit: pb.Submit) -> bool:
     return submit.request_id.startswith("batch_") and submit.request_id.endswith(f"-{POISON}")
 
 
-async def test_a_line_that_the_engine_always_fails_at_has_an_error_in_the_end_and_all_others_their_answers(
+async def test_a_line_on_which_the_engine_always_fails_gets_an_error_and_all_others_an_answer(
     work: KafkaWork, cluster: str, tmp_path: Path, open_gateway_over: Any
 ) -> None:
     batch_ports = BatchPorts(work, LocalFiles(tmp_path / "files", max_bytes=10**7))
@@ -42,7 +42,7 @@ async def test_a_line_that_the_engine_always_fails_at_has_an_error_in_the_end_an
             assert gateway.live == 0
     assert (error["custom_id"], error["error"]["line"]) == (f"line-{POISON}", POISON + 1)
     assert error["error"]["code"] == "sequence_failed"
-    assert "ENGINE" in error["error"]["message"], "it says why"
+    assert "ENGINE" in error["error"]["message"], "it names the reason"
     tried = [submit for worker in (one, other) for submit in worker.submits if is_poison(submit)]
     assert len(tried) == MAX_ATTEMPTS * (REROUTES + 1)
 

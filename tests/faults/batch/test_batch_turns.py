@@ -1,4 +1,4 @@
-"""Turns between tenants' jobs, and within a tenant by priority, through a gateway and a broker."""
+"""Test of turns between tenants' jobs, and by priority within a tenant, through a gateway and a broker."""
 
 import asyncio
 from pathlib import Path
@@ -12,17 +12,18 @@ from libs.testing.workers.scripted import scripted_worker
 from services.gateway.batch.run import BatchPorts
 
 LINES = 3_000
-"""Of each of five jobs: twice what the other tenant has in all, which ends before them though turns are not even for
-every moment."""
+"""Lines of each of five jobs: twice what the other tenant has in all. That tenant's job ends before them, though
+turns are not even at every moment."""
 URGENT_LINES = 500
 OTHER_LINES = MAX_OPEN_LINES + 2_500
-"""Of the job that an urgent one overtakes: however fast lines are dealt, not all of them are out when it comes. Shares
-wait in eight partitions, which are read unevenly on a busy machine, so ten of them follow the urgent job's."""
+"""Lines of the job that an urgent one overtakes: however fast they are dealt, some are left when the urgent job
+arrives. Shares wait in eight partitions, which are read unevenly on a busy machine, so ten of them follow the urgent
+job's."""
 ENDED_S = 220.0
 """Bound on all jobs: 17,000 lines over the embedded broker took 98 s on a machine with four times its cores' work."""
 
 
-async def test_one_tenants_many_jobs_hold_up_neither_anothers_nor_an_urgent_one(
+async def test_many_jobs_of_one_tenant_delay_neither_another_tenants_job_nor_an_urgent_one(
     work: KafkaWork, cluster: str, tmp_path: Path, open_gateway_over: Any
 ) -> None:
     ports = BatchPorts(work, LocalFiles(tmp_path / "files", max_bytes=10**8))

@@ -1,4 +1,4 @@
-"""Three Kafka brokers, one of which is killed twice under a batch job: no line and no telemetry is lost."""
+"""Test of a batch job over three Kafka brokers, one of which is killed twice."""
 
 import asyncio
 from collections import defaultdict
@@ -55,7 +55,7 @@ def kafka() -> Iterator[KafkaCluster]:
 
 
 async def copies(kafka: KafkaCluster, cluster: str) -> dict[str, tuple[int, int]]:
-    """The fewest copies, and the fewest that are in step, of a partition of each topic of the cluster."""
+    """Return the fewest copies, and the fewest in sync, of a partition of each topic of the cluster."""
     async with open_admin(kafka.servers, "test") as admin:
         topics = await admin.describe_topics()
     return {
@@ -69,7 +69,7 @@ async def copies(kafka: KafkaCluster, cluster: str) -> dict[str, tuple[int, int]
 
 
 async def until_in_step(kafka: KafkaCluster, cluster: str) -> dict[str, tuple[int, int]]:
-    """Wait until every copy is in step, Kafka's own topics included."""
+    """Wait until every copy is in sync, Kafka's own topics included."""
     async with asyncio.timeout(BACK_S):
         while True:
             try:
@@ -82,7 +82,7 @@ async def until_in_step(kafka: KafkaCluster, cluster: str) -> dict[str, tuple[in
 
 
 async def sent(kafka: KafkaCluster, cluster: str) -> tuple[dict[tuple[str, int], list[int]], dict[str, list[int]]]:
-    """The numbers of all telemetry batches by worker and incarnation, and of all decisions by planner."""
+    """Return the numbers of all telemetry batches by worker and incarnation, and of all decisions by planner."""
     steps: dict[tuple[str, int], list[int]] = defaultdict(list)
     decisions: dict[str, list[int]] = defaultdict(list)
     bus = KafkaBus(kafka.servers, cluster, "test")
@@ -103,7 +103,7 @@ async def sent(kafka: KafkaCluster, cluster: str) -> tuple[dict[tuple[str, int],
 
 
 async def kill_brokers(kafka: KafkaCluster, http: httpx.AsyncClient, suite: RunningSuite, batch_id: str) -> int:
-    """Kill two brokers, each until the job has gone on without it. All copies are in step in between."""
+    """Kill two brokers, each until the job has progressed without it. All copies are in sync in between."""
     cluster, kills = suite.ready["cluster"], 0
     for share, server in zip((0.1, 0.4), list(kafka.brokers.values())[:2], strict=True):
         batch = await until_answered(http, suite.ready["gateways"], batch_id, lines=int(LINES * share), timeout_s=END_S)
@@ -118,7 +118,7 @@ async def kill_brokers(kafka: KafkaCluster, http: httpx.AsyncClient, suite: Runn
     return kills
 
 
-async def test_killed_brokers_cost_no_line_and_no_telemetry(kafka: KafkaCluster, cluster: str, tmp_path: Path) -> None:
+async def test_killed_brokers_lose_no_line_and_no_telemetry(kafka: KafkaCluster, cluster: str, tmp_path: Path) -> None:
     write_lines(tmp_path / "lines.jsonl", LINES, max_tokens=TOKENS)
     slow = {"FULCRUM_WORKER_SIM_SPEEDUP": "0.25"}
     env = {"FULCRUM_CLUSTER": cluster, "FULCRUM_GATEWAY_FILES_FOLDER": str(tmp_path / "files"), **slow}

@@ -1,4 +1,4 @@
-"""An answer that this gateway fails to make, at any stage: it ends with an error, and nothing else notices."""
+"""Test of an answer that the gateway fails to make: it ends with an error and affects no other."""
 
 import asyncio
 import json
@@ -32,13 +32,13 @@ def _bad_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fields", ASKED.values(), ids=ASKED.keys())
-async def test_a_token_that_cannot_be_decoded_ends_its_own_answer_alone(
+async def test_a_token_that_cannot_be_decoded_ends_only_its_own_answer(
     open_gateway_over: Any, fields: dict[str, Any]
 ) -> None:
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(scripted_worker("m0", "mixed"))
         gateway = await stack.enter_async_context(open_gateway_over(worker.worker))
-        await gateway.complete(WHOLE_TOKENS)  # a prompt that is known to kill no worker may be on it four times
+        await gateway.complete(WHOLE_TOKENS)  # a prompt known to kill no worker may run on it four times
         worker.voice.clear()  # so that all of them run at once
         others = [asyncio.ensure_future(gateway.complete(WHOLE_TOKENS)) for _ in range(3)]
         broken = asyncio.ensure_future(gateway.complete(TOKENS, **fields))
@@ -57,7 +57,7 @@ async def test_a_token_that_cannot_be_decoded_ends_its_own_answer_alone(
             assert each.json()["choices"][0]["text"] == expected_text(WHOLE_TOKENS)
 
         assert (await gateway.complete(WHOLE_TOKENS)).status_code == 200
-        assert worker.streams == 1  # the link has stood all the time
+        assert worker.streams == 1  # the link was open all the time
         assert gateway.tasks.error is None
         await until(gateway.idle, what="an idle gateway")
         counted = 'failed_answers_total{code="answer_failed",route="/v1/completions"} 1.0'

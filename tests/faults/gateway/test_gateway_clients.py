@@ -1,4 +1,4 @@
-"""Clients that leave, stall or come too many, and workers that are not there: bounded, answered, nothing left."""
+"""Tests of clients that leave, stall or exceed the queue, and of absent workers."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def connect(url: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader,
 
 
 async def registration(worker: LocalWorker) -> Worker:
-    """What the worker said of itself."""
+    """Return the worker's registration."""
     await until(lambda: worker.registry.seen, what="a registration")
     return worker.registry.seen[-1]
 
@@ -72,7 +72,7 @@ async def test_a_client_that_leaves_frees_its_sequences_at_once(
         assert len(gateway.events()) == 2
 
 
-async def test_real_workers_hold_nothing_after_clients_left(open_gateway_over: Any) -> None:
+async def test_real_workers_hold_nothing_after_their_clients_left(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         slow = {"sim_speedup": 1.0}
         prefill = await stack.enter_async_context(local_worker("p0", "prefill", **slow))
@@ -105,7 +105,7 @@ async def test_a_stop_string_ends_the_sequence_on_its_worker(open_gateway_over: 
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_client_that_reads_nothing_does_not_slow_others_and_gets_all_when_it_reads(
+async def test_a_client_that_reads_nothing_does_not_slow_others_and_receives_everything_later(
     open_gateway_over: Any,
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -124,7 +124,7 @@ async def test_a_client_that_reads_nothing_does_not_slow_others_and_gets_all_whe
         await until(gateway.idle)
 
 
-async def test_the_queue_is_bounded_and_says_when_to_come_back(open_gateway_over: Any) -> None:
+async def test_the_queue_is_bounded_and_a_refusal_has_a_retry_after(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(scripted_worker("m0", "mixed", slots=0))
         gateway = await stack.enter_async_context(open_gateway_over(worker.worker, max_waiting=2))
@@ -142,7 +142,7 @@ async def test_the_queue_is_bounded_and_says_when_to_come_back(open_gateway_over
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_waiting_has_an_end(open_gateway_over: Any) -> None:
+async def test_a_wait_in_the_queue_times_out(open_gateway_over: Any) -> None:
     async with (
         scripted_worker("m0", "mixed", slots=0) as worker,
         open_gateway_over(worker.worker, max_wait_ms=100) as gateway,
@@ -152,7 +152,7 @@ async def test_waiting_has_an_end(open_gateway_over: Any) -> None:
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_without_workers_the_answer_is_a_503_that_says_when_to_come_back(open_gateway_over: Any) -> None:
+async def test_a_gateway_without_workers_answers_503_with_a_retry_after(open_gateway_over: Any) -> None:
     async with open_gateway_over(no_workers_wait_ms=100) as gateway:
         ready = await gateway.http.get("/readyz")
         assert (ready.status_code, ready.json()["ready"]) == (503, False)
@@ -162,7 +162,7 @@ async def test_without_workers_the_answer_is_a_503_that_says_when_to_come_back(o
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_what_is_refused_before_it_is_a_request_is_published_by_status_and_code(open_gateway_over: Any) -> None:
+async def test_requests_refused_early_are_published_by_status_and_code(open_gateway_over: Any) -> None:
     async with open_gateway_over() as gateway:
         assert (await gateway.complete(4, model="absent")).status_code == 404
         parts = urlsplit(gateway.url)
@@ -179,7 +179,7 @@ async def test_what_is_refused_before_it_is_a_request_is_published_by_status_and
         assert published()[-1][1][404, "model_not_found"] == 1
 
 
-async def test_requests_outlive_a_restart_of_the_only_worker(open_gateway_over: Any) -> None:
+async def test_requests_survive_a_restart_of_the_only_worker(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(open_gateway_over())
         async with scripted_worker("m0", "mixed", plans=(Plan(tokens=3, hang=True),)) as old:
@@ -195,7 +195,7 @@ async def test_requests_outlive_a_restart_of_the_only_worker(open_gateway_over: 
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_a_worker_that_the_registry_forgot_serves_on_until_its_stream_breaks(open_gateway_over: Any) -> None:
+async def test_a_worker_missing_from_the_registry_serves_until_its_stream_breaks(open_gateway_over: Any) -> None:
     async with scripted_worker("m0", "mixed") as worker, open_gateway_over(worker.worker) as gateway:
         await gateway.registry.withdraw("m0", worker.worker.incarnation)
         assert (await gateway.complete(5)).status_code == 200
@@ -204,7 +204,7 @@ async def test_a_worker_that_the_registry_forgot_serves_on_until_its_stream_brea
         await until(gateway.idle)
 
 
-async def test_a_broken_stream_comes_back_by_itself(open_gateway_over: Any) -> None:
+async def test_a_broken_stream_reconnects(open_gateway_over: Any) -> None:
     async with scripted_worker("m0", "mixed") as worker, open_gateway_over(worker.worker) as gateway:
         worker.cut()
         await until(lambda: worker.streams == 2 and gateway.connected, what="a second stream")
@@ -212,7 +212,7 @@ async def test_a_broken_stream_comes_back_by_itself(open_gateway_over: Any) -> N
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_recalled_credits_are_given_back(open_gateway_over: Any) -> None:
+async def test_recalled_credits_are_returned(open_gateway_over: Any) -> None:
     async with scripted_worker("m0", "mixed", slots=3) as worker, open_gateway_over(worker.worker) as gateway:
         (link,) = gateway.running.fleet.links
         worker.tell(pb.WorkerFrame(credit=pb.Credit(decode_recall=2)))
@@ -221,7 +221,7 @@ async def test_recalled_credits_are_given_back(open_gateway_over: Any) -> None:
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_two_gateways_share_workers_and_take_turns(open_gateway_over: Any) -> None:
+async def test_two_gateways_alternate_on_shared_workers(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         prefill = await stack.enter_async_context(local_worker("p0", "prefill"))
         decode = await stack.enter_async_context(local_worker("d0", "decode", max_sequences=2))
@@ -229,7 +229,7 @@ async def test_two_gateways_share_workers_and_take_turns(open_gateway_over: Any)
         gateways = [await stack.enter_async_context(open_gateway_over(*registered, id=f"g{i}")) for i in range(2)]
         asked = [gateways[i % 2].complete(20, seed=i // 2) for i in range(24)]
         answers = [answer.json()["choices"][0]["text"] for answer in await asyncio.gather(*asked)]
-        assert answers[0::2] == answers[1::2]  # whoever serves a seed, its text is the same
+        assert answers[0::2] == answers[1::2]  # a seed's text is the same on any worker
         await until(lambda: all(gateway.idle() for gateway in gateways), what="idle gateways")
 
 
@@ -245,10 +245,10 @@ async def test_a_prompt_goes_where_its_prefix_is_cached(open_gateway_over: Any) 
         assert [len(worker.submits) for worker in prefills] == [0, 0, 3]
         before = gateway.index.look_ups
         await gateway.complete(5, prompt=["a" * 1024, "b" * 1024, "c" * 1024])
-        assert gateway.index.look_ups == before + 1  # one round trip for all that comes together
+        assert gateway.index.look_ups == before + 1  # one round trip for all that arrive together
 
 
-async def test_more_than_fits_one_frame_follows_in_the_next(open_gateway_over: Any) -> None:
+async def test_submits_that_exceed_one_frame_follow_in_the_next(open_gateway_over: Any) -> None:
     prompt = [7] * 7000  # 28 kB packed: these together are above the bound of a frame, and of a gRPC message
     count = 2 * MAX_SUBMIT_BYTES // (4 * len(prompt))
     async with scripted_worker("m0", "mixed", slots=count) as worker, open_gateway_over(worker.worker) as gateway:
@@ -261,7 +261,7 @@ async def test_more_than_fits_one_frame_follows_in_the_next(open_gateway_over: A
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_headers_travel_to_workers_and_into_events(open_gateway_over: Any) -> None:
+async def test_headers_are_passed_to_workers_and_into_events(open_gateway_over: Any) -> None:
     async with scripted_worker("m0", "mixed") as worker, open_gateway_over(worker.worker, id="g7") as gateway:
         trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         headers = {
@@ -286,7 +286,7 @@ async def test_headers_travel_to_workers_and_into_events(open_gateway_over: Any)
         assert 0 < event.queue_ns < event.ttft_ns
 
 
-async def test_a_stop_lets_requests_end_for_a_bounded_time_and_answers_the_rest(open_gateway_over: Any) -> None:
+async def test_a_stop_gives_requests_a_bounded_time_and_answers_the_rest(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(scripted_worker("m0", "mixed", plans=(Plan(tokens=2, hang=True),) * 2))
         gateway = await stack.enter_async_context(open_gateway_over(worker.worker))
@@ -306,10 +306,10 @@ async def test_a_stop_lets_requests_end_for_a_bounded_time_and_answers_the_rest(
         assert gateway.live == 0
 
 
-async def test_the_last_of_a_kind_gone_is_waited_for_within_bounds_and_all_goes_on_with_a_new_one(
+async def test_requests_wait_a_bounded_time_for_the_last_worker_of_a_role_and_continue_with_a_new_one(
     open_gateway_over: Any,
 ) -> None:
-    """A queue that fills, a full one that says so, an end to waiting, and open streams that end with an error."""
+    """The queue fills, refuses with a message, waits time out, and open streams end with an error."""
     async with AsyncExitStack() as stack:
         prefill = await stack.enter_async_context(scripted_worker("p0", "prefill"))
         gateway = await stack.enter_async_context(
@@ -342,7 +342,9 @@ async def test_the_last_of_a_kind_gone_is_waited_for_within_bounds_and_all_goes_
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_the_last_prefill_worker_gone_ends_what_it_computed_and_nothing_else(open_gateway_over: Any) -> None:
+async def test_the_loss_of_the_last_prefill_worker_ends_only_the_prompts_it_was_computing(
+    open_gateway_over: Any,
+) -> None:
     async with AsyncExitStack() as stack:
         plans = (Plan(), Plan(tokens=0, hang=True))
         decode = await stack.enter_async_context(scripted_worker("d0", "decode", plans=(Plan(tokens=3, hang=True),)))

@@ -1,4 +1,5 @@
-"""A gateway over workers with an encoder and a cross-encoder: answers are what transformers computes by hand."""
+"""Tests of a gateway over workers with an encoder and a cross-encoder: answers equal those that transformers
+computes."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -37,7 +38,7 @@ async def serve(stack: AsyncExitStack, open_gateway_over: Any, model: Path, *rol
     own: dict[str, Any] = {"engine": "torch", "model_path": str(model), "device": "cpu", "threads": 1}
     found = []
     for place, role in enumerate(roles):
-        # Less than the longest prompt, which is computed whole nevertheless.
+        # Fewer tokens than the longest prompt, which is nevertheless computed whole.
         budget: dict[str, Any] = {"budget_tokens": POSITIONS // 2} if role == "mixed" else {}
         found.append(await stack.enter_async_context(local_worker(f"w{place}", role, **own, **budget)))
     gateway = await stack.enter_async_context(
@@ -48,7 +49,7 @@ async def serve(stack: AsyncExitStack, open_gateway_over: Any, model: Path, *rol
 
 
 @pytest.mark.parametrize("roles", [("prefill", "mixed"), ("mixed",)])
-async def test_an_encoder_answers_embeddings_and_scores_and_writes_nothing(
+async def test_an_encoder_answers_embeddings_and_scores_but_no_chats(
     open_gateway_over: Any, tmp_path: Path, roles: tuple[str, ...]
 ) -> None:
     model = write_random_encoder(tmp_path / "tiny-bert", pooling="cls_token", normalizes=True)
@@ -79,7 +80,7 @@ async def test_an_encoder_answers_embeddings_and_scores_and_writes_nothing(
         await until(gateway.idle)
 
 
-async def test_a_cross_encoder_scores_both_texts_at_once_and_gives_nothing_else(
+async def test_a_cross_encoder_answers_scores_of_text_pairs_and_nothing_else(
     open_gateway_over: Any, tmp_path: Path
 ) -> None:
     model = write_random_encoder(tmp_path / "tiny-cross", labels=1)

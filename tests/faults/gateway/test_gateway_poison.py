@@ -1,4 +1,4 @@
-"""A prompt that its workers die of: two do, and no other; whatever ran beside it is answered."""
+"""Tests of a prompt that kills its workers: it kills at most two, and neighbouring requests are answered."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ OTHER = "kills too"
 
 
 def of(*prompts: str) -> Any:
-    """Whether a submit is of one of these prompts; the sim model's tokens are bytes."""
+    """Build a check of whether a submit is of one of these prompts; the sim model's tokens are bytes."""
     packed = {b"".join(byte.to_bytes(4, "little") for byte in prompt.encode()) for prompt in prompts}
     return lambda submit: submit.token_ids[: 4 * submit.prompt_tokens] in packed
 
@@ -59,7 +59,7 @@ SPLIT = ("p0", "p1", "p2", "d0", "d1", "d2")
 
 
 @pytest.mark.parametrize("names", [MIXED, SPLIT], ids=["mixed", "split"])
-async def test_two_workers_die_and_its_client_hears_why(open_gateway_over: Any, names: tuple[str, ...]) -> None:
+async def test_two_workers_die_and_the_client_learns_the_reason(open_gateway_over: Any, names: tuple[str, ...]) -> None:
     async with cluster(open_gateway_over, *names) as (gateway, workers):
         answer = await gateway.complete(TOKENS, prompt=POISON)
         assert is_refused(answer)
@@ -90,7 +90,7 @@ async def test_the_same_prompt_is_refused_at_once_for_a_while(open_gateway_over:
         assert metrics["poison_refused_total"] == 3
 
 
-async def test_it_is_tried_again_when_it_is_remembered_no_more(open_gateway_over: Any) -> None:
+async def test_the_prompt_is_tried_again_once_it_is_forgotten(open_gateway_over: Any) -> None:
     async with cluster(open_gateway_over, *MIXED, poison_s=0) as (gateway, workers):
         assert is_refused(await gateway.complete(TOKENS, prompt=POISON))
         for worker in workers:
@@ -99,7 +99,7 @@ async def test_it_is_tried_again_when_it_is_remembered_no_more(open_gateway_over
 
 
 @pytest.mark.parametrize("body", [{"prompt": POISON, "n": 3}, {"prompt": ["hello", "hi", POISON]}], ids=["n", "many"])
-async def test_all_choices_of_a_request_count_as_one(open_gateway_over: Any, body: dict[str, Any]) -> None:
+async def test_all_choices_of_a_request_count_as_one_prompt(open_gateway_over: Any, body: dict[str, Any]) -> None:
     async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
         answer = await gateway.complete(TOKENS, **body)
         assert is_refused(answer)
@@ -111,10 +111,10 @@ async def test_all_choices_of_a_request_count_as_one(open_gateway_over: Any, bod
 async def test_a_stream_that_has_begun_ends_with_the_error(
     open_gateway_over: Any, monkeypatch: pytest.MonkeyPatch, overdue: bool
 ) -> None:
-    """The prompt is well, its third token is not: wherever it is made, the worker dies of it."""
-    if overdue:  # a busy machine hears some workers late; what they say afterwards shows that they had lived
+    """The prompt is harmless, but its third token kills the worker that generates it."""
+    if overdue:  # a busy machine notices some workers late; their later messages show that they had lived
         heard_ms: dict[WorkerLink, float] = {}
-        late = 1.5 * RESTING_SIGN_OF_LIFE_MS  # until there is something for it to do
+        late = 1.5 * RESTING_SIGN_OF_LIFE_MS  # until it has work
         late_ms = property(lambda link: heard_ms.get(link, 0.0) if link.running else late, heard_ms.__setitem__)
         monkeypatch.setattr(WorkerLink, "silent_ms", late_ms, raising=False)
     async with cluster(open_gateway_over, *MIXED, dies=lambda _: False) as (gateway, found):
@@ -137,8 +137,8 @@ def attempts(gateway: Any) -> list[Any]:
     return [attempt for _, attempt in gateway.running.dispatcher.attempts]
 
 
-async def test_what_ran_beside_it_is_answered_whatever_it_was_doing(open_gateway_over: Any) -> None:
-    """Four on each of its workers, all of them before their first token."""
+async def test_neighbours_of_the_prompt_are_answered_in_any_state(open_gateway_over: Any) -> None:
+    """Four requests on each of its workers, all of them before their first token."""
     async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
         asked = [asyncio.create_task(gateway.complete(TOKENS, prompt=f"innocent {number}")) for number in range(12)]
         poison = asyncio.create_task(gateway.complete(TOKENS, prompt=POISON))
@@ -150,8 +150,8 @@ async def test_what_ran_beside_it_is_answered_whatever_it_was_doing(open_gateway
         assert dead(workers) == 2
 
 
-async def test_company_in_the_prompt_phase_on_both_workers_is_told_apart(open_gateway_over: Any) -> None:
-    """Each worker computes several prompts and dies of one: the others go on, one by one to each worker."""
+async def test_a_neighbour_in_prefill_on_both_workers_is_not_blamed(open_gateway_over: Any) -> None:
+    """Each worker computes several prompts and dies of one; the others are retried one by one."""
     async with cluster(open_gateway_over, "p0", "p1", "p2", "d0") as (gateway, workers):
         prompts = [worker for worker in workers if worker.worker.id.startswith("p")]
         asked = [asyncio.create_task(gateway.complete(TOKENS, prompt=f"innocent {number}")) for number in range(9)]
@@ -161,7 +161,7 @@ async def test_company_in_the_prompt_phase_on_both_workers_is_told_apart(open_ga
         assert dead(prompts) == 2
 
 
-async def test_several_such_prompts_take_two_workers_each(open_gateway_over: Any) -> None:
+async def test_each_of_several_such_prompts_kills_two_workers(open_gateway_over: Any) -> None:
     async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
         answers = await asyncio.gather(*(gateway.complete(TOKENS, prompt=prompt) for prompt in (POISON, OTHER)))
         assert all(map(is_refused, answers))
@@ -169,7 +169,7 @@ async def test_several_such_prompts_take_two_workers_each(open_gateway_over: Any
         assert (await gateway.complete(TOKENS)).status_code == 200
 
 
-async def test_clients_that_send_it_in_one_moment_take_two_workers_together(open_gateway_over: Any) -> None:
+async def test_concurrent_clients_with_the_same_prompt_kill_two_workers_in_all(open_gateway_over: Any) -> None:
     async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
         answers = await asyncio.gather(*(gateway.complete(TOKENS, prompt=POISON) for _ in range(12)))
         assert all(map(is_refused, answers))
@@ -190,7 +190,7 @@ async def test_a_prompt_that_was_computed_lately_goes_to_all_workers_at_once(ope
         await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def test_a_client_that_leaves_and_asks_again_takes_no_more(open_gateway_over: Any) -> None:
+async def test_a_client_that_leaves_and_retries_kills_no_more_workers(open_gateway_over: Any) -> None:
     async with cluster(open_gateway_over, "m0", no_workers_wait_ms=300) as (gateway, first):
         assert (await gateway.complete(TOKENS, prompt=POISON)).status_code == 503
         async with scripted_worker("m1", "mixed") as second, scripted_worker("m2", "mixed") as third:
@@ -202,7 +202,7 @@ async def test_a_client_that_leaves_and_asks_again_takes_no_more(open_gateway_ov
             assert dead([*first, second, third]) == 2
 
 
-async def test_workers_that_break_a_stream_and_come_back_were_not_killed(open_gateway_over: Any) -> None:
+async def test_workers_that_break_a_stream_and_return_do_not_count_as_killed(open_gateway_over: Any) -> None:
     plan = (Plan(tokens=0, cut=True),)
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(scripted_worker(name, "mixed", plans=plan)) for name in MIXED]
@@ -211,8 +211,8 @@ async def test_workers_that_break_a_stream_and_come_back_were_not_killed(open_ga
         assert (await gateway.complete(TOKENS)).status_code == 200
 
 
-async def test_workers_that_drain_and_end_were_not_killed(open_gateway_over: Any) -> None:
-    """A rolling restart ends what has not ended by its deadline."""
+async def test_workers_that_drain_and_end_do_not_count_as_killed(open_gateway_over: Any) -> None:
+    """A rolling restart ends requests at their deadline."""
     hangs = (Plan(tokens=0, hang=True),)
     async with AsyncExitStack() as stack:
         names = ("m0", "m1", "m2")
@@ -239,7 +239,7 @@ def links(gateway: Any) -> list[Any]:
     return list(gateway.running.fleet.links)
 
 
-async def test_a_batch_line_takes_two_workers_in_all_and_its_error_says_so(
+async def test_a_batch_line_kills_two_workers_in_all_and_its_error_says_so(
     work: KafkaWork, cluster: str, tmp_path: Path, open_gateway_over: Any
 ) -> None:
     lines, bad = 30, 7

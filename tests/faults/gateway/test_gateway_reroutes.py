@@ -1,4 +1,4 @@
-"""Choices that lose their worker, at every stage: no token lost, none twice, nothing left behind."""
+"""Tests of choices that lose their worker at every stage: no token is lost or repeated, and nothing is left behind."""
 
 import asyncio
 import json
@@ -68,8 +68,8 @@ REROUTED = {
 
 
 @pytest.mark.parametrize("plans", REROUTED.values(), ids=REROUTED.keys())
-async def test_the_text_is_whole_whatever_happens(open_gateway_over: Any, plans: dict[str, tuple[Plan, ...]]) -> None:
-    """With another worker of each kind, and with none that is not in the plans."""
+async def test_the_text_is_complete_whatever_fails(open_gateway_over: Any, plans: dict[str, tuple[Plan, ...]]) -> None:
+    """With another worker of each role, and with none besides the plans'."""
 
     async def ask(*names: str) -> None:
         async with AsyncExitStack() as stack:
@@ -101,7 +101,7 @@ async def test_a_refused_decode_goes_elsewhere_with_the_same_blocks(open_gateway
         assert prefill.aborts == []  # its lease ends with the pull
 
 
-async def test_blocks_that_do_not_come_are_computed_by_another_worker(open_gateway_over: Any) -> None:
+async def test_blocks_that_do_not_arrive_are_computed_by_another_worker(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         plan = (Plan(tokens=0, fail=pb.FAILURE_CODE_KV_LOST),)
         found = await workers(stack, "p0", "p1", "d0", d0=plan)
@@ -111,7 +111,7 @@ async def test_blocks_that_do_not_come_are_computed_by_another_worker(open_gatew
         assert [phases(worker) for worker in found] == [["prefill"], ["prefill"], ["decode", "decode"]]
 
 
-async def test_decode_is_told_while_the_prompt_is_computed_and_goes_on_from_its_token(open_gateway_over: Any) -> None:
+async def test_a_decode_submitted_during_prefill_continues_from_the_prompts_first_token(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         prefill, decode = found = await workers(stack, "p0", "d0", p0=(Plan(opens=True),))
         prefill.gate.clear()
@@ -172,7 +172,7 @@ async def test_a_lost_stream_resumes_from_prompt_and_tokens_so_far(open_gateway_
         assert (len(again.token_ids) // 4, again.prompt_tokens, again.max_output_tokens) == (10, 5, TOKENS)
 
 
-async def test_attempts_are_bounded_and_the_client_is_told(open_gateway_over: Any) -> None:
+async def test_attempts_are_bounded_and_the_client_gets_an_error(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         found = await workers(stack, "m0", m0=(Plan(tokens=1, abort=True),) * 10)
         gateway = await stack.enter_async_context(open_gateway_over(found[0].worker, max_reroutes=3))
@@ -183,7 +183,7 @@ async def test_attempts_are_bounded_and_the_client_is_told(open_gateway_over: An
         assert gateway.idle()
 
 
-async def test_what_no_worker_would_take_is_the_clients_error(open_gateway_over: Any) -> None:
+async def test_a_request_that_every_worker_refuses_is_the_clients_error(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         found = await workers(stack, "p0", "d0", p0=(Plan(refuse=pb.REFUSAL_CODE_INVALID),))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -225,7 +225,7 @@ async def test_a_role_that_changes_during_prefill_sends_the_decode_elsewhere(ope
         assert [phases(worker) for worker in found] == [["prefill"], [], ["decode"]]
 
 
-async def test_a_stream_goes_on_through_a_loss(open_gateway_over: Any) -> None:
+async def test_a_stream_survives_the_loss_of_its_worker(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         found = await workers(stack, "p0", "d0", "d1", d0=(Plan(tokens=3, cut=True),))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -241,7 +241,7 @@ async def test_a_stream_goes_on_through_a_loss(open_gateway_over: Any) -> None:
 @pytest.mark.parametrize(
     "plan", [Plan(cut=True), Plan(abort=True), Plan(fail=pb.FAILURE_CODE_ENGINE)], ids=["lost", "aborted", "failed"]
 )
-async def test_an_output_that_is_whole_is_not_asked_for_again(open_gateway_over: Any, plan: Plan) -> None:
+async def test_a_complete_output_is_not_requested_again(open_gateway_over: Any, plan: Plan) -> None:
     """A worker would refuse a sequence that has all its tokens, and the client would be blamed for it."""
     async with AsyncExitStack() as stack:
         found = await workers(stack, "m0", m0=(plan,))
@@ -254,8 +254,8 @@ async def test_an_output_that_is_whole_is_not_asked_for_again(open_gateway_over:
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_of_two_incarnations_of_a_worker_only_the_newer_gets_work(open_gateway_over: Any) -> None:
-    """The older may still be connected; work bound against its credits must not go out against the newer's."""
+async def test_only_the_newer_of_two_incarnations_of_a_worker_gets_work(open_gateway_over: Any) -> None:
+    """The older one may still be connected, but work bound by its credits must not go to the newer."""
     hanging = (Plan(hang=True),) * 3
     async with AsyncExitStack() as stack:
         old, new = [await stack.enter_async_context(scripted_worker("m0", "mixed", plans=hanging)) for _ in range(2)]
@@ -284,7 +284,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("frame", MALFORMED.values(), ids=MALFORMED.keys())
-async def test_a_worker_that_sends_nonsense_is_left_and_the_gateway_serves_on(
+async def test_a_worker_that_sends_garbage_is_disconnected_and_the_gateway_keeps_serving(
     open_gateway_over: Any, frame: pb.WorkerFrame
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -299,13 +299,15 @@ async def test_a_worker_that_sends_nonsense_is_left_and_the_gateway_serves_on(
         await until(gateway.idle, what="an idle gateway")
 
 
-async def test_work_goes_to_workers_of_the_release_before_and_round_one_that_is_too_new(open_gateway_over: Any) -> None:
-    """A worker that does not say what it speaks is of a release before the handshake."""
+async def test_work_goes_to_workers_of_the_previous_release_and_not_to_one_that_is_too_new(
+    open_gateway_over: Any,
+) -> None:
+    """A worker without a protocol field is of a release before the handshake."""
     async with AsyncExitStack() as stack:
         old, new = await workers(stack, "m0", "m1")
         gateway = await stack.enter_async_context(open_gateway_over(old.worker, new.worker))
         streams = new.streams
-        new.worker.protocol, new.worker.oldest_protocol = PROTOCOL + 2, PROTOCOL + 1  # it comes back upgraded
+        new.worker.protocol, new.worker.oldest_protocol = PROTOCOL + 2, PROTOCOL + 1  # it returns upgraded
         new.cut()
         await until(lambda: new.streams > streams, what="a stream to the upgraded worker")
         answers = [await gateway.complete(4) for _ in range(4)]

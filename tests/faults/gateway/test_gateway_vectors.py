@@ -1,4 +1,4 @@
-"""Prompts that become vectors: on prefill workers alone, whatever happens to those, with nothing left behind."""
+"""Tests of prompts that become vectors on prefill workers, while those workers fail."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -31,7 +31,7 @@ async def embed(gateway: Any) -> None:
     await until(gateway.idle)
 
 
-async def test_no_decode_worker_is_needed_or_reserved(open_gateway_over: Any) -> None:
+async def test_a_vector_needs_and_reserves_no_decode_worker(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         alone = await worker(stack, "p0")
         await embed(await stack.enter_async_context(open_gateway_over(alone.worker)))
@@ -48,7 +48,7 @@ async def test_no_decode_worker_is_needed_or_reserved(open_gateway_over: Any) ->
             assert event.ttft_ns > 0 and event.predicted_ttft_ns > 0
 
 
-async def test_a_mixed_worker_computes_them_where_there_is_no_other(open_gateway_over: Any) -> None:
+async def test_a_mixed_worker_computes_vectors_if_there_is_no_prefill_worker(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         mixed = await worker(stack, "m0")
         await embed(await stack.enter_async_context(open_gateway_over(mixed.worker)))
@@ -65,7 +65,7 @@ async def test_a_mixed_worker_computes_them_where_there_is_no_other(open_gateway
         Plan(refuse=pb.REFUSAL_CODE_DRAINING),
     ],
 )
-async def test_a_vector_that_a_worker_owes_comes_from_another(open_gateway_over: Any, plan: Plan) -> None:
+async def test_a_vector_lost_with_its_worker_comes_from_another(open_gateway_over: Any, plan: Plan) -> None:
     async with AsyncExitStack() as stack:
         found = [await worker(stack, name, *plans) for name, plans in (("p0", (plan, plan)), ("p1", ()), ("d0", ()))]
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
@@ -73,7 +73,7 @@ async def test_a_vector_that_a_worker_owes_comes_from_another(open_gateway_over:
         assert sum(each.reroutes for each in gateway.events()) > 0
 
 
-async def test_a_worker_that_does_not_know_pooling_is_left_for_one_that_does(open_gateway_over: Any) -> None:
+async def test_a_worker_that_does_not_know_pooling_is_skipped(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         found = [await worker(stack, name) for name in ("p0", "p1", "d0")]
         found[0].pools = False
@@ -84,7 +84,7 @@ async def test_a_worker_that_does_not_know_pooling_is_left_for_one_that_does(ope
         assert refused.status_code == 503 and "vector" in refused.json()["error"]["message"]
 
 
-async def test_what_no_worker_can_pool_is_the_requests_fault(open_gateway_over: Any) -> None:
+async def test_a_prompt_that_no_worker_can_pool_is_the_clients_error(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         found = await worker(stack, "p0", *[Plan(refuse=pb.REFUSAL_CODE_INVALID)] * INPUTS)
         gateway = await stack.enter_async_context(open_gateway_over(found.worker))
@@ -92,7 +92,7 @@ async def test_what_no_worker_can_pool_is_the_requests_fault(open_gateway_over: 
         await until(gateway.idle)
 
 
-async def test_vectors_pass_answers_that_wait_for_room_to_decode(open_gateway_over: Any) -> None:
+async def test_vectors_overtake_answers_that_wait_for_room_to_decode(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         prefill = await worker(stack, "p0")
         decode = await stack.enter_async_context(

@@ -1,4 +1,4 @@
-"""Peers that vanish without an end of their connection: found within named bounds, routed round, nothing left."""
+"""Tests of peers that vanish without closing their connection: detected within named bounds and routed around."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 TOKENS = 60
 SLOW = {"sim_speedup": 1.0}
 FOUND_S = 2 * KEEPALIVE_MS / 1000
-"""A ping after one keepalive time, no answer within another."""
+"""A ping after one keepalive interval, and no answer within another."""
 BUSY_S = 10.0
 
 
@@ -36,7 +36,7 @@ def behind(proxy: VanishingProxy, worker: Worker) -> Worker:
     return moved
 
 
-async def test_a_worker_that_vanishes_is_routed_round_and_forgets_the_gateway(open_gateway_over: Any) -> None:
+async def test_a_worker_that_vanishes_is_routed_around_and_forgets_the_gateway(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         mixed = [await stack.enter_async_context(local_worker(n, "mixed", budget_tokens=64, **SLOW)) for n in "ab"]
         proxy = await stack.enter_async_context(vanishing_proxy(mixed[0].address))
@@ -58,8 +58,10 @@ async def test_a_worker_that_vanishes_is_routed_round_and_forgets_the_gateway(op
         assert (await gateway.complete(5)).status_code == 200
 
 
-async def test_a_worker_alone_that_vanishes_is_found_and_open_streams_end_with_an_error(open_gateway_over: Any) -> None:
-    """It is left to nobody else's silence bound: keepalive finds it."""
+async def test_a_single_worker_that_vanishes_is_detected_and_open_streams_end_with_an_error(
+    open_gateway_over: Any,
+) -> None:
+    """No other worker could take over, so only keepalive detects it."""
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(scripted_worker("m0", "mixed", plans=(Plan(tokens=3, hang=True),)))
         proxy = await stack.enter_async_context(vanishing_proxy(worker.worker.address))
@@ -82,8 +84,8 @@ async def test_a_worker_alone_that_vanishes_is_found_and_open_streams_end_with_a
         assert (await gateway.complete(TOKENS)).json()["choices"][0]["text"] == expected_text(TOKENS)
 
 
-async def test_a_source_of_blocks_that_vanishes_costs_one_try(open_gateway_over: Any) -> None:
-    """Only the decode worker misses it: to the gateway it is there."""
+async def test_a_source_of_blocks_that_vanishes_costs_one_attempt(open_gateway_over: Any) -> None:
+    """Only the decode worker misses it; for the gateway it is present."""
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(vanishing_proxy())
         port = stack.enter_context(held_port())

@@ -1,4 +1,4 @@
-"""Cached prefixes found through Redis: by the worker that has them, in one round trip, and as long as Redis helps."""
+"""Tests of cached prefixes found through Redis, and of the loss of Redis."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,10 +20,10 @@ from services.gateway.request.prompt import MAX_PROBES, PrefixHints
 
 LEASE_MS = 1200
 SPEEDUP = 4.0
-"""Slow enough that a cached prompt is worth more than what a busy machine adds to any queue."""
+"""A speed so low that a cached prompt saves more than a busy machine adds to any queue."""
 PROMPT = [1 + place % 200 for place in range(4000)]
 CACHED_TOKENS = 3984
-"""All blocks but the last token's."""
+"""The number of all blocks but the last token's."""
 
 
 @asynccontextmanager
@@ -56,7 +56,7 @@ async def _cluster(redis: RedisServer, cluster: str, open_gateway_over: Any) -> 
 
 
 async def _ask(gateway: Any, prompt: list[int]) -> int:
-    """How many of its tokens were cached."""
+    """Return how many of its tokens were cached."""
     answer = await gateway.complete(2, prompt=prompt, ignore_eos=True)
     assert answer.status_code == 200, answer.text
     usage = answer.json()["usage"]
@@ -78,7 +78,7 @@ async def _until_listed(redis: RedisServer, cluster: str, blocks: int) -> set[tu
     return listed
 
 
-async def test_a_long_prompt_asked_again_is_served_by_the_worker_that_has_it(
+async def test_a_repeated_long_prompt_is_served_by_the_worker_that_has_its_prefix(
     redis: RedisServer, cluster: str, open_gateway_over: Any
 ) -> None:
     async with _cluster(redis, cluster, open_gateway_over) as gateway:
@@ -88,7 +88,7 @@ async def test_a_long_prompt_asked_again_is_served_by_the_worker_that_has_it(
         for prompt in (*prompts, *reversed(prompts)):
             assert await _ask(gateway, prompt) == CACHED_TOKENS
         served = [event.prefill_worker for event in gateway.events()]
-        assert len(set(served[:4])) > 1  # an idle cluster spreads what it has not seen
+        assert len(set(served[:4])) > 1  # an idle cluster spreads unknown prompts
         assert served[4:8] == served[:4]
         assert served[8:] == served[3::-1]
         assert all(event.predicted_ttft_ns and not event.recomputes for event in gateway.events())
@@ -112,7 +112,7 @@ async def test_an_index_that_is_emptied_under_load_is_rebuilt_by_the_workers(
         assert before <= await _until_listed(redis, cluster, CACHED_TOKENS // 16 + 40 * (600 // 16))
 
 
-async def test_a_redis_that_dies_in_mid_traffic_costs_reuse_and_nothing_else(
+async def test_a_redis_that_dies_under_traffic_costs_reuse_and_nothing_else(
     redis: RedisServer, cluster: str, open_gateway_over: Any
 ) -> None:
     async with _cluster(redis, cluster, open_gateway_over) as gateway:
@@ -137,7 +137,7 @@ async def test_a_redis_that_dies_in_mid_traffic_costs_reuse_and_nothing_else(
 async def _hints(
     redis: RedisServer, cluster: str, open_gateway_over: Any, names: tuple[str, ...]
 ) -> AsyncIterator[Any]:
-    """Look-ups of a gateway that is connected to scripted workers."""
+    """Yield the lookups of a gateway that is connected to scripted workers."""
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(scripted_worker(name, "prefill")) for name in names]
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in workers)))
@@ -161,14 +161,14 @@ async def test_one_round_trip_finds_the_prefixes_of_all_requests_of_a_loop_turn(
 
         before = await commands()
         await asyncio.gather(*(hints.cached_tokens("sim", [number, *PROMPT], "default") for number in range(60)))
-        async with asyncio.timeout(10):  # the requests do not wait for an answer that is late
+        async with asyncio.timeout(10):  # the requests do not wait for a late answer
             while await commands() < before + 3:
                 await asyncio.sleep(0.01)
         assert await commands() == before + 3  # one for each worker
         assert index.stats().lookups == 1
 
 
-async def test_a_prompt_of_100k_tokens_asks_for_a_bounded_number_of_blocks(
+async def test_a_prompt_of_100k_tokens_looks_up_a_bounded_number_of_blocks(
     redis: RedisServer, cluster: str, open_gateway_over: Any
 ) -> None:
     asked: list[int] = []
@@ -187,7 +187,7 @@ async def test_a_prompt_of_100k_tokens_asks_for_a_bounded_number_of_blocks(
         await hints._index.close()
 
 
-async def test_a_look_up_that_is_late_holds_nobody_and_is_filled_in(
+async def test_a_late_lookup_delays_no_request_and_is_used_when_it_arrives(
     redis: RedisServer, cluster: str, open_gateway_over: Any
 ) -> None:
     answered = asyncio.Event()
@@ -207,7 +207,7 @@ async def test_a_look_up_that_is_late_holds_nobody_and_is_filled_in(
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_a_client_that_leaves_does_not_take_the_others_look_up_along(
+async def test_a_client_that_leaves_does_not_cancel_the_lookup_of_others(
     redis: RedisServer, cluster: str, open_gateway_over: Any, leaves: bool
 ) -> None:
     async with _hints(redis, cluster, open_gateway_over, ("p0", "p1")) as (hints, index):

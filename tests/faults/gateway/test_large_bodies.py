@@ -1,4 +1,4 @@
-"""Clients that send large bodies: what a gateway holds of them is bounded, and given up as early as can be."""
+"""Test that the memory a gateway holds for large bodies is bounded and freed early."""
 
 import asyncio
 import gc
@@ -19,12 +19,12 @@ JSON = {"content-type": "application/json"}
 
 
 def body(tokens: int, size_bytes: int = BODY_BYTES) -> bytes:
-    """One that is large for nothing, so that its prompt fits the model."""
+    """Build a large body of little content, so that its prompt fits the model."""
     asked = json.dumps({"model": "sim", "prompt": PROMPT, "max_tokens": tokens, "stream": True}).encode()
     return asked + b" " * (size_bytes - len(asked))
 
 
-async def test_bodies_over_the_bound_are_refused_until_answers_have_ended(open_gateway_over: Any) -> None:
+async def test_bodies_over_the_bound_are_refused_until_earlier_answers_have_ended(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         plans = tuple(Plan(tokens=2, hang=True) for _ in range(OPEN))
         worker = await stack.enter_async_context(scripted_worker("m0", "mixed", plans=plans))
@@ -51,7 +51,7 @@ async def test_bodies_over_the_bound_are_refused_until_answers_have_ended(open_g
         status, retry_after = await ask(body(8))
         assert status == 429
         assert retry_after is not None and int(retry_after) >= 1
-        assert (await ask(body(8, 500)))[0] == 200  # a small one has room
+        assert (await ask(body(8, 500)))[0] == 200  # a small one fits
         for each in asking:
             each.cancel()
         await until(gateway.idle, what="an idle gateway")

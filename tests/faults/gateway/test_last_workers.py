@@ -1,4 +1,4 @@
-"""The last worker of a kind gone, with real processes: what can go on does, the rest is told so in time."""
+"""Tests with real processes of the loss of a role's last worker."""
 
 import asyncio
 import uuid
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.faults]
 
 NO_WORKERS_MS = 1500
 WAITING = 6
-"""Choices that the queue takes."""
+"""The capacity of the queue in choices."""
 MAX_SILENT_MS = 1000
 BUSY_S = 5.0
 STREAMS = 4
@@ -27,7 +27,7 @@ BODY = {"model": "sim", "temperature": 0.8, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
-    """One worker of each kind, slow enough to be met in mid-stream."""
+    """One worker of each role, slow enough to be killed in mid-stream."""
     env = {
         "FULCRUM_WORKER_SIM_SPEEDUP": "0.5",
         "FULCRUM_GATEWAY_NO_WORKERS_WAIT_MS": str(NO_WORKERS_MS),
@@ -39,7 +39,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 
 
 async def streams(http: httpx.AsyncClient, suite: RunningSuite, into: list[Streamed]) -> None:
-    """The same answers at each call, none of which finds its prefix cached."""
+    """Send the same requests at each call, none of which finds its prefix cached."""
     tenant = uuid.uuid4().hex
     asked = (
         stream(
@@ -62,7 +62,7 @@ def answers() -> list[Streamed]:
 
 
 @pytest.mark.parametrize("gone", ["prefill-1", "decode-1"])
-async def test_open_streams_end_requests_wait_within_bounds_and_all_is_well_with_a_new_one(
+async def test_after_a_loss_streams_end_and_requests_wait_a_bounded_time_until_a_new_worker_joins(
     suite: RunningSuite, gone: str
 ) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
@@ -90,7 +90,9 @@ async def test_open_streams_end_requests_wait_within_bounds_and_all_is_well_with
                 await asyncio.sleep(0.05)
 
 
-async def test_the_only_decode_worker_frozen_ends_streams_and_is_taken_again(suite: RunningSuite) -> None:
+async def test_a_frozen_single_decode_worker_ends_its_streams_and_is_used_again_once_it_thaws(
+    suite: RunningSuite,
+) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, suite)
         before = await gateway_metrics(http, suite.gateway)
@@ -112,7 +114,7 @@ async def test_the_only_decode_worker_frozen_ends_streams_and_is_taken_again(sui
 
 
 async def assert_bounded(http: httpx.AsyncClient, suite: RunningSuite) -> None:
-    """More than the queue takes: some are told at once, those that waited soon."""
+    """Send more than the queue takes: some are refused at once, and those that wait soon after."""
 
     async def ask() -> tuple[httpx.Response, float]:
         began_s = asyncio.get_running_loop().time()

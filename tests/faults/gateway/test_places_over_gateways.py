@@ -1,5 +1,5 @@
-"""Tenants share the places to decode of a model over all gateways: two gateways, workers and the ledger between them in
-virtual time."""
+"""Tests in virtual time of tenants that share a model's places to decode over two gateways, with workers and the
+ledger between them."""
 
 import asyncio
 import io
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 ROLES = {"p0": "prefill", "d0": "decode", "d1": "decode"}
 PLACES = 24
-"""Of both workers."""
+"""The places of both workers together."""
 SETTLE_S, LOOK_S, SETTLED_S, WATCHED_S = 3.0, 0.02, 3.1, 6.0
-"""Nobody asks at the very time at which gateways tell each other."""
+"""No request falls on the instants at which gateways exchange reports."""
 WITHIN = 0.05
 ENGINE = {"engine": "sim", "sim_speedup": 4.0, "prefill_chunk_tokens": 128}
 
 
 class Known(KeyTable):
-    """Tenants are told apart, as where there are keys; nobody asks over HTTP here."""
+    """Tenants are separated, as with keys, although no request comes over HTTP here."""
 
     @property
     def told_apart(self) -> bool:
@@ -51,7 +51,7 @@ class Known(KeyTable):
 
 @dataclass(eq=False)
 class Client:
-    """Asks a gateway for answers of one tenant's, `count` at a time, each again as soon as it has ended."""
+    """A client that keeps `count` requests of one tenant in progress at a gateway."""
 
     cluster: Cluster
     gateway: str
@@ -63,7 +63,7 @@ class Client:
     failed: list[FulcrumError] = field(default_factory=list)
 
     def ask(self, count: int | None = None) -> None:
-        """As part of the gateway's process."""
+        """Send requests from within the gateway's process."""
         process = self.cluster.processes[self.gateway]
         process.node.context.copy().run(self._submit, self.count if count is None else count)
 
@@ -97,12 +97,12 @@ class Client:
 
 @dataclass
 class Watched:
-    """What came of a run."""
+    """The results of a run."""
 
     held: dict[str, float]
     """Mean of the places that each tenant held over both gateways."""
     first_token_s: dict[str, float]
-    """From when it first asked."""
+    """Seconds from its first request."""
     ended: dict[str, int]
     gave_way: int
 
@@ -115,14 +115,14 @@ def run(
     gateways: int = 2,
     tokens: int = 300,
 ) -> Watched:
-    """`floods`: by gateway and tenant, how many choices it always asks for there; those of "modest" come second.
-    `away`: the ledger does not answer. `tokens`: of each answer."""
+    """`floods`: by gateway and tenant, the number of choices that it always requests there; those of "modest" come
+    second. `away`: the ledger does not answer. `tokens`: the length of each answer."""
     ledger = SimLedger(away)
     return simulated(ledger, lambda cluster: _run(cluster, floods, gateways, tokens), limits)
 
 
 class SimLedger(MemoryLedger):
-    """By the clock of the loop that it is used in."""
+    """A ledger on the clock of the loop in which it is used."""
 
     def __init__(self, away: bool = False) -> None:
         super().__init__(lambda: asyncio.get_running_loop().time())
@@ -135,7 +135,7 @@ def simulated(
     limits: Mapping[str, TenantLimits] | None = None,
     places: int = PLACES,
 ) -> T:
-    """What `work` gives, in virtual time."""
+    """Return the result of `work` in virtual time."""
     loop = SimLoop(Random("turns"))
     structlog.configure(processors=[_drop])
     try:
@@ -194,7 +194,7 @@ async def _run(cluster: Cluster, floods: Mapping[str, Mapping[str, int]], gatewa
 
 
 def shares(found: Watched) -> dict[str, float]:
-    """Of all that is held."""
+    """Return each tenant's share of all held places."""
     total = sum(found.held.values())
     return {tenant: held / total for tenant, held in found.held.items()}
 
@@ -210,26 +210,26 @@ def shares(found: Watched) -> dict[str, float]:
     ],
     ids=["one each", "both at both", "the flood at both", "by weight", "below its share"],
 )
-def test_places_of_each_tenant_over_two_gateways_are_its_share_to_within_5_percent(
+def test_each_tenants_places_over_two_gateways_match_its_share_to_within_5_percent(
     floods: dict[str, dict[str, int]], weight: int, share: float
 ) -> None:
     found = run(floods, {"modest": TenantLimits(weight=weight)})
     assert abs(shares(found)["modest"] - share) <= WITHIN * share
     assert abs(shares(found)["flood"] - (1 - share)) <= WITHIN * (1 - share)
-    assert sum(found.held.values()) >= (1 - WITHIN) * PLACES, "places stay free while somebody waits"
-    assert found.first_token_s["modest"] <= 1.0, "its gateway held no place when it came"
+    assert sum(found.held.values()) >= (1 - WITHIN) * PLACES, "places stay free while a request waits"
+    assert found.first_token_s["modest"] <= 1.0, "its gateway held no place when it arrived"
     assert min(found.ended.values()) > 0
 
 
-def test_where_the_ledger_is_away_gateways_go_on_with_what_they_hold() -> None:
+def test_without_the_ledger_gateways_continue_with_the_places_they_hold() -> None:
     found = run({"g0": {"flood": 60}, "g1": {"modest": 60}}, away=True)
     assert min(found.ended.values()) > 0
     assert sum(found.held.values()) >= (1 - WITHIN) * PLACES
 
 
 @pytest.mark.parametrize("gateways", [2, 4])
-def test_one_answer_gives_way_for_each_place_that_another_tenant_takes(gateways: int) -> None:
-    """Answers that last, so that every place changes hands once."""
+def test_one_answer_is_preempted_for_each_place_that_another_tenant_takes(gateways: int) -> None:
+    """Answers are long, so that every place changes hands once."""
     floods = {f"g{number}": {"flood": 60 // gateways} for number in range(gateways)}
     floods[f"g{gateways - 1}"]["modest"] = 6
     found = run(floods, gateways=gateways, tokens=20_000)
@@ -250,12 +250,12 @@ async def _grow(cluster: Cluster) -> int:
     return sum(count.running for model in models for count in model.tenants.values())
 
 
-def test_places_that_idle_gateways_hold_go_to_tenants_that_wait_elsewhere() -> None:
+def test_places_held_by_idle_gateways_go_to_tenants_that_wait_elsewhere() -> None:
     assert simulated(SimLedger(), _grow, places=8) == 8
 
 
 async def _leaves(cluster: Cluster, ledger: MemoryLedger, ends: Callable[[Cluster, str], None]) -> tuple[bool, int]:
-    """Whether others still have the report of g1 once it has gone, and what the tenant of g0 holds soon after."""
+    """Return whether others still have the report of g1 after its end, and what the tenant of g0 holds soon after."""
     await _start(cluster, 2)
     for client in (Client(cluster, "g0", "flood", 60, 20_000), Client(cluster, "g1", "modest", 60, 20_000)):
         client.ask()
@@ -272,11 +272,11 @@ async def _leaves(cluster: Cluster, ledger: MemoryLedger, ends: Callable[[Cluste
     return found, gateway.dispatcher.places_here()["sim"].tenants["flood"].running
 
 
-def test_a_gateway_that_stops_takes_back_what_it_has_told() -> None:
+def test_a_gateway_that_stops_withdraws_its_report() -> None:
     ledger = SimLedger()
     assert simulated(ledger, lambda cluster: _leaves(cluster, ledger, Cluster.stop)) == (False, PLACES)
 
 
-def test_a_gateway_that_dies_is_forgotten_within_a_second_and_its_places_are_anothers() -> None:
+def test_a_dead_gateway_is_forgotten_within_a_second_and_its_places_go_to_others() -> None:
     ledger = SimLedger()
     assert simulated(ledger, lambda cluster: _leaves(cluster, ledger, Cluster.kill)) == (True, PLACES)

@@ -1,4 +1,4 @@
-"""Prompts that really kill the processes that compute them, in a whole suite on the sim engine."""
+"""Tests of prompts that kill the processes that compute them, in a whole suite on the sim engine."""
 
 import asyncio
 import json
@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.alone, pytest.mark.suite]
 
 WORKERS = ("prefill-1", "prefill-2", "prefill-3", "decode-1", "decode-2", "decode-3")
 DEATHS = (2, 3)
-"""Workers that one prompt takes with it: three where company came along from the first to the second, so that those two
-do not tell which of them it was."""
+"""Workers that one prompt kills: three if neighbours moved with it from the first to the second, so that those two
+losses do not identify it."""
 INNOCENT = {"model": "sim", "max_tokens": 60, "ignore_eos": True}
 
 
@@ -34,19 +34,19 @@ def mortal_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSu
 
 
 class Deaths:
-    """Which workers have died since."""
+    """The workers that have died since."""
 
     def __init__(self, suite: RunningSuite) -> None:
         self._suite = suite
         self._pids = {name: pid_of(suite, name) for name in WORKERS}
 
     def count(self) -> int:
-        """Of those that have been started again by now, too."""
+        """Count the dead workers, including those restarted by now."""
         return sum(pid_of(self._suite, name) != pid for name, pid in self._pids.items())
 
 
 async def innocents(http: httpx.AsyncClient, suite: RunningSuite, stop: asyncio.Event) -> list[Streamed]:
-    """Clients that go on asking until they are stopped."""
+    """Run clients that repeat requests until they are stopped."""
     found: list[Streamed] = []
 
     async def ask(number: int) -> None:
@@ -71,7 +71,7 @@ def is_refused(answer: httpx.Response) -> bool:
 
 
 @pytest.mark.parametrize("mark", [PROMPT_MARK, TOKENS_MARK], ids=["in its prompt", "in mid-stream"])
-async def test_two_processes_die_and_everybody_else_is_answered(mortal_suite: RunningSuite, mark: str) -> None:
+async def test_two_processes_die_and_all_other_requests_are_answered(mortal_suite: RunningSuite, mark: str) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, mortal_suite)
         before, stop = Deaths(mortal_suite), asyncio.Event()
@@ -82,16 +82,16 @@ async def test_two_processes_die_and_everybody_else_is_answered(mortal_suite: Ru
         assert before.count() in DEATHS
         again = await asyncio.gather(*(complete(http, mortal_suite, f"{mark}, at once") for _ in range(4)))
         assert all(map(is_refused, again))
-        await until_whole(http, mortal_suite)  # all three of a kind may have been lost at once
+        await until_whole(http, mortal_suite)  # all three of a role may have been lost at once
         assert (await complete(http, mortal_suite, "hello")).status_code == 200
         stop.set()
         for each in await others:
             assert (each.error, each.finish_reason, each.done) == (None, "length", True)
-        assert before.count() in DEATHS, "nobody died of the second time"
+        assert before.count() in DEATHS, "the second request killed no worker"
         assert not await leftovers(http, mortal_suite)
 
 
-async def test_a_stream_ends_with_the_error_after_what_had_come(mortal_suite: RunningSuite) -> None:
+async def test_a_stream_ends_with_the_error_after_the_tokens_it_has_sent(mortal_suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, mortal_suite)
         before, answer = Deaths(mortal_suite), Streamed(0.0)
@@ -100,11 +100,11 @@ async def test_a_stream_ends_with_the_error_after_what_had_come(mortal_suite: Ru
         assert answer.error is not None and answer.error["code"] == "poison_request"
         assert not answer.done
         assert before.count() in DEATHS
-        # Each token is a character; whoever prefills it anew samples one more.
+        # Each token is a character; a worker that prefills it again samples one more.
         assert 0 < len(answer.text) <= FATAL_TOKENS + max(DEATHS)
 
 
-async def test_a_batch_line_takes_two_processes_and_its_error_says_so(
+async def test_a_batch_line_kills_two_processes_and_its_error_says_so(
     mortal_suite: RunningSuite, tmp_path: Path
 ) -> None:
     file, bad = tmp_path / "lines.jsonl", 5

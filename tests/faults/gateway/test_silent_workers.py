@@ -1,4 +1,4 @@
-"""Workers that fall silent while their connection stands, at every stage, over scripted workers."""
+"""Tests of scripted workers that fall silent while their connection stands."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -34,7 +34,7 @@ async def workers(stack: AsyncExitStack, *names: str, **plans: tuple[Plan, ...])
 
 
 @pytest.mark.parametrize(("silent", "plans"), STAGES.values(), ids=STAGES.keys())
-async def test_work_is_routed_round_a_silent_worker_which_is_taken_again_when_it_speaks(
+async def test_a_silent_worker_is_routed_around_and_used_again_once_it_answers(
     open_gateway_over: Any, silent: str, plans: dict[str, tuple[Plan, ...]]
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -62,7 +62,7 @@ async def test_work_is_routed_round_a_silent_worker_which_is_taken_again_when_it
 
 
 @pytest.mark.parametrize("names", [("m0",), ("p0", "d0"), ("p0", "d0", "d1")], ids=str)
-async def test_the_last_of_a_kind_is_waited_for(open_gateway_over: Any, names: tuple[str, ...]) -> None:
+async def test_requests_wait_for_the_last_worker_of_a_role(open_gateway_over: Any, names: tuple[str, ...]) -> None:
     async with AsyncExitStack() as stack:
         found = await workers(stack, *names)
         last = found[names[0]]
@@ -80,8 +80,10 @@ async def test_the_last_of_a_kind_is_waited_for(open_gateway_over: Any, names: t
 
 
 @pytest.mark.parametrize("names", [("m0",), ("p0", "d0")], ids=str)
-async def test_the_last_of_a_kind_is_not_waited_for_without_end(open_gateway_over: Any, names: tuple[str, ...]) -> None:
-    """Its loop is stuck, while gRPC's own threads go on to answer pings."""
+async def test_the_wait_for_the_last_worker_of_a_role_is_bounded(
+    open_gateway_over: Any, names: tuple[str, ...]
+) -> None:
+    """Its loop is stuck, while gRPC's own threads still answer pings."""
     async with AsyncExitStack() as stack:
         plans = {names[-1]: (Plan(tokens=4, hang=True),)}
         found = await workers(stack, *names, **plans)
@@ -120,7 +122,7 @@ async def test_new_work_goes_elsewhere_before_a_worker_counts_as_silent(open_gat
         assert [len(each.submits) for each in found.values()] == [0, 1]
 
 
-async def test_a_gateway_that_was_late_itself_blames_nobody(open_gateway_over: Any) -> None:
+async def test_a_gateway_that_was_itself_delayed_blames_no_worker(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         found = await workers(stack, "m0", "m1")
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found.values())))
@@ -145,7 +147,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("frame", MALFORMED.values(), ids=MALFORMED.keys())
-async def test_a_malformed_frame_costs_its_worker_the_stream_and_nobody_else_anything(
+async def test_a_malformed_frame_closes_the_stream_of_its_worker_and_affects_no_other(
     open_gateway_over: Any, frame: pb.WorkerFrame
 ) -> None:
     async with AsyncExitStack() as stack:

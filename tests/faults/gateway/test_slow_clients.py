@@ -1,4 +1,4 @@
-"""Clients that stall, vanish or leave, at every stage: a bounded cost, and nothing left of them."""
+"""Tests of clients that stall, vanish or leave at every stage: their cost is bounded and nothing of them remains."""
 
 import asyncio
 import fcntl
@@ -27,11 +27,11 @@ pytestmark = pytest.mark.alone
 BODY = {"model": "sim", "prompt": "hello", "stream": True}
 MANY = 7000
 LONG = BODY | {"max_tokens": MANY, "ignore_eos": True, "logprobs": 5}
-"""A request whose answer fits into no buffer, however many tokens share an event."""
+"""A request whose answer exceeds every buffer, however many tokens share an event."""
 
 
 async def connect(url: str, *, window_bytes: int | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection, with as little room for what is not read as asked for."""
+    """Open a connection with as little room for unread bytes as requested."""
     parts = urlsplit(url)
     sock = socket.socket()
     if window_bytes is not None:
@@ -61,7 +61,7 @@ async def registration(worker: LocalWorker) -> Worker:
     return worker.registry.seen[-1]
 
 
-async def test_a_client_that_reads_nothing_loses_its_connection_and_holds_nothing(open_gateway_over: Any) -> None:
+async def test_a_client_that_reads_nothing_loses_its_connection_and_frees_everything(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         mixed = {"sim_speedup": 10.0, "budget_tokens": 64}
         worker = await stack.enter_async_context(local_worker("m0", "mixed", **mixed))
@@ -80,7 +80,7 @@ async def test_a_client_that_reads_nothing_loses_its_connection_and_holds_nothin
         await until(lambda: gateway.open == 0 and open_files() <= before, what="no open connection")
 
 
-async def test_what_unread_answers_can_hold_is_bounded(open_gateway_over: Any) -> None:
+async def test_memory_held_by_unread_answers_is_bounded(open_gateway_over: Any) -> None:
     async with AsyncExitStack() as stack:
         mixed = {"sim_speedup": 1000.0, "budget_tokens": 64}
         worker = await stack.enter_async_context(local_worker("m0", "mixed", **mixed))
@@ -101,7 +101,7 @@ async def test_what_unread_answers_can_hold_is_bounded(open_gateway_over: Any) -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peers are made to vanish by a packet filter")
-async def test_clients_that_vanish_without_an_end_are_found_and_leave_nothing(open_gateway_over: Any) -> None:
+async def test_clients_that_vanish_without_closing_are_detected_and_leave_nothing(open_gateway_over: Any) -> None:
     """Half-open connections at every stage: of a body, in the queue, in prefill, in decode, streaming and not."""
     async with AsyncExitStack() as stack:
         hang = Plan(tokens=0, hang=True)
@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_while_it_sends_leaves_nothing(open_gateway_o
 
 
 async def test_clients_that_leave_at_any_moment_leave_no_sequence_block_task_or_file(open_gateway_over: Any) -> None:
-    """Over real workers, slow enough to be met in prefill, in the hand-off and in mid-stream, with some queued."""
+    """Over real workers, slow enough for a client to leave in prefill, hand-off and mid-stream, with some queued."""
     async with AsyncExitStack() as stack:
         slow = {"sim_speedup": 1.0, "sim_link_gbps": 4.0, "max_sequences": 6}
         prefill = await stack.enter_async_context(local_worker("p0", "prefill", **slow))
@@ -188,7 +188,7 @@ async def test_clients_that_leave_at_any_moment_leave_no_sequence_block_task_or_
         waiting: dict[str, list[asyncio.Future[None]]] = {"queued": [], "prefill": [], "hand-off": [], "stream": []}
 
         async def watch() -> None:
-            """Look in every turn of the loop: the last prompt of a round is computed within milliseconds, once."""
+            """Poll in every turn of the loop: the last prompt of a round is computed once, within milliseconds."""
             while True:
                 for stage in stages():
                     while waiting[stage]:
@@ -205,7 +205,7 @@ async def test_clients_that_leave_at_any_moment_leave_no_sequence_block_task_or_
             writer.transport.abort() if number % 3 else writer.close()
 
         watcher = asyncio.create_task(watch())
-        for _ in range(3):  # the last ones of a round find the workers as the first ones left them
+        for _ in range(3):  # the last ones of a round find the workers in the state that the first ones left
             each = tuple(waiting) * 4
             await asyncio.gather(*(leave_at(stage, number) for number, stage in enumerate(each)))
         await end(watcher)
@@ -218,4 +218,4 @@ async def test_clients_that_leave_at_any_moment_leave_no_sequence_block_task_or_
         await until(gateway.idle, what="an idle gateway")
         await until(lambda: open_files() <= before, what="no more open files than before")
         await until(lambda: len(asyncio.all_tasks()) <= tasks, what="no more tasks than before")
-        assert os.getpid() == prefill.host.worker().pid  # the counts are of everything that took part
+        assert os.getpid() == prefill.host.worker().pid  # the counts cover every participant

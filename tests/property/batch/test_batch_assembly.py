@@ -1,4 +1,4 @@
-"""A job's output files while their keepers are killed, or frozen, and their store fails, at any call of it."""
+"""Properties of a job's output files while keepers are killed or frozen and their store fails at any call."""
 
 import asyncio
 import tempfile
@@ -23,22 +23,22 @@ from services.gateway.batch.output import PART_PURPOSE, Assembly
 from services.gateway.batch.view import JobTable
 
 PART_BYTES = 12
-"""Of a few lines."""
+"""The bytes of a few lines."""
 MAX_ATTEMPTS = 40
 Fault = Literal["away", "kill", "freeze"]
 
 
 class Fenced(Exception):
-    """Another keeper has the lane."""
+    """The error of a keeper whose lane another one has taken."""
 
 
 class Fate:
-    """What happens at each call of the store, and of the lane, by its number."""
+    """The outcome of each call of the store and of the lane, by its number."""
 
     def __init__(
         self, faults: dict[int, Fault] | None = None, gone: frozenset[int] = frozenset(), full_from: int | None = None
     ) -> None:
-        """`gone`: numbers of reads whose file is not there any more."""
+        """`gone`: numbers of reads whose file no longer exists."""
         self.faults = faults or {}
         self.gone = gone
         self.full_from = full_from
@@ -48,7 +48,7 @@ class Fate:
         self.thawed = asyncio.Event()
 
     async def at(self, *, takes_room: bool = False, of_lane: bool = False) -> None:
-        """Before or after a call; a lane that fails is its keeper's end, as a kill is."""
+        """Fail before or after a call; a failing lane ends its keeper like a kill."""
         number = self.calls
         self.calls += 1
         if takes_room and self.full_from is not None and number >= self.full_from:
@@ -108,10 +108,10 @@ class FaultyFiles(LocalFiles):
 
 
 class Story:
-    """One job: what is published of it, and who keeps it."""
+    """One job with its published records and its keepers."""
 
     def __init__(self, folder: Path, lines: int, places: Sequence[int], fate: Fate, *, stopped: bool = False) -> None:
-        """It was cancelled; `stopped`: before its last answer."""
+        """Cancel it; `stopped`: before its last answer."""
         self.stopped = stopped
         self.lines = lines
         self.fate = fate
@@ -127,7 +127,7 @@ class Story:
         self._keepers = 0
 
     async def answer(self) -> None:
-        """All results are there, and one that the job began behind."""
+        """Publish all results, and one from before the job began."""
         await self.work.send(BATCH_RESULTS, result(0))
         for place in self.places:
             await self.work.send(BATCH_RESULTS, result(place, cancelled=self.stopped and not ok(place)))
@@ -163,7 +163,7 @@ class Story:
             await publish(pb.JobEvent(job_id="job", finished=finished))
 
     async def ends(self) -> None:
-        """Whatever befalls its keepers."""
+        """Run the job to its end, whatever happens to its keepers."""
         keepers: list[asyncio.Task[None]] = []
         killed = True
         while killed:
@@ -192,7 +192,7 @@ class Story:
         return self._job().finished
 
     def told(self) -> set[str]:
-        """Ids of parts that are needed."""
+        """Return the ids of the parts that are needed."""
         told = self._job().assembled or pb.Assembled()
         parts = {
             "output": told.output.parts,
@@ -202,8 +202,8 @@ class Story:
         return {f"file-job-{kind}-{part:016x}" for kind, those in parts.items() for part in those}
 
     async def check(self) -> None:
-        """Each line is in the files once, in the right one, in the order of answers; and the job was cancelled only if
-        a line was."""
+        """Check that each line is in the right file once, in the order of answers, and that the job was cancelled
+        only if a line was."""
         finished = self.finished
         assert finished is not None
         ids = {"output": finished.output_file_id, "errors": finished.error_file_id}
@@ -243,7 +243,7 @@ def result(place: int, *, cancelled: bool = False) -> pb.Result:
 
 @st.composite
 def orders(draw: st.DrawFn) -> list[int]:
-    """Places of results as they come, some of them again."""
+    """Return places of results in order of arrival, with repeats."""
     places = list(draw(st.permutations(range(draw(st.integers(1, 16))))))
     for again in draw(st.lists(st.sampled_from(places), max_size=6)):
         places.insert(draw(st.integers(places.index(again) + 1, len(places))), again)
@@ -256,7 +256,7 @@ GONE = st.frozensets(st.integers(0, 8), max_size=2)
 
 @settings(max_examples=examples(40), deadline=None)
 @given(orders(), FAULTS, GONE, st.booleans())
-def test_every_line_is_in_the_files_once_whatever_befalls_its_keepers(
+def test_every_line_is_in_the_files_exactly_once_whatever_happens_to_the_keepers(
     places: list[int], faults: dict[int, Fault], gone: frozenset[int], stopped: bool
 ) -> None:
     async def case(folder: str) -> None:
@@ -268,8 +268,8 @@ def test_every_line_is_in_the_files_once_whatever_befalls_its_keepers(
         asyncio.run(case(folder))
 
 
-def test_a_store_that_is_full_at_any_moment_is_not_filled_further_by_trying_again() -> None:
-    """Each attempt gets as far as so many calls: what is written then is small, and what follows is not."""
+def test_retries_do_not_fill_a_store_further_that_is_full_at_any_moment() -> None:
+    """Each attempt succeeds for a number of calls, so that what is written first is small, and what follows is not."""
 
     async def case(folder: str, full_from: int) -> bool:
         fate = Fate(full_from=full_from)

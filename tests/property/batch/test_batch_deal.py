@@ -1,4 +1,4 @@
-"""Dealing and foretelling: bounds, shares between tenants, order within one, ends that add up."""
+"""Properties of dealing and forecasts of batch jobs: bounds, shares of tenants, order within one, sums."""
 
 from collections import Counter
 
@@ -42,7 +42,7 @@ def standings(draw: st.DrawFn) -> list[OpenJob]:
 
 
 @given(st.floats(0, 1e4))
-def test_half_a_minutes_work_may_be_out_within_bounds_and_the_least_while_the_pace_is_unknown(per_s: float) -> None:
+def test_half_a_minute_of_work_is_dealt_within_bounds_and_the_minimum_while_the_pace_is_unknown(per_s: float) -> None:
     assert room_for(None) == room_for(0.0) == LEAST_OPEN_LINES
     assert LEAST_OPEN_LINES <= room_for(per_s) <= MAX_OPEN_LINES
     if LEAST_OPEN_LINES < room_for(per_s) < MAX_OPEN_LINES:
@@ -50,7 +50,7 @@ def test_half_a_minutes_work_may_be_out_within_bounds_and_the_least_while_the_pa
 
 
 @given(standings(), st.one_of(st.none(), st.floats(0, 300)))
-def test_what_is_dealt_is_there_fits_and_leaves_no_room_while_there_is_more(
+def test_dealt_lines_exist_and_fit_and_leave_no_room_while_there_are_more(
     jobs: list[OpenJob], per_s: float | None
 ) -> None:
     turns = Counter(deal(jobs, NOW_NS, per_s))
@@ -65,7 +65,7 @@ def test_what_is_dealt_is_there_fits_and_leaves_no_room_while_there_is_more(
 
 
 @given(standings())
-def test_tenants_have_alike_as_long_as_they_have_lines(jobs: list[OpenJob]) -> None:
+def test_tenants_get_equal_shares_while_they_have_lines(jobs: list[OpenJob]) -> None:
     turns = Counter(deal(jobs, NOW_NS, None))
     open_lines: Counter[str] = Counter()
     starved = set()
@@ -78,12 +78,12 @@ def test_tenants_have_alike_as_long_as_they_have_lines(jobs: list[OpenJob]) -> N
             starved.add(job.tenant)
     for tenant in starved:
         for other in open_lines:
-            # Nobody is given more while one who has less waits.
+            # No tenant is given more while one with less waits.
             assert open_lines[other] <= max(open_lines[tenant] + SHARE_LINES, before[other])
 
 
 @given(standings(), st.floats(0.1, 100))
-def test_within_a_tenant_priority_counts_before_the_window_and_what_cannot_make_it_comes_last(
+def test_within_a_tenant_priority_precedes_the_window_and_hopeless_jobs_come_last(
     jobs: list[OpenJob], per_s: float
 ) -> None:
     for queue in queues_of(jobs, NOW_NS, per_s).values():
@@ -95,7 +95,9 @@ def test_within_a_tenant_priority_counts_before_the_window_and_what_cannot_make_
 
 
 @given(standings(), st.floats(0.1, 1000))
-def test_ends_add_up_to_all_lines_and_no_later_job_of_a_tenant_ends_first(jobs: list[OpenJob], per_s: float) -> None:
+def test_predicted_ends_add_up_to_all_lines_and_no_later_job_of_a_tenant_ends_first(
+    jobs: list[OpenJob], per_s: float
+) -> None:
     ends = ends_s(jobs, NOW_NS, per_s)
     assert ends.keys() == {job.job_id for job in jobs}
     total = sum(job.left_lines for job in jobs)
@@ -110,7 +112,7 @@ def standing(left_s: float) -> OpenJob:
 
 
 @given(st.floats(1, 1e5), st.floats(0, 2e5))
-def test_a_job_is_late_beyond_its_window_and_the_same_is_not_told_again(left_s: float, end_s: float) -> None:
+def test_a_job_is_late_beyond_its_window_and_reported_once(left_s: float, end_s: float) -> None:
     told = news(standing(left_s), None, end_s, NOW_NS)
     assert told is not None
     assert told.late == (end_s > 1.05 * left_s)
@@ -118,7 +120,7 @@ def test_a_job_is_late_beyond_its_window_and_the_same_is_not_told_again(left_s: 
     assert news(standing(left_s), told, None, NOW_NS) == (pb.Foretold(late=True))
 
 
-def test_pace_counts_only_time_with_work_and_nothing_before_it() -> None:
+def test_the_pace_counts_only_time_with_work_and_nothing_before_it() -> None:
     rate = LineRate()
     assert rate.per_s(NOW_NS) is None
     rate.work_begins(NOW_NS)
@@ -132,7 +134,7 @@ def test_pace_counts_only_time_with_work_and_nothing_before_it() -> None:
 
 
 @given(st.lists(st.tuples(st.text("ab", max_size=4), st.booleans())))
-def test_lines_whose_prompts_begin_alike_are_neighbours_and_each_is_there_once(lines: list[tuple[str, bool]]) -> None:
+def test_lines_with_equal_prompt_prefixes_are_neighbours_and_each_occurs_once(lines: list[tuple[str, bool]]) -> None:
     made = [
         BatchLine(place + 1, place, str(place), f'{{"model":"m","n":{place},"prompt":"{prompt}"}}'.encode(), None)
         if good

@@ -1,4 +1,4 @@
-"""Arithmetic and order of batch jobs: shares cover a file, notes tell what is done, people come first."""
+"""Properties of batch jobs: shares cover a file, notes describe what is done, and people come first."""
 
 import json
 from codecs import BOM_UTF8
@@ -36,7 +36,7 @@ def cut(parts: Sequence[bytes], cutter: Cutter) -> Cutter:
 
 
 @given(LINES, st.integers(1, 50), st.booleans(), st.booleans())
-def test_shares_cover_each_line_once_and_mark_what_comes_again(
+def test_shares_cover_each_line_once_and_mark_repeated_ids(
     lines: list[bytes], part_bytes: int, ends: bool, marked: bool
 ) -> None:
     text = BOM_UTF8 * marked + b"\n".join(lines) + (b"\n" if ends and lines else b"")
@@ -78,14 +78,14 @@ def test_shares_cover_each_line_once_and_mark_what_comes_again(
         (b'{"custom_id": "7", "method": "POST", "url": "/x"}', "invalid_line", "body"),
     ],
 )
-def test_a_line_that_is_json_is_told_what_it_lacks(text: bytes, code: str, param: str | None) -> None:
+def test_a_json_line_is_refused_with_the_missing_field(text: bytes, code: str, param: str | None) -> None:
     refusal = read_line(text, number=3, place=2, endpoint="/x", repeated=False).refusal
     assert refusal is not None
     assert (refusal.code, refusal.param, "line 3 " in refusal.message) == (code, param, True)
 
 
 @given(LINES, st.data())
-def test_shares_are_the_same_wherever_cutting_is_taken_up(lines: list[bytes], data: st.DataObject) -> None:
+def test_shares_are_the_same_wherever_cutting_is_resumed(lines: list[bytes], data: st.DataObject) -> None:
     text = b"\n".join(lines)
     whole = cut([text], Cutter()).spans
     if not whole:
@@ -100,7 +100,7 @@ def test_shares_are_the_same_wherever_cutting_is_taken_up(lines: list[bytes], da
         lambda n: st.tuples(st.just(n), st.dictionaries(st.integers(0, n - 1), st.booleans()))
     )
 )
-def test_a_note_tells_what_was_put_into_it(case: tuple[int, dict[int, bool]]) -> None:
+def test_a_note_round_trips(case: tuple[int, dict[int, bool]]) -> None:
     lines, added = case
     note = ShareNote(lines)
     for index, ok in added.items():
@@ -123,7 +123,7 @@ COUNTS = st.lists(
 
 
 @given(COUNTS, st.lists(st.integers(0, 30)))
-def test_events_that_come_again_change_no_job(events: list[pb.JobEvent], again: list[int]) -> None:
+def test_repeated_events_change_no_job(events: list[pb.JobEvent], again: list[int]) -> None:
     def fold(found: list[pb.JobEvent]) -> tuple[int, int]:
         book = JobTable()
         book.apply(pb.JobEvent(job_id="job", created=pb.Created()))
@@ -161,7 +161,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, EVENTS, EVENTS, st.booleans())
-def test_who_begins_to_read_where_jobs_were_told_anew_knows_what_all_others_know(
+def test_a_reader_that_starts_at_a_repeated_created_event_learns_what_all_others_know(
     before: list[pb.JobEvent], meanwhile: list[pb.JobEvent], then: list[pb.JobEvent], ends: bool
 ) -> None:
     keeper, late = JobTable(), JobTable()
@@ -179,8 +179,8 @@ def test_who_begins_to_read_where_jobs_were_told_anew_knows_what_all_others_know
 
 
 @given(st.data())
-def test_a_second_created_hides_nothing_that_a_snapshot_tells(data: st.DataObject) -> None:
-    """Whoever begins to read behind the first one, and reads the second before the snapshot."""
+def test_a_second_created_event_hides_nothing_of_a_snapshot(data: st.DataObject) -> None:
+    """The reader starts after the first one, and reads the second before the snapshot."""
     shares = [data.draw(st.integers(1, 5)) for _ in range(4)]
     progress = [
         pb.JobEvent(
@@ -209,7 +209,7 @@ def test_a_second_created_hides_nothing_that_a_snapshot_tells(data: st.DataObjec
     assert late.get("job") == keeper.get("job")
 
 
-def test_events_of_unknown_jobs_have_a_bound_and_those_that_find_no_room_are_counted() -> None:
+def test_events_of_unknown_jobs_are_bounded_and_dropped_ones_counted() -> None:
     book = JobTable()
     for number in range(MAX_EARLY + 2):
         book.apply(pb.JobEvent(job_id=f"job-{number}", progress=pb.Progress(completed=1)))
@@ -227,7 +227,7 @@ def test_events_of_unknown_jobs_have_a_bound_and_those_that_find_no_room_are_cou
     st.floats(0.01, 1),
     st.integers(1, 64),
 )
-def test_batch_has_nothing_while_people_wait_and_leaves_room_otherwise(
+def test_batch_gets_no_slot_while_people_wait_and_leaves_room_otherwise(
     load: GatewayLoad, share: float, most: int
 ) -> None:
     found = allowed(load, share, most)
@@ -253,7 +253,7 @@ def order(items: list[Item]) -> list[Item]:
 
 
 @given(st.lists(st.builds(Item, arrival_unix_ns=st.integers(0, 9), resumed=st.booleans(), batch=st.booleans())))
-def test_no_batch_line_comes_before_a_person(items: list[Item]) -> None:
+def test_no_batch_line_precedes_a_person(items: list[Item]) -> None:
     found = order(items)
     assert [item.batch for item in found] == sorted(item.batch for item in items)
     people = [item for item in items if not item.batch]
@@ -261,7 +261,7 @@ def test_no_batch_line_comes_before_a_person(items: list[Item]) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_line_or_a_reason(text: bytes) -> None:
+def test_any_bytes_give_a_line_or_a_reason(text: bytes) -> None:
     line = read_line(text, number=3, place=2, endpoint="/v1/completions", repeated=False)
     assert (line.number, line.place) == (3, 2)
     assert line.refusal is not None

@@ -1,4 +1,4 @@
-"""Plans over sample paths: pure arithmetic."""
+"""Properties of capacity plans over sample paths."""
 
 import numpy as np
 from hypothesis import given
@@ -25,7 +25,7 @@ rates = st.floats(0, 1e6)
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), st.floats(0, 64)), min_size=1, max_size=6), st.floats(0, 1e4))
-def test_the_fewest_workers_take_the_work_and_one_less_does_not(measured: list[tuple[int, float]], work: float) -> None:
+def test_the_fewest_workers_suffice_and_one_less_does_not(measured: list[tuple[int, float]], work: float) -> None:
     table = make_table(list(dict(measured).items()))
     found = table.workers_for(work)
     if found < MOST_WORKERS:
@@ -33,7 +33,7 @@ def test_the_fewest_workers_take_the_work_and_one_less_does_not(measured: list[t
         assert found == 0 or table.most_work(found - 1) < work
 
 
-def test_a_table_takes_what_was_measured_at_each_size_and_goes_on_at_the_last_ones_rate() -> None:
+def test_a_table_interpolates_measured_sizes_and_continues_at_the_last_rate() -> None:
     assert [TABLE.most_work(n) for n in (1, 2, 3, 4, 8)] == [0.5, 1.3, 2.15, 3.0, 6.0]
     assert PoolTable((1,), (0.0,)).workers_for(0.1) == MOST_WORKERS
 
@@ -62,7 +62,7 @@ work = st.lists(st.lists(st.floats(0, 50), min_size=3, max_size=3), min_size=1, 
 
 
 @given(work, st.floats(0.5, 0.99), st.integers(0, 3))
-def test_more_confidence_more_work_and_more_spare_never_mean_fewer_workers(
+def test_more_confidence_more_work_and_more_spare_workers_never_need_fewer_workers(
     found: list[list[float]], confidence: float, spare: int
 ) -> None:
     paths = np.array(found)
@@ -89,7 +89,7 @@ def day_plan(there: int) -> CapacityPlan:
     )  # fmt: skip
 
 
-def test_a_shortage_is_told_for_the_first_hour_in_which_four_of_five_paths_agree() -> None:
+def test_a_shortage_is_reported_for_the_first_hour_in_which_four_of_five_paths_agree() -> None:
     plan = day_plan(9)
     shortages = first_shortages(plan)
     assert [(each.phase, each.at_s, each.workers, each.sure) for each in shortages] == [
@@ -100,7 +100,7 @@ def test_a_shortage_is_told_for_the_first_hour_in_which_four_of_five_paths_agree
     assert first_shortages(day_plan(11)) == []
 
 
-def test_the_wish_comes_a_workers_start_before_the_work_and_none_is_let_go_that_is_wanted_again_at_once() -> None:
+def test_workers_are_requested_one_start_time_ahead_and_none_is_released_that_is_needed_again_soon() -> None:
     plan = day_plan(2)
     assert wished_workers(plan, 0.0, 600.0)["decode"] == 2
     assert wished_workers(plan, 7500.0, 600.0)["decode"] == 11
@@ -108,7 +108,7 @@ def test_the_wish_comes_a_workers_start_before_the_work_and_none_is_let_go_that_
     assert wished_workers(plan, 90_000.0, 600.0) == {}
 
 
-def test_an_alert_says_phase_gpus_moment_and_certainty_and_is_held_while_half_of_the_paths_are_short() -> None:
+def test_an_alert_names_phase_gpus_time_and_certainty_and_stays_while_half_of_the_paths_are_short() -> None:
     short = PoolAhead("m", "decode", 3, 0.0, 0.8, 0.8, 240.0)
     fires, holds, clears = capacity_conditions(
         [short, PoolAhead("m", "decode", 0, 0.0, 0.0, 0.6, 0.0), PoolAhead("m", "decode", 0, 0.0, 0.0, 0.1, 0.0)],

@@ -1,4 +1,4 @@
-"""Demand in time bins, whatever becomes of the records."""
+"""Properties of demand in time bins under lost, repeated and reordered records."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ BEGAN_NS = 1_000_000_000_000_000_000
 
 @st.composite
 def gateway_records(draw: st.DrawFn) -> list[Mark]:
-    """Growing totals at growing moments."""
+    """Draw growing totals at increasing times."""
     steps = draw(st.lists(st.integers(1, 400_000_000_000), min_size=1, max_size=20))
     at_ns, rows, records = BEGAN_NS, dict[DemandKey, Counts](), list[Mark]()
     for step_ns in steps:
@@ -49,7 +49,7 @@ def test_bins_depend_on_which_records_came_and_not_on_their_order_or_number(
 
 
 @given(gateway_records(), st.data())
-def test_totals_are_exact_whichever_records_are_lost_as_long_as_the_last_one_comes(
+def test_totals_are_exact_whichever_records_are_lost_if_the_last_one_arrives(
     records: list[Mark], data: st.DataObject
 ) -> None:
     kept = [each for each in records[:-1] if data.draw(st.booleans())]
@@ -67,7 +67,7 @@ def test_no_bin_is_negative_and_all_lie_between_the_first_and_the_last_record(re
 
 @given(gateway_records(), gateway_records(), st.integers(0, 19))
 @settings(max_examples=50)
-def test_a_fold_that_goes_on_from_kept_marks_counts_none_twice_and_none_never(
+def test_a_fold_resumed_from_stored_marks_counts_every_record_exactly_once(
     records: list[Mark], others: list[Mark], cut: int
 ) -> None:
     first = DemandFold(BIN_NS)
@@ -90,7 +90,7 @@ def test_a_fold_that_goes_on_from_kept_marks_counts_none_twice_and_none_never(
 
 
 @given(gateway_records())
-def test_a_write_that_failed_is_made_up_for_by_the_next(records: list[Mark]) -> None:
+def test_the_next_write_makes_up_for_a_failed_one(records: list[Mark]) -> None:
     fold = DemandFold(BIN_NS)
     for each in records:
         fold.take(("g", BEGAN_NS), each)

@@ -1,4 +1,4 @@
-"""Forecasts and trends of kept demand, whatever the bins hold."""
+"""Properties of forecasts and trends of stored demand."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ KIND = WorkerKind(Speed(StepTimeModel(5e6, 27_000, 0.66, 7e6, 20_000, 52, 0.3), 
 
 @st.composite
 def kept(draw: st.DrawFn) -> DemandBins:
-    """Gaps, bursts, zeros, models that begin and end."""
+    """Draw bins with gaps, bursts, zeros, and models that start and stop."""
     count = draw(st.integers(0, 120))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     heard = rng.random(count) < draw(st.sampled_from([0.0, 0.5, 0.95, 1.0]))
@@ -58,7 +58,7 @@ def test_whatever_is_kept_a_forecast_has_sorted_finite_bands_or_says_why_it_has_
 
 @given(kept(), st.integers(0, 120))
 @settings(max_examples=60, deadline=None)
-def test_what_comes_later_changes_nothing_of_the_history_before(bins: DemandBins, cut: int) -> None:
+def test_later_demand_changes_no_earlier_history(bins: DemandBins, cut: int) -> None:
     cut, counts = min(cut, len(bins)), bins.sums()
     at = {"start_s": 0.0, "step_s": 900.0, "seconds": 900.0}
     whole, part = demand_history(counts, bins.heard, **at), demand_history(counts[:cut], bins.heard[:cut], **at)
@@ -67,7 +67,7 @@ def test_what_comes_later_changes_nothing_of_the_history_before(bins: DemandBins
 
 
 @given(st.integers(1, 200), st.integers(0, 2**31))
-def test_answers_that_still_run_do_not_make_the_mean_output_short(mean: int, seed: int) -> None:
+def test_unfinished_answers_do_not_shorten_the_mean_output(mean: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     counts = np.zeros((200, FIELDS), np.int64)
     counts[:, 4] = 100 * mean  # tokens made of many that run
@@ -75,13 +75,13 @@ def test_answers_that_still_run_do_not_make_the_mean_output_short(mean: int, see
     assert np.all(mean_outputs(counts)[20:] >= 0.6 * mean)
 
 
-def test_batch_lines_are_no_demand_of_people() -> None:
+def test_batch_lines_do_not_count_as_interactive_demand() -> None:
     row = np.ones((40, FIELDS), np.int64)
     bins = DemandBins(BIN_NS, 0, np.ones(40, np.bool_), {DemandKey("m", BATCH_CLASS, "acme"): row})
     assert model_demand(bins, "m").history.requests.sum() == 0
 
 
-def test_a_tenant_whose_answers_grow_is_named_as_the_cause_of_a_decode_heavy_balance() -> None:
+def test_a_tenant_with_growing_answers_is_named_as_the_cause_of_a_decode_heavy_balance() -> None:
     rng, count, turn = np.random.default_rng(3), 800, 600
     rows = {}
     for tenant, outputs in (("acme", (240, 610)), ("beta", (200, 200))):

@@ -1,4 +1,4 @@
-"""The block pool under any schedule: no leak, no double use, counts right, evicted only when unreferenced."""
+"""Properties of the block pool under any schedule: no leak, no double use, exact counts, safe eviction."""
 
 import pytest
 from hypothesis import settings
@@ -19,7 +19,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(BLOCKS)
         self.held: list[list[int]] = []
         self.listed: set[bytes] = set()
-        """Reusable hashes as a reader of the pool's changes knows them."""
+        """The reusable hashes as a reader of the pool's changes knows them."""
 
     def chain(self, name: int, length: int) -> list[bytes]:
         return [b"%d:%d" % (name, place) for place in range(length)]
@@ -100,7 +100,7 @@ def test_the_least_recently_used_chain_is_evicted_first_and_from_its_end() -> No
     assert [len(pool.match([name + b"0", name + b"1"])) for name in (b"a", b"b")] == [1, 2]
 
 
-def test_two_holders_of_a_prefix_hold_its_blocks_once() -> None:
+def test_two_holders_of_a_prefix_share_its_blocks() -> None:
     pool = BlockPool(200)
     hashes = [b"%d" % index for index in range(87)]
     first = pool.allocate(88)

@@ -1,4 +1,5 @@
-"""Two engine cores under any schedule: tokens equal the sequential reference, every block comes back, waits are exact.
+"""Properties of two engine cores under any schedule: tokens equal the sequential reference, every block returns, waits
+are exact.
 
 The device is a checker: it keeps which token's KV lies in which slot, and refuses a step whose context is not there.
 """
@@ -56,9 +57,9 @@ class Worker:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     handles: dict[bytes, tuple[EngineRequest, list[int], KvHandle]] = field(default_factory=dict)
     opened: dict[bytes, tuple[EngineRequest, KvHandle]] = field(default_factory=dict)
-    """Streamed handles whose prompt may still be computed."""
+    """The streamed handles whose prompt may still be in computation."""
     first: dict[bytes, list[int]] = field(default_factory=dict)
-    """Tokens that a streamed prompt ended in."""
+    """The tokens that a streamed prompt ended in."""
     listed: set[bytes] = field(default_factory=set)
     waited_ns: int = 0
     reported_wait_ns: int = 0
@@ -147,7 +148,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.proceed(worker, data.draw(st.sampled_from(worker.awaiting())))
 
     def proceed(self, worker: Worker, sequence: Sequence) -> None:
-        """Tell the receiver of a streamed prompt what was sampled, if that is known and it may go on."""
+        """Send the receiver of a streamed prompt its sampled token, if that is known and it may continue."""
         handle = sequence.request.kv
         assert handle is not None
         first = self.workers[int(handle.worker_id[1:])].first.get(handle.opaque)

@@ -1,4 +1,4 @@
-"""KV chunks on the wire: the same as protobuf's own, and nothing but KvLost for garbage."""
+"""Properties of KV chunks on the wire: equal to protobuf's encoding, and KvLost for garbage."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ BLOCKS = st.lists(st.binary(min_size=SIZE, max_size=SIZE), max_size=4)
 
 
 @given(st.lists(BLOCKS, max_size=3), U32, st.booleans())
-def test_what_is_encoded_is_what_protobuf_reads_and_decode_gives(
+def test_encoded_chunks_are_read_by_protobuf_and_round_trip(
     sent: list[list[bytes]], first: int, in_place: bool
 ) -> None:
     chunks = [
@@ -50,7 +50,7 @@ def test_what_is_encoded_is_what_protobuf_reads_and_decode_gives(
 
 
 @given(FRAMES)
-def test_whatever_protobuf_writes_is_read(frame: pb.KvFrame) -> None:
+def test_chunks_written_by_protobuf_are_read(frame: pb.KvFrame) -> None:
     rest, data = kv_wire.decode(frame.SerializeToString())
     assert data == frame.data
     frame.ClearField("data")
@@ -58,7 +58,7 @@ def test_whatever_protobuf_writes_is_read(frame: pb.KvFrame) -> None:
 
 
 @given(st.one_of(st.binary(max_size=60), FRAMES.map(lambda frame: frame.SerializeToString()[:-1])))
-def test_garbage_is_lost_kv_and_nothing_else(raw: bytes) -> None:
+def test_garbage_raises_only_kv_lost(raw: bytes) -> None:
     try:
         frame, data = kv_wire.decode(raw)
         assert sum(part.nbytes for _, part in kv_wire.parts(frame, data)) <= len(raw)
@@ -67,7 +67,7 @@ def test_garbage_is_lost_kv_and_nothing_else(raw: bytes) -> None:
         return
 
 
-def test_data_that_is_no_whole_number_of_blocks_is_lost() -> None:
+def test_data_that_is_no_whole_number_of_blocks_raises_kv_lost() -> None:
     for size, blocks in ((5, 2), (5, 0)):
         with pytest.raises(KvLost):
             kv_wire.split(memoryview(bytes(size)), blocks)

@@ -1,4 +1,4 @@
-"""A pool too small for what runs: the youngest give way and nothing is lost, doubled or stuck."""
+"""Properties of preemption in a pool that is too small: nothing is lost, repeated or stuck."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -116,7 +116,7 @@ class Run:
 @given(st.lists(wanted, min_size=2, max_size=8), st.booleans())
 @settings(max_examples=examples(300), deadline=None)
 def test_every_sequence_ends_with_the_tokens_it_would_have_alone(to_come: list[Wanted], decode_role: bool) -> None:
-    """With budget 0 too, where all sequences are moved there and only recomputation computes their prompts."""
+    """This includes budget 0, where all sequences are moved in and only recomputation computes their prompts."""
     to_come = [replace(one, moved=one.moved or decode_role) for one in to_come]
     run = Run(0 if decode_role else CHUNK)
     queue = [(one.after_steps, request(sequence_id, one)) for sequence_id, one in enumerate(to_come, start=1)]
@@ -138,7 +138,7 @@ def test_every_sequence_ends_with_the_tokens_it_would_have_alone(to_come: list[W
 
 
 def busy(**changes: object) -> Run:
-    """Three growing sequences in a pool for hardly more than one."""
+    """Run three growing sequences in a pool for hardly more than one."""
     run = Run(CHUNK)
     base = Wanted(family=0, prompt=8, output=36, reuse=False, moved=False, after_steps=0)
     for sequence_id in (1, 2, 3):
@@ -148,21 +148,21 @@ def busy(**changes: object) -> Run:
     return run
 
 
-def test_preemptions_and_what_they_cost_are_counted() -> None:
+def test_preemptions_and_their_cost_are_counted() -> None:
     load = busy().core.load()
     assert load.preemptions > 0 and load.recomputed_tokens > 0
 
 
-def test_full_blocks_of_a_preempted_sequence_are_found_again() -> None:
+def test_full_blocks_of_a_preempted_sequence_are_reused() -> None:
     assert busy(reuse=True).core.load().recomputed_tokens < busy().core.load().recomputed_tokens
 
 
 def test_thrash_is_bounded() -> None:
-    """Whoever is admitted beside others gets on by a block before anyone gives way: few preemptions for 108 tokens."""
+    """A sequence admitted beside others gains a block before any is preempted: few preemptions for 108 tokens."""
     assert busy().core.load().preemptions <= 2 * 36 // BLOCK
 
 
-def test_what_cannot_fit_alone_is_refused_at_submit() -> None:
+def test_a_sequence_that_cannot_fit_alone_is_refused_at_submit() -> None:
     small = replace(CAPABILITIES, kv_blocks=4)
     core = Core(CONFIG, small, frozenset(), EngineIdentity("w", 1, ""), random_bytes=Random(1).randbytes)
     fits = Wanted(0, 8, 9, reuse=False, moved=False, after_steps=0)

@@ -1,4 +1,4 @@
-"""Telemetry batches against an engine that runs steps and KV waits at any times, read at any pace."""
+"""Properties of telemetry batches against an engine that runs steps and KV waits at any times."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ spans = st.lists(
 
 
 class Timeline:
-    """What an engine would have done and put out, as a function of time."""
+    """The steps and events of an engine as a function of time."""
 
     def __init__(self, spans: list[Span]) -> None:
         self.steps: list[tuple[int, int]] = []
@@ -58,7 +58,7 @@ class Timeline:
         self.end = now
 
     def load(self, now: int, read: int) -> EngineLoad:
-        """Depths at `now` for a reader that has read the first `read` events."""
+        """Return the queue depths at `now` for a reader that has read the first `read` events."""
         unread = [start for when, _, start in self.events[read:] if when <= now]
         known = {event.step.start_unix_ns for _, event, _ in self.events[:read] if event.step}
         running = [s for s, e in self.steps if s <= now < e and s not in known]
@@ -83,7 +83,7 @@ def batches_of(timeline: Timeline, pauses: list[tuple[int, int]]) -> list[StepBa
 
 
 @given(spans, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=30))
-def test_covers_touch_and_every_interval_is_told_once_within_its_cover(
+def test_covers_are_contiguous_and_every_interval_is_reported_once_within_its_cover(
     spans: list[Span], pauses: list[tuple[int, int]]
 ) -> None:
     timeline = Timeline(spans)

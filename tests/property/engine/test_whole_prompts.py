@@ -1,4 +1,4 @@
-"""Prompts that cannot be cut: each is in one step, steps stay within their budget, and none waits for ever."""
+"""Properties of prompts that cannot be chunked: one step each, within the budget, and none starves."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Quantiles of actual over predicted hold for about as many answers as they say, also where a load turns."""
+"""Properties of quantiles of actual over predicted times: their coverage, also when the load changes."""
 
 from math import exp
 from random import Random
@@ -12,7 +12,7 @@ from libs.policy.ratios import LEAST_ANSWERS, LEVELS, Ratios
 S = 1_000_000_000
 
 
-def test_nothing_is_known_before_some_answers_have_come() -> None:
+def test_no_quantile_is_known_before_some_answers_have_arrived() -> None:
     ratios = Ratios()
     for _ in range(LEAST_ANSWERS - 1):
         ratios.add(S, S)
@@ -39,8 +39,8 @@ def test_each_quantile_covers_its_share(seed: int, spread: float, off: float) ->
 
 @settings(max_examples=10)
 @given(st.integers(0, 1 << 30))
-def test_where_predictions_turn_wrong_coverage_comes_back(seed: int) -> None:
-    """Every 400 answers the same predictions are twice as far off, or half."""
+def test_coverage_recovers_after_predictions_become_wrong(seed: int) -> None:
+    """After every 400 answers the same predictions are off by twice as much, or half."""
     ratios, covered, told, random = Ratios(), dict.fromkeys(LEVELS, 0), 0, Random(seed)
     for number in range(4000):
         actual = exp(random.gauss(0.0, 0.2)) * (2.0 if number // 400 % 2 else 1.0)
@@ -54,7 +54,7 @@ def test_where_predictions_turn_wrong_coverage_comes_back(seed: int) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e12), st.floats(0, 1e12)), max_size=200))
-def test_quantiles_grow_with_their_level_and_stay_finite_whatever_came(pairs: list[tuple[float, float]]) -> None:
+def test_quantiles_rise_with_their_level_and_stay_finite(pairs: list[tuple[float, float]]) -> None:
     ratios = Ratios()
     for predicted, actual in pairs:
         ratios.add(predicted, actual)

@@ -1,4 +1,4 @@
-"""A worker is taken for as slow as its answers say, and for no slower than it says while they scatter."""
+"""Properties of a worker's slowness factor, which follows its answers but not their scatter."""
 
 from random import Random
 
@@ -12,14 +12,16 @@ S = 1_000_000_000
 
 
 def answers(slowness: Slowness, times_as_slow: float, count: int, seed: int, spread: float = 0.15) -> None:
-    """Each was predicted with what is known by then."""
+    """Enter answers, each predicted with the knowledge of its time."""
     random = Random(seed)
     for _ in range(count):
         slowness.answered(S * slowness.factor, S * times_as_slow * random.lognormvariate(0.0, spread))
 
 
 @given(st.floats(1.5, MAX_SLOWNESS), st.integers(0, 1000))
-def test_a_worker_slower_than_it_says_is_known_within_a_few_answers_and_forgiven_again(slow: float, seed: int) -> None:
+def test_a_worker_slower_than_it_reports_is_detected_within_a_few_answers_and_later_forgiven(
+    slow: float, seed: int
+) -> None:
     slowness = Slowness()
     answers(slowness, slow, 3 * SLOWNESS_WINDOW, seed)
     assert slow / 1.4 <= slowness.factor <= slow * 1.4
@@ -31,7 +33,7 @@ def test_a_worker_slower_than_it_says_is_known_within_a_few_answers_and_forgiven
 @given(
     st.tuples(st.floats(0.3, 1.0), st.just(0.15)) | st.tuples(st.floats(1.0, 1.1), st.just(0.1)), st.integers(0, 1000)
 )
-def test_one_that_is_about_as_fast_as_it_says_or_faster_is_believed(pace: tuple[float, float], seed: int) -> None:
+def test_a_worker_as_fast_as_it_reports_or_faster_is_believed(pace: tuple[float, float], seed: int) -> None:
     fast, spread = pace
     slowness = Slowness()
     answers(slowness, fast, 10 * SLOWNESS_WINDOW, seed, spread)
@@ -39,14 +41,14 @@ def test_one_that_is_about_as_fast_as_it_says_or_faster_is_believed(pace: tuple[
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e13), st.floats(1, 1e13)), max_size=100))
-def test_whatever_comes_the_factor_stays_within_its_bounds(pairs: list[tuple[float, float]]) -> None:
+def test_the_factor_always_stays_within_its_bounds(pairs: list[tuple[float, float]]) -> None:
     slowness = Slowness()
     for predicted, actual in pairs:
         slowness.answered(predicted, actual)
         assert 1.0 <= slowness.factor <= MAX_SLOWNESS
 
 
-def test_answers_that_were_to_come_at_once_say_nothing() -> None:
+def test_answers_predicted_at_once_do_not_affect_the_factor() -> None:
     slowness = Slowness()
     for _ in range(10 * SLOWNESS_WINDOW):
         assert not slowness.answered(1_000_000, S)

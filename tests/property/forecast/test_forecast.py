@@ -1,4 +1,4 @@
-"""No forecast knows what comes after its origin; whatever was seen, quantiles are numbers, sorted and not negative."""
+"""Properties of forecasts: no look-ahead, and sorted, finite, non-negative quantiles."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -42,7 +42,7 @@ def test_quantiles_are_numbers_sorted_and_not_negative(
 
 @settings(max_examples=40, deadline=None)
 @given(rates, rates, st.integers(1, 60), st.integers(0, 20))
-def test_what_comes_after_an_origin_changes_no_forecast(
+def test_data_after_an_origin_change_no_forecast(
     rows: list[tuple[float, float, float, float]],
     others: list[tuple[float, float, float, float]],
     fitted: int,
@@ -72,7 +72,7 @@ def test_what_comes_after_an_origin_changes_no_forecast(
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.integers(60, 150), st.integers(0, 40))
-def test_a_backtest_forecasts_the_same_whatever_comes_later(seed: int, bins: int, back: int) -> None:
+def test_a_backtest_forecasts_the_same_whatever_follows(seed: int, bins: int, back: int) -> None:
     rng = np.random.default_rng(seed)
     drawn = rng.lognormal(3, 1, (bins, 4))
     drawn[:, 1] = rng.random(bins)
@@ -92,7 +92,7 @@ def test_a_backtest_forecasts_the_same_whatever_comes_later(seed: int, bins: int
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=200), st.floats(0.3, 500))
-def test_running_means_are_those_of_a_loop(values: list[float], half_life: float) -> None:
+def test_running_means_equal_those_of_a_loop(values: list[float], half_life: float) -> None:
     keep = 0.5 ** (1 / half_life)
     total = weight = 0.0
     expected = []

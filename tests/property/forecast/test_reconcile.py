@@ -1,4 +1,4 @@
-"""Sums of forecasts agree, whatever the forecasts are."""
+"""Properties of reconciled forecasts, whose parts add up to their totals."""
 
 from fractions import Fraction
 from itertools import permutations
@@ -16,7 +16,7 @@ HORIZONS = 3
 
 @st.composite
 def forecasts(draw: st.DrawFn, *, most: int = 7) -> Floats:
-    """Quantiles of some series: zeros, sporadic ones, narrow bands, sizes from a thousandth to a billion."""
+    """Draw quantiles of series: zeros, sporadic ones, narrow bands, sizes from a thousandth to a billion."""
     count = draw(st.integers(1, most))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     sizes = draw(st.lists(st.sampled_from([0.0, 1e-3, 0.7, 300.0, 1e9]), min_size=count, max_size=count))
@@ -62,7 +62,7 @@ def test_a_total_lies_between_its_own_forecast_and_the_sum_of_its_parts(total: F
 
 @settings(max_examples=100, deadline=None)
 @given(forecasts())
-def test_forecasts_that_agree_already_are_left_alone(parts: Floats) -> None:
+def test_consistent_forecasts_are_unchanged(parts: Floats) -> None:
     total = parts.sum(axis=0)
     whole, each = reconcile(total, parts)
     size = 1e-9 * (1e-9 + total[:, -1])
@@ -72,7 +72,7 @@ def test_forecasts_that_agree_already_are_left_alone(parts: Floats) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([0.2, 1.0, 3.0]))
-def test_the_totals_error_is_not_larger_where_errors_are_independent(seed: int, ratio: float) -> None:
+def test_the_error_of_the_total_is_not_larger_if_errors_are_independent(seed: int, ratio: float) -> None:
     """Draw unbiased forecasts with errors as wide as their bands say, and compare the total's mean squared errors."""
     rng, parts, trials = np.random.default_rng(seed), 4, 4000
     truth = rng.uniform(50, 100, (parts, trials))

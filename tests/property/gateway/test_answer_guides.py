@@ -1,4 +1,4 @@
-"""Answers that keep to a guide: whatever the model draws, the parts are calls of the tools, or JSON of the schema."""
+"""Properties of guided answers: their parts are calls of the tools or JSON of the schema."""
 
 import json
 from random import Random
@@ -61,7 +61,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], tuple[str, str]]] = {
     "seed oss": ("<seed:tool_call> </seed:think>", (), ("", "")),
     "harmony": ("", MARKERS, ("", "")),
 }
-"""What a template says, special tokens (with ~: ordinary ones, as Qwen's tags are), formats by hand."""
+"""Text of the template, special tokens (with ~: ordinary ones, as Qwen's tags are), configured formats."""
 
 
 class Family:
@@ -80,7 +80,7 @@ class Family:
         self.guides = Guides(LLTokenizer(inner.to_str(), n_vocab=size, eos_token=[SIM_EOS]))
 
     def answer(self, random: Random, **asked: Any) -> list[int]:
-        """Tokens drawn among those that the guide allows, the end wherever it may come."""
+        """Draw tokens among those that the guide allows, with the end wherever it is possible."""
         guide = guide_of(self.format, self.special, **{"parallel": True, "thinks": False, "tools": (), **asked})
         tokens = [0]
         while len(tokens) < MAX_TOKENS:
@@ -97,7 +97,7 @@ class Family:
         pytest.fail("the answer has no end")
 
     def reasons(self, tokens: list[int], thinks: bool) -> bool:
-        """Whether reasoning is open that bytes close, which chance alone would not find."""
+        """Return whether open reasoning must be closed by bytes, which chance alone would not find."""
         tags = self.format.thinking
         if tags is None or tags.closes in self.special:
             return False
@@ -106,7 +106,7 @@ class Family:
         return (thinks or text.startswith(tags.opens)) and tags.closes not in text and not in_mid_character
 
     def parts(self, tokens: list[int], thinks: bool = False) -> list[tuple[PartKind, str]]:
-        """Joined."""
+        """Return the joined parts."""
         opened = self.format.thinking.opens if thinks and self.format.thinking else ""
         parser = self.format.parser(dict(TOOLS), opened)
         assert parser is not None
@@ -143,7 +143,7 @@ def test_a_required_call_is_a_call_with_arguments_of_its_schema(family: Family, 
 
 
 @given(seed=st.integers(0, 2**32), thinks=st.booleans())
-def test_content_is_json_of_the_schema_after_whatever_reasoning(family: Family, seed: int, thinks: bool) -> None:
+def test_content_is_json_of_the_schema_after_any_reasoning(family: Family, seed: int, thinks: bool) -> None:
     thinks = thinks and family.format.thinking is not None
     tokens = family.answer(Random(seed), schema=SCHEMA, thinks=thinks)
     ((kind, text),) = family.parts(tokens, thinks)
@@ -161,7 +161,7 @@ def test_tools_beside_a_schema_leave_the_choice(family: Family, seed: int) -> No
 
 
 @given(seed=st.integers(0, 2**32), data=st.data())
-def test_what_may_come_follows_from_the_tokens_alone(seed: int, data: st.DataObject) -> None:
+def test_the_allowed_tokens_follow_from_the_previous_tokens_alone(seed: int, data: st.DataObject) -> None:
     """A sequence that moves is new to its worker; one that is computed again goes back; others come between."""
     one = Family(*FAMILIES["hermes"])
     tokens = [0, *one.answer(Random(seed), schema=SCHEMA)]

@@ -1,4 +1,4 @@
-"""Reasoning and tool calls between tags: the same parts wherever the text is cut, and never a tag among them."""
+"""Properties of parsers of reasoning and calls: cuts of the text do not matter, and tags are never shown."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -41,7 +41,7 @@ Parts = list[tuple[PartKind, str]]
 def parsed(
     text: str, cuts: Iterable[int], calls: CallFormat | None = None, thinking: bool = False, thinks: bool = False
 ) -> Parts:
-    """Parts of the answer, joined; `text` comes in pieces cut at `cuts`."""
+    """Return the joined parts of the answer; `text` comes in pieces cut at `cuts`."""
     parser = TaggedParser(THINK if thinking or thinks else None, calls, TOOLS, thinks=thinks)
     places = [0, *sorted(cut for cut in cuts if cut <= len(text)), len(text)]
     found = [part for at, end in pairwise(places) for part in parser.text(text[at:end])]
@@ -185,7 +185,7 @@ formats = st.sampled_from([None, *CALLS.values()])
 
 
 @given(text=scraps, calls=formats, thinking=st.booleans(), thinks=st.booleans(), cuts=st.frozensets(st.integers(0, 99)))
-def test_whatever_a_model_writes_pieces_change_nothing(
+def test_cuts_do_not_change_the_parts_of_any_answer(
     text: str, calls: CallFormat | None, thinking: bool, thinks: bool, cuts: frozenset[int]
 ) -> None:
     whole = parsed(text, (), calls, thinking, thinks)
@@ -194,7 +194,7 @@ def test_whatever_a_model_writes_pieces_change_nothing(
 
 
 @given(text=scraps, thinks=st.booleans())
-def test_reasoning_ends_at_its_tag_and_the_tag_is_shown_nowhere(text: str, thinks: bool) -> None:
+def test_reasoning_ends_at_its_tag_and_the_tag_is_not_shown(text: str, thinks: bool) -> None:
     found = parsed(text, range(len(text)), None, thinking=True, thinks=thinks)
     reasoning = "".join(part for kind, part in found if kind is REASONED)
     assert THINK.closes not in reasoning

@@ -1,4 +1,4 @@
-"""Tenants share what is served, whoever asks for more, and nobody waits for ever."""
+"""Properties of fair queueing: tenants share service, and no request starves."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Item:
 
 
 @given(asks)
-def test_within_a_flow_turns_are_in_the_order_of_arrival(drawn: list[tuple[str, str, int]]) -> None:
+def test_within_a_flow_requests_are_served_in_order_of_arrival(drawn: list[tuple[str, str, int]]) -> None:
     turns, by_flow = FairTurns(), dict[Flow, list[int]]()
     for tenant, service_class, tokens in drawn:
         flow, turn = turns.came((tenant, service_class), tokens)
@@ -34,7 +34,7 @@ def test_within_a_flow_turns_are_in_the_order_of_arrival(drawn: list[tuple[str, 
 
 
 @given(asks)
-def test_nothing_is_remembered_of_tenants_that_wait_no_more(drawn: list[tuple[str, str, int]]) -> None:
+def test_no_state_of_tenants_without_requests_remains(drawn: list[tuple[str, str, int]]) -> None:
     turns = FairTurns()
     for flow, turn in [turns.came((tenant, kind), tokens) for tenant, kind, tokens in drawn]:
         turns.left(flow, turn, bound=False)
@@ -42,8 +42,8 @@ def test_nothing_is_remembered_of_tenants_that_wait_no_more(drawn: list[tuple[st
 
 
 @given(st.integers(1, 5), st.integers(2, 12), st.integers(1, 3000))
-def test_who_asks_for_no_more_than_a_share_hardly_waits_whoever_floods(modest: int, flood: int, tokens: int) -> None:
-    """One is served a second; each modest tenant asks for its share, and one for many times that, for ever."""
+def test_a_tenant_within_its_share_hardly_waits_beside_a_flood(modest: int, flood: int, tokens: int) -> None:
+    """One request is served a second; each modest tenant sends its share, and one sends many times that, forever."""
     turns, waiting, worst_s, period = FairTurns(), list[tuple[int, int, Flow, int]](), 0, modest + 1
     for second in range(40 * period):
         asking = ["flood"] * flood + [f"t{number}" for number in range(modest) if second % period == number]
@@ -60,8 +60,8 @@ def test_who_asks_for_no_more_than_a_share_hardly_waits_whoever_floods(modest: i
 
 
 @given(st.lists(st.integers(1, 500), min_size=2, max_size=5))
-def test_of_tenants_that_always_wait_each_is_served_as_many_tokens(sizes: list[int]) -> None:
-    """However long their prompts are."""
+def test_tenants_that_always_wait_are_served_equally_many_tokens(sizes: list[int]) -> None:
+    """This holds for prompts of any length."""
     turns, line, served = FairTurns(), list[tuple[int, int, Flow, int]](), dict.fromkeys(range(len(sizes)), 0)
 
     def ask(number: int, place: int) -> None:
@@ -81,7 +81,7 @@ def test_of_tenants_that_always_wait_each_is_served_as_many_tokens(sizes: list[i
 
 
 @given(st.lists(st.tuples(st.integers(100, 500), st.integers(1, 9)), min_size=2, max_size=5))
-def test_of_tenants_that_always_wait_each_is_served_by_its_weight(asked: list[tuple[int, int]]) -> None:
+def test_tenants_that_always_wait_are_served_by_weight(asked: list[tuple[int, int]]) -> None:
     turns, line, served = FairTurns(), list[tuple[int, int, Flow, int]](), dict.fromkeys(range(len(asked)), 0)
 
     def ask(number: int, place: int) -> None:
@@ -102,7 +102,7 @@ def test_of_tenants_that_always_wait_each_is_served_by_its_weight(asked: list[tu
     assert max(by_weight) <= 1.15 * min(by_weight)  # turns are whole numbers: up to 9 % of the shortest prompt
 
 
-def test_classes_of_one_tenant_get_no_more_than_one_of_another() -> None:
+def test_several_classes_of_one_tenant_get_no_more_than_one_class_of_another() -> None:
     turns = FairTurns()
     many = [turns.came(("many", f"class{number % 4}"), 100)[1] for number in range(40)]
     one = [turns.came(("one", "chat"), 100)[1] for _ in range(10)]
@@ -111,7 +111,7 @@ def test_classes_of_one_tenant_get_no_more_than_one_of_another() -> None:
     assert len(flows) <= MOST_CLASSES + 1
 
 
-def test_a_line_goes_by_turns_then_by_arrival_and_batch_lines_come_last() -> None:
+def test_requests_are_ordered_by_turn_then_by_arrival_with_batch_lines_last() -> None:
     line = Line[Item]()
     line.add(1, Item(1, 10), 500)
     line.add(2, Item(2, 20), 20)

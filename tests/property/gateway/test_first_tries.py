@@ -1,4 +1,4 @@
-"""On how many workers a prompt is before it has had a token, whatever comes, goes and ends in whatever order."""
+"""Properties of the limit on workers that try a prompt before its first token."""
 
 import pytest
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ def let_go(tries: FirstTries[int], *waiting: int) -> list[int]:
     return list(filter(tries.round(), waiting))
 
 
-def test_of_one_prompt_the_first_two_go_and_others_once_one_has_a_token() -> None:
+def test_a_new_prompt_goes_to_two_workers_and_to_others_after_its_first_token() -> None:
     tries: FirstTries[int] = FirstTries()
     for number in range(5):
         tries.came(number, KEYS[0], 0)
@@ -29,17 +29,17 @@ def test_of_one_prompt_the_first_two_go_and_others_once_one_has_a_token() -> Non
 
 
 @pytest.mark.parametrize(("after_ns", "go"), [(COMPUTED_NS - 1, 3), (COMPUTED_NS, 2)])
-def test_a_prompt_that_had_a_token_lately_goes_anywhere_for_its_own_tenant(after_ns: int, go: int) -> None:
+def test_a_prompt_with_a_recent_first_token_goes_anywhere_for_its_own_tenant(after_ns: int, go: int) -> None:
     tries: FirstTries[int] = FirstTries()
     tries.computed(("a", b"one"), 0)
     for number in range(3):
         tries.came(number, ("a", b"one"), after_ns)
         tries.came(number + 3, ("b", b"one"), after_ns)
     assert len(let_go(tries, 0, 1, 2)) == go
-    assert let_go(tries, 3, 4, 5) == [3, 4], "how long it waits shows nobody what another tenant asks"
+    assert let_go(tries, 3, 4, 5) == [3, 4], "its wait reveals nothing of another tenant's prompts"
 
 
-def test_prompts_that_had_a_token_longest_ago_are_forgotten_first() -> None:
+def test_prompts_with_the_oldest_first_token_are_forgotten_first() -> None:
     tries: FirstTries[int] = FirstTries()
     for number in range(MAX_COMPUTED + 1):
         tries.computed(("a", b"%d" % number), 0)
@@ -50,7 +50,7 @@ def test_prompts_that_had_a_token_longest_ago_are_forgotten_first() -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Choices of two tenants with two prompts, as a dispatcher moves them."""
+    """Choices of two tenants with two prompts, moved as by a dispatcher."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.waiting: list[int] = []
         self.on_workers: list[int] = []
         self.counted: set[int] = set()
-        """Those whose prompt had no token lately as they came, and has had none since."""
+        """The choices whose prompt had no recent token on arrival, and has had none since."""
         self.computed_ns: dict[Key, int] = {}
         self.now_ns = 0
 
@@ -80,7 +80,7 @@ class AnyOrder(RuleBasedStateMachine):
         for key in KEYS:
             waits = [each for each in self.waiting if self.keys[each] == key and each in self.counted]
             most = max(MAX_LOST_WORKERS - self.tried(key), 0)
-            assert [each for each in found if each in waits] == waits[:most], "nobody waits for nothing"
+            assert [each for each in found if each in waits] == waits[:most], "no choice waits in vain"
         for choice in found[:room]:
             self.waiting.remove(choice)
             self.on_workers.append(choice)
@@ -127,7 +127,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         for choice in self.waiting + self.on_workers:
             self.tries.ended(choice)
-        assert not self.tries, "nothing is left of what is over"
+        assert not self.tries, "ended choices leave no state"
 
     def tried(self, key: Key) -> int:
         return sum(self.keys[each] == key and each in self.counted for each in self.on_workers)

@@ -1,4 +1,4 @@
-"""Any bytes as a body: a request or a refusal that names a field, never a fault."""
+"""Test that any bytes as a body are a request or a refusal that names a field."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def _refusal(parse: Callable[[bytes], ParsedRequest], body: bytes) -> InvalidReq
 
 
 @given(change=bodies, spoiled=st.none() | ends)
-def test_a_body_is_taken_or_refused_by_field(change: dict[str, object], spoiled: tuple[float, int] | None) -> None:
+def test_a_body_is_accepted_or_refused_by_field(change: dict[str, object], spoiled: tuple[float, int] | None) -> None:
     for parse, whole in ((parse_chat, CHAT), (parse_completion, TEXT)):
         body = bytearray(json.dumps({**whole, **change}, ensure_ascii=False).encode(errors="surrogatepass"))
         if spoiled is not None:

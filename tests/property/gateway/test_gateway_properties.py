@@ -1,4 +1,4 @@
-"""Binding, stop strings and held credits under any input."""
+"""Properties of binding, stop strings and credits under any input."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +49,7 @@ def asks(draw: st.DrawFn) -> list[BindingRequest]:
 
 
 def spent(bindings: list[Binding]) -> dict[tuple[str, str], int]:
-    """Credits used, by worker and kind."""
+    """Return the used credits, by worker and kind."""
     used: dict[tuple[str, str], int] = {}
     for binding in bindings:
         used[binding.decode_worker, "decode"] = used.get((binding.decode_worker, "decode"), 0) + 1
@@ -87,7 +87,7 @@ def test_a_binding_is_covered_by_credits_and_fits_roles_model_and_blocks(
 
 
 @given(asks(), views(), policies)
-def test_nobody_is_overtaken_within_a_model(
+def test_no_request_is_overtaken_within_a_model(
     waiting: list[BindingRequest], workers: list[WorkerView], policy: RoutingPolicy
 ) -> None:
     bound = {binding.sequence_id for binding in bind(waiting, workers, policy)}
@@ -119,7 +119,7 @@ def test_a_head_that_could_be_bound_is_bound(
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=4), st.integers(1, 8))
-def test_work_goes_to_the_least_loaded(loads: list[int], count: int) -> None:
+def test_requests_go_to_the_least_loaded_worker(loads: list[int], count: int) -> None:
     workers = [WorkerView(f"w{i}", "a", "k", False, True, True, 0, 20, load) for i, load in enumerate(loads)]
     after = list(loads)
     for binding in bind([BindingRequest(key, "a") for key in range(count)], workers, LeastLoaded()):
@@ -133,7 +133,7 @@ def test_work_goes_to_the_least_loaded(loads: list[int], count: int) -> None:
     st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
     st.lists(st.integers(1, 5)),
 )
-def test_stops_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_stop_strings_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str], cuts: list[int]) -> None:
     ends = [(at + len(stop), at) for stop in stops for at in [text.find(stop)] if at >= 0]
     expected = (text[: min(ends)[1]], True) if ends else (text, False)
     matcher, sent, stopped, rest = StopMatcher(stops), "", False, text
@@ -148,7 +148,7 @@ def test_stops_do_not_depend_on_how_the_text_is_cut(text: str, stops: list[str],
 
 
 def vllm_text(tokens: list[str], stops: list[str], min_tokens: int) -> tuple[str, bool]:
-    """What vLLM's detokenizer makes of tokens that come one by one (v1/engine/detokenizer.py, `update`)."""
+    """Return the output of vLLM's detokenizer for tokens one by one (v1/engine/detokenizer.py, `update`)."""
     text = ""
     for count, token in enumerate(tokens, 1):
         text += token
@@ -162,7 +162,7 @@ def vllm_text(tokens: list[str], stops: list[str], min_tokens: int) -> tuple[str
 
 
 @given(st.lists(st.text("ab", max_size=4), max_size=12), st.text("ab", min_size=1, max_size=4), st.integers(0, 12))
-def test_stops_spare_the_text_of_min_tokens_as_vllm_does(tokens: list[str], stop: str, min_tokens: int) -> None:
+def test_stop_strings_ignore_the_text_of_min_tokens_as_in_vllm(tokens: list[str], stop: str, min_tokens: int) -> None:
     matcher, sent, stopped = StopMatcher([stop]), "", False
     for count, token in enumerate(tokens, 1):
         part, stopped = matcher.push(token, len(token) if count <= min_tokens else 0)
@@ -173,7 +173,7 @@ def test_stops_spare_the_text_of_min_tokens_as_vllm_does(tokens: list[str], stop
 
 
 @given(st.lists(st.sampled_from(["grant", "recall", "use", "reserve", "release", "use_reserved"])))
-def test_credits_are_never_spent_twice(steps: list[str]) -> None:
+def test_credits_are_never_used_twice(steps: list[str]) -> None:
     balance, granted, used, returned = CreditBalance(), 0, 0, 0
     for step in steps:
         if step == "grant":

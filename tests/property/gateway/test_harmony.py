@@ -1,4 +1,4 @@
-"""gpt-oss's channels: content is what channel final says, however its tokens come."""
+"""Properties of gpt-oss's channels: content is that of channel final, however its tokens arrive."""
 
 from dataclasses import dataclass
 
@@ -58,7 +58,7 @@ strangers = st.builds(lambda body: Message("user", body, "<|end|>", shown=False)
 
 
 def answer(said: list[Message]) -> str:
-    """As a generation goes on after `<|start|>assistant`; a stranger is a turn that is not the assistant's."""
+    """Draw an answer after `<|start|>assistant`; a stranger is a turn of another role."""
     return "<|start|>".join(
         message.text if not place or message.header == "user" else "assistant" + message.text
         for place, message in enumerate(said)
@@ -68,7 +68,7 @@ def answer(said: list[Message]) -> str:
 def decoded(
     tokens: list[int], cuts: frozenset[int] = frozenset(), stops: tuple[str, ...] = (), calls: bool = False
 ) -> Piece:
-    """All pieces as one; they are taken after the tokens at `cuts`."""
+    """Return all pieces as one; they are read after the tokens at `cuts`."""
     decoder = TOKENIZER.decoder()
     reader = AnswerReader(HarmonyParser(calls=calls), decoder, TOKENIZER.special_tokens)
     choice = ChoiceText(
@@ -111,7 +111,7 @@ cuts = st.frozensets(st.integers(0, 200))
 
 
 @given(first=messages, others=st.lists(messages | strangers, max_size=3), at=cuts)
-def test_content_is_what_final_messages_say_in_whatever_pieces(
+def test_content_is_that_of_final_messages_in_any_pieces(
     first: Message, others: list[Message], at: frozenset[int]
 ) -> None:
     said = [first, *others]
@@ -124,7 +124,7 @@ def test_content_is_what_final_messages_say_in_whatever_pieces(
 
 
 @given(first=messages, others=st.lists(messages | strangers, max_size=3), at=cuts)
-def test_reasoning_and_calls_are_told_apart(first: Message, others: list[Message], at: frozenset[int]) -> None:
+def test_reasoning_and_calls_are_separated(first: Message, others: list[Message], at: frozenset[int]) -> None:
     said = [first, *others]
     piece = decoded(encode(answer(said)), at, calls=True)
     thoughts = [message.body for message in said if message.header in REASONS]
@@ -154,7 +154,7 @@ any_tokens = st.lists(st.sampled_from([*IDS.values(), *encode("assistant final a
 
 
 @given(tokens=any_tokens, at=cuts)
-def test_no_marker_is_ever_content_and_pieces_change_nothing(tokens: list[int], at: frozenset[int]) -> None:
+def test_no_marker_is_ever_content_and_cuts_change_nothing(tokens: list[int], at: frozenset[int]) -> None:
     whole, pieces = decoded(tokens), decoded(tokens, at)
     assert text_of(whole) == text_of(pieces)
     assert [entry.token_id for entry in whole.logprobs] == [entry.token_id for entry in pieces.logprobs]
@@ -163,7 +163,7 @@ def test_no_marker_is_ever_content_and_pieces_change_nothing(tokens: list[int], 
 
 
 @given(tokens=any_tokens)
-def test_few_tokens_are_held(tokens: list[int]) -> None:
+def test_few_tokens_are_held_back(tokens: list[int]) -> None:
     parser = HarmonyParser(calls=True)
     reader, held = AnswerReader(parser, TOKENIZER.decoder(), TOKENIZER.special_tokens), 0
     for token in tokens:
@@ -172,7 +172,7 @@ def test_few_tokens_are_held(tokens: list[int]) -> None:
         assert held < len(" to=")
 
 
-def test_stop_strings_end_what_is_shown_and_nothing_else() -> None:
+def test_stop_strings_end_only_visible_text() -> None:
     tokens = encode("<|channel|>analysis<|message|>a STOP<|end|><|start|>assistant<|channel|>final<|message|>b STOP c")
     piece = decoded(tokens, stops=("STOP", "final"))
     assert (text_of(piece), piece.finish) == ("b ", ApiFinishReason.STOP)

@@ -1,4 +1,4 @@
-"""Who makes room: as few as can be, none in vain, and nobody for another tenant or class."""
+"""Properties of which requests make room: as few as possible, and none for another tenant or class."""
 
 from itertools import combinations
 from math import inf
@@ -20,7 +20,7 @@ def lines(draw: st.DrawFn, *, flows: int = 3, most: int = 12) -> list[QueuedRequ
 
 
 def late(line: list[QueuedRequest], pace: float) -> list[QueuedRequest]:
-    """Those that start too late, of all that go one after the other."""
+    """Return the requests that start too late if all run one after another."""
     found, at_ns = [], float(NOW_NS)
     for due in line:
         if at_ns > due.latest_ns + 1e-6:
@@ -30,19 +30,19 @@ def late(line: list[QueuedRequest], pace: float) -> list[QueuedRequest]:
 
 
 @given(lines(), PACES)
-def test_whoever_goes_starts_in_time(line: list[QueuedRequest], pace: float) -> None:
+def test_every_remaining_request_starts_in_time(line: list[QueuedRequest], pace: float) -> None:
     found = making_room(line, NOW_NS, pace)
     assert late([due for due in line if due.number not in found], pace) == []
 
 
 @given(lines(), PACES)
-def test_a_class_whose_own_would_all_be_in_time_makes_no_room(line: list[QueuedRequest], pace: float) -> None:
+def test_a_class_whose_requests_would_all_be_in_time_makes_no_room(line: list[QueuedRequest], pace: float) -> None:
     found, pressed = making_room(line, NOW_NS, pace), {due.flow for due in late(line, pace)}
     assert {line[number].flow for number in found} <= pressed
 
 
 @given(lines(), PACES)
-def test_what_is_never_late_is_never_put_off(line: list[QueuedRequest], pace: float) -> None:
+def test_a_request_that_is_never_late_is_never_put_off(line: list[QueuedRequest], pace: float) -> None:
     assert all(line[number].latest_ns < inf for number in making_room(line, NOW_NS, pace))
 
 
@@ -55,9 +55,7 @@ def test_what_is_never_late_is_never_put_off(line: list[QueuedRequest], pace: fl
     ],
     1.0,
 )
-def test_of_one_class_in_order_of_deadlines_nobody_could_leave_out_fewer(
-    line: list[QueuedRequest], pace: float
-) -> None:
+def test_no_smaller_choice_would_do_for_one_class_in_order_of_deadlines(line: list[QueuedRequest], pace: float) -> None:
     line = [due for due in line if due.latest_ns < inf]
     line.sort(key=lambda due: due.latest_ns + due.prefill_ns / pace)
     fewest = next(
@@ -68,7 +66,7 @@ def test_of_one_class_in_order_of_deadlines_nobody_could_leave_out_fewer(
     assert len(making_room(line, NOW_NS, pace)) == fewest
 
 
-def test_the_longest_waits_rather_than_the_many_behind_it() -> None:
+def test_the_longest_request_waits_rather_than_the_many_behind_it() -> None:
     line = [QueuedRequest(0, "a", 900, 1_500.0), *(QueuedRequest(number, "a", 50, 1_500.0) for number in range(1, 8))]
     assert making_room(line, NOW_NS, 1.0) == {0}
     assert making_room(line, NOW_NS, 10.0) == set(), "there is time for all of them"

@@ -1,4 +1,4 @@
-"""Late-last: whoever can be in time goes first, and nobody is left for ever."""
+"""Properties of the late-last order: requests that can be in time come first, and none starves."""
 
 from dataclasses import dataclass
 from math import inf
@@ -48,7 +48,7 @@ people = st.lists(
 
 
 @given(people, st.integers(0, 40), st.sets(st.integers(0, 11)))
-def test_the_order_is_that_of_a_sort_by_what_is_so_now(
+def test_the_order_equals_a_sort_by_the_present_state(
     drawn: list[tuple[int, float, bool, bool]], now_ns: int, gone: set[int]
 ) -> None:
     items = [Item(number, at, resumed=resumed, batch=batch) for number, (at, _, resumed, batch) in enumerate(drawn)]
@@ -67,7 +67,7 @@ def test_the_order_is_that_of_a_sort_by_what_is_so_now(
 
 
 @given(people, st.integers(0, 40), st.sets(st.integers(0, 11)), st.one_of(st.none(), st.floats(0.1, 1e3)))
-def test_whoever_makes_room_keeps_a_place_before_late_ones_and_to_look_changes_nothing(
+def test_a_request_that_makes_room_still_precedes_late_ones_and_a_read_changes_nothing(
     drawn: list[tuple[int, float, bool, bool]], now_ns: int, gone: set[int], pace: float | None
 ) -> None:
     items = [Item(number, at, resumed=resumed, batch=batch) for number, (at, _, resumed, batch) in enumerate(drawn)]
@@ -82,7 +82,7 @@ def test_whoever_makes_room_keeps_a_place_before_late_ones_and_to_look_changes_n
     assert found == [item.number for item in line.in_order(now_ns, pace)]
 
 
-def test_the_longest_makes_room_for_others_of_its_class_at_a_known_pace() -> None:
+def test_at_a_known_pace_the_longest_request_makes_room_for_others_of_its_class() -> None:
     items = [Item(1, 0, 90, prompt_tokens=800), *(Item(number, number, 99, prompt_tokens=40) for number in (2, 3, 4))]
     line = line_of(items, dict.fromkeys(range(1, 5), 60.0), prefill_ns=1)
     assert [each.number for each in line.in_order(0, pace=2.0)] == [2, 3, 4, 1]
@@ -93,7 +93,7 @@ def test_the_longest_makes_room_for_others_of_its_class_at_a_known_pace() -> Non
     assert [each.number for each in line.in_order(0, pace=20.0)] == [1, 2], "there is time for both by now"
 
 
-def test_a_class_makes_room_for_its_own_alone() -> None:
+def test_a_class_makes_room_only_for_its_own() -> None:
     line = Line[Item]()
     for number, flow, tokens in ((1, "essays", 800), (2, "chat", 40), (3, "chat", 30)):
         line.add(number, Item(number, number, 99, prompt_tokens=tokens), turn=number, flow=flow)
@@ -115,11 +115,11 @@ def test_a_request_is_hopeless_once_its_prefill_and_a_margin_do_not_fit() -> Non
         Item(1, ttft_deadline_unix_ns=5, resumed=True),
     ],
 )
-def test_what_has_no_deadline_ran_already_or_is_nobodys_is_never_given_up(item: Item) -> None:
+def test_a_resumed_request_or_one_without_deadline_or_tenant_is_never_hopeless(item: Item) -> None:
     assert hopeless_from_ns(item, S) == inf
 
 
-def test_a_hopeless_head_is_in_no_hurry() -> None:
+def test_a_hopeless_head_is_not_urgent() -> None:
     late, hopeful = Item(1, 0, 5 * S), Item(2, 1, 9 * S)
     line = line_of([late, hopeful], {1: 3.0 * S, 2: 7.0 * S})
     assert line.head_deadline_ns(2 * S) == 5 * S
@@ -127,8 +127,8 @@ def test_a_hopeless_head_is_in_no_hurry() -> None:
     assert line.head_deadline_ns(7 * S) == 0
 
 
-def test_late_ones_get_their_share_in_an_overload_that_never_ends() -> None:
-    """One prompt is served at a time, a hopeful one always waits: the late one's turn comes by its share."""
+def test_late_requests_get_their_share_in_an_endless_overload() -> None:
+    """One prompt is served at a time while a hopeful one always waits; the late one's turn comes by its share."""
     late = Item(0, 0, S, prompt_tokens=200)
     line = line_of([late], {0: 0.0})
     bound_tokens, number, now_ns = 0, 0, 0
@@ -146,7 +146,7 @@ def test_late_ones_get_their_share_in_an_overload_that_never_ends() -> None:
     assert bound_tokens * LATE_SHARE == pytest.approx(late.prompt_tokens, rel=0.2)
 
 
-def test_what_left_long_ago_is_forgotten() -> None:
+def test_old_departures_are_forgotten() -> None:
     line = Line[Item]()
     for number in range(5000):
         line.add(number, Item(number))

@@ -1,4 +1,4 @@
-"""Retry-After: what waits over the measured rate at which it leaves."""
+"""Properties of Retry-After: the queue over its measured rate of departure."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ RATES = st.floats(1e-6, 1e9)
 
 
 @given(TOKENS, RATES)
-def test_it_is_the_drain_time_within_bounds(tokens: int, rate: float) -> None:
+def test_retry_after_is_the_drain_time_within_bounds(tokens: int, rate: float) -> None:
     found = retry_after_s(tokens, rate)
     assert MIN_RETRY_AFTER_S <= found <= MAX_RETRY_AFTER_S
     if MIN_RETRY_AFTER_S <= tokens / rate <= MAX_RETRY_AFTER_S:
@@ -21,21 +21,19 @@ def test_it_is_the_drain_time_within_bounds(tokens: int, rate: float) -> None:
 
 
 @given(TOKENS, TOKENS, RATES, RATES)
-def test_more_that_waits_or_slower_workers_never_shorten_it(a: int, b: int, x: float, y: float) -> None:
+def test_a_longer_queue_or_slower_workers_never_shorten_retry_after(a: int, b: int, x: float, y: float) -> None:
     few, many = sorted((a, b))
     slow, fast = sorted((x, y))
     assert retry_after_s(few, fast) <= retry_after_s(many, slow)
 
 
-def test_an_unknown_rate_gives_the_least() -> None:
+def test_an_unknown_rate_gives_the_minimum() -> None:
     assert retry_after_s(10**9, None) == MIN_RETRY_AFTER_S
     assert Outflow().per_s(10**18) is None
 
 
 @given(st.floats(0.01, 1.0), st.integers(1, 10_000), st.integers(200, 400), st.integers(0, 10**12))
-def test_a_steady_flow_is_measured_whatever_the_idle_time_in_between(
-    period_s: float, tokens: int, count: int, idle_ns: int
-) -> None:
+def test_a_steady_flow_is_measured_despite_idle_periods(period_s: float, tokens: int, count: int, idle_ns: int) -> None:
     outflow, now_ns = Outflow(), 10**18
     outflow.resume(now_ns)
     for number in range(count):
@@ -49,7 +47,7 @@ def test_a_steady_flow_is_measured_whatever_the_idle_time_in_between(
 
 
 @given(st.integers(1, 10**6), st.lists(st.floats(0, 100), max_size=10))
-def test_while_nothing_leaves_the_rate_only_falls(tokens: int, waits_s: list[float]) -> None:
+def test_the_rate_only_falls_while_nothing_leaves(tokens: int, waits_s: list[float]) -> None:
     outflow, now_ns = Outflow(), 10**18
     outflow.resume(now_ns)
     now_ns += 10**9

@@ -1,4 +1,4 @@
-"""Where a sequence is, whatever happens to it: nothing is held twice, nothing is left behind, it ends once."""
+"""Properties of placements: nothing is held twice or left behind, and each sequence ends once."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -34,7 +34,7 @@ WORKER, KIND, FLAG = st.sampled_from(WORKERS), st.sampled_from(KINDS), st.boolea
 
 @dataclass
 class AnyCluster:
-    """Says of workers what a test wants."""
+    """A cluster whose facts about workers are set by a test."""
 
     max_reroutes: int = 3
     partners: dict[WorkerKey, Partner] = field(default_factory=dict)
@@ -61,10 +61,10 @@ class PoolDecision(RuleBasedStateMachine):
         self.ever: set[tuple[WorkerKey, int]] = set()
         self.ends: list[EndReason] = []
         self.readers: dict[int, Attempt | None] = {}
-        """Of blocks that can be read once: where they come from, by the identity of the attempt that reads them."""
+        """The source of blocks that can be read once, by the identity of the attempt that reads them."""
         self.placement.queued(next(self.ids))
 
-    # ------------------------------------------------------------ what a gateway does
+    # ------------------------------------------------------------ actions of a gateway
 
     def carry_out(self, effects: Effects) -> None:
         for effect in effects:
@@ -102,7 +102,7 @@ class PoolDecision(RuleBasedStateMachine):
     def alive(self) -> bool:
         return not self.placement.ended
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     @rule(data=st.data())
     def cluster_changes(self, data: st.DataObject) -> None:
@@ -217,7 +217,7 @@ class PoolDecision(RuleBasedStateMachine):
     def client_leaves(self) -> None:
         self.carry_out(self.placement.over())
 
-    # ------------------------------------------------------------ what always holds
+    # ------------------------------------------------------------ invariants
 
     @invariant()
     def books_agree(self) -> None:

@@ -1,4 +1,4 @@
-"""Tenants share the places to decode by weight while they wait, and leave none of them idle."""
+"""Properties of places to decode: shared by weight while tenants wait, and never idle."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -33,7 +33,7 @@ def places_of(asked: dict[str, PlaceDemand], free: int) -> int:
 
 
 def given_out(asked: dict[str, PlaceDemand], places: int, free: int, first: list[str]) -> dict[str, int]:
-    """Places that each tenant gets, where those of `first` come first in the queue."""
+    """Return the places that each tenant gets, with the choices of `first` at the head of the queue."""
     allowance, taken = PlaceAllowance(places, free, asked), dict.fromkeys(asked, 0)
     for tenant in first:
         for _ in range(asked[tenant].waiting):
@@ -43,15 +43,15 @@ def given_out(asked: dict[str, PlaceDemand], places: int, free: int, first: list
 
 
 @given(demands, frees, st.randoms())
-def test_no_place_stays_free_while_somebody_waits(asked: dict[str, PlaceDemand], free: int, chance: Random) -> None:
+def test_no_place_stays_free_while_a_choice_waits(asked: dict[str, PlaceDemand], free: int, chance: Random) -> None:
     order = chance.sample(sorted(asked), len(asked))
     taken = given_out(asked, places_of(asked, free), free, order)
     assert sum(taken.values()) == min(free, sum(demand.waiting for demand in asked.values()))
 
 
 @given(demands, frees)
-def test_who_waits_below_its_share_may_have_it_whatever_others_hold(asked: dict[str, PlaceDemand], free: int) -> None:
-    """Together with what gives way there is a place for each that is due."""
+def test_a_tenant_below_its_share_gets_a_place_whatever_others_hold(asked: dict[str, PlaceDemand], free: int) -> None:
+    """Together with preempted places there is a place for each eligible choice."""
     places = places_of(asked, free)
     shares, yields = place_shares(places, asked), places_to_yield(places, free, asked)
     due = sum(max(shares[tenant].least - asked[tenant].running, 0) for tenant in shares)
@@ -61,7 +61,7 @@ def test_who_waits_below_its_share_may_have_it_whatever_others_hold(asked: dict[
 
 
 @given(demands, frees)
-def test_nobody_gives_way_below_its_share(asked: dict[str, PlaceDemand], free: int) -> None:
+def test_no_tenant_is_preempted_below_its_share(asked: dict[str, PlaceDemand], free: int) -> None:
     places = places_of(asked, free)
     shares = place_shares(places, asked)
     for tenant, count in places_to_yield(places, free, asked).items():
@@ -69,7 +69,7 @@ def test_nobody_gives_way_below_its_share(asked: dict[str, PlaceDemand], free: i
 
 
 @given(demands, st.integers(0, 200))
-def test_shares_are_by_weight_where_all_ask_for_more(asked: dict[str, PlaceDemand], places: int) -> None:
+def test_shares_follow_weights_if_every_tenant_wants_more(asked: dict[str, PlaceDemand], places: int) -> None:
     shares = place_shares(places, asked)
     for one, share in shares.items():
         assert share.least <= share.most <= min(share.least + 1, asked[one].wanted)
@@ -81,8 +81,10 @@ def test_shares_are_by_weight_where_all_ask_for_more(asked: dict[str, PlaceDeman
 
 
 @given(demands, frees, st.randoms())
-def test_what_gave_way_goes_to_those_it_gave_way_to(asked: dict[str, PlaceDemand], free: int, chance: Random) -> None:
-    """In whatever order they wait; so nobody gives way again, and two do not take places from each other for ever."""
+def test_preempted_places_go_to_those_they_were_preempted_for(
+    asked: dict[str, PlaceDemand], free: int, chance: Random
+) -> None:
+    """This holds in any order, so no choice is preempted again, and two tenants never alternate forever."""
     places = places_of(asked, free)
     yields = places_to_yield(places, free, asked)
     now = {t: PlaceDemand(each.running - yields.get(t, 0), each.waiting + yields.get(t, 0), each.weight)
@@ -97,7 +99,7 @@ def test_what_gave_way_goes_to_those_it_gave_way_to(asked: dict[str, PlaceDemand
 
 
 def yielded_one_by_one(places: int, free: int, demands: Mapping[str, PlaceDemand]) -> dict[str, int]:
-    """What `places_to_yield` gives, by a turn for each place."""
+    """Return the result of `places_to_yield` by one turn per place."""
     shares = place_shares(places, demands)
     running = {tenant: demands[tenant].running for tenant in shares}
     yields: dict[str, int] = {}
@@ -117,16 +119,16 @@ def yielded_one_by_one(places: int, free: int, demands: Mapping[str, PlaceDemand
 
 @settings(max_examples=500)
 @given(demands, st.integers(0, 12), st.integers(-40, 40))
-def test_who_gives_way_is_the_furthest_above_for_its_weight_one_by_one(
+def test_the_tenant_furthest_above_its_weighted_share_is_preempted_one_by_one(
     asked: dict[str, PlaceDemand], free: int, more: int
 ) -> None:
-    """Also where there are fewer places than are held, or more."""
+    """This includes fewer places than are held, and more."""
     places = max(places_of(asked, free) + more, 0)
     assert places_to_yield(places, free, asked) == yielded_one_by_one(places, free, asked)
 
 
 def shares_level_by_level(places: int, demands: Mapping[str, PlaceDemand]) -> dict[str, PlaceShare]:
-    """What `place_shares` gives, by a round for each level at which tenants have all that they want."""
+    """Return the result of `place_shares` by one round for each level at which tenants have all they want."""
     shares: dict[str, PlaceShare] = {}
     open_to = {tenant: demand for tenant, demand in demands.items() if demand.wanted}
     left = places
@@ -146,11 +148,11 @@ def shares_level_by_level(places: int, demands: Mapping[str, PlaceDemand]) -> di
 
 
 @given(demands, st.integers(0, 200))
-def test_shares_are_those_of_a_level_that_rises(asked: dict[str, PlaceDemand], places: int) -> None:
+def test_shares_equal_those_of_a_rising_level(asked: dict[str, PlaceDemand], places: int) -> None:
     assert place_shares(places, asked) == shares_level_by_level(places, asked)
 
 
-def test_counts_take_no_longer_where_they_are_large() -> None:
+def test_large_counts_take_no_longer() -> None:
     """A turn for each place would take minutes."""
     asked = {"x": PlaceDemand(10**9, 0), "y": PlaceDemand(0, 10**9)}
     assert places_to_yield(10**9, 0, asked) == {"x": 10**9 // 2}
@@ -188,14 +190,14 @@ def test_a_queue_always_has_room_for_the_next_tenant(weights: list[int], max_wai
 
 
 @given(st.integers(1, 9), st.integers(2, 2000), st.integers(0, 500))
-def test_a_tenant_alone_may_wait_in_its_part_of_the_queue_and_no_more(weight: int, most: int, own: int) -> None:
+def test_a_tenant_alone_fills_only_its_part_of_the_queue(weight: int, most: int, own: int) -> None:
     room = queue_room(most, own, own, weight)
     part = most * weight // (weight + 1)
     assert room == 0 if own >= part else own + room in (part - 1, part)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 60), st.integers(0, 2**62))
-def test_gateways_parts_add_up_to_the_whole(held: list[int], total: int, now_ns: int) -> None:
+def test_the_parts_of_gateways_add_up_to_the_whole(held: list[int], total: int, now_ns: int) -> None:
     everywhere, total = sum(held), min(total, sum(held))
     parts = [GatewayPart(sum(held[:place]), here).of(total, everywhere, phase_at(now_ns))
              for place, here in enumerate(held)]  # fmt: skip
@@ -210,18 +212,18 @@ def yielding(draw: st.DrawFn) -> GatewayYield:
 
 
 @given(st.lists(yielding(), min_size=1, max_size=6), st.integers(0, 60))
-def test_as_many_give_way_over_all_gateways_as_are_lacking(gateways: list[GatewayYield], count: int) -> None:
-    """As far as they can, whatever gave way where before."""
+def test_all_gateways_together_preempt_exactly_the_missing_places(gateways: list[GatewayYield], count: int) -> None:
+    """This holds as far as gateways can, whatever was preempted before."""
     parts = yields_by_gateway(count, gateways)
     assert sum(parts) == min(count, sum(each.able for each in gateways))
     assert all(0 <= part <= each.able for part, each in zip(parts, gateways, strict=True))
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(0, 60), st.data())
-def test_a_gateways_part_stays_the_same_while_others_give_up_theirs(
+def test_a_gateways_part_is_unchanged_while_others_preempt_theirs(
     able: list[int], count: int, data: st.DataObject
 ) -> None:
-    """Whether it has heard of that or not."""
+    """This holds whether it knows of that or not."""
     parts = yields_by_gateway(count, [GatewayYield(each, each, 0) for each in able])
     gave = [data.draw(st.integers(0, part)) for part in parts]
     after = [GatewayYield(each - gives, each - gives, gives) for each, gives in zip(able, gave, strict=True)]
@@ -230,8 +232,8 @@ def test_a_gateways_part_stays_the_same_while_others_give_up_theirs(
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(0, 2**60))
-def test_a_gateway_with_little_gets_what_is_left_over_in_its_turn(held: list[int], start_ns: int) -> None:
-    """One place at a time is due: each gateway gets it as often as is its part, so nobody waits there for ever."""
+def test_a_gateway_with_a_small_part_gets_the_remainder_in_turn(held: list[int], start_ns: int) -> None:
+    """One place at a time is preempted; each gateway gets it in proportion to its part, so none starves."""
     everywhere, seconds = sum(held), 2000
     for place, here in enumerate(held):
         part = GatewayPart(sum(held[:place]), here)
@@ -240,10 +242,10 @@ def test_a_gateway_with_little_gets_what_is_left_over_in_its_turn(held: list[int
 
 
 @given(demands, demands, st.integers(0, 2**62))
-def test_two_gateways_give_out_what_one_would(
+def test_two_gateways_grant_what_one_would(
     one: dict[str, PlaceDemand], two: dict[str, PlaceDemand], now_ns: int
 ) -> None:
-    """Where each sees what the other has."""
+    """Each gateway knows the other's state."""
     nobody, phase = PlaceDemand(0, 0), phase_at(now_ns)
     asked = {t: PlaceDemand(*(sum(each.get(t, nobody)[at] for each in (one, two)) for at in (0, 1)))
              for t in one.keys() | two.keys()}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Retry-After that holds: clients that come back when they are asked to find room, and nobody is idle meanwhile."""
+"""Properties of Retry-After times that hold: clients that return on time find room, and no worker is idle."""
 
 import heapq
 
@@ -13,12 +13,12 @@ from tests.unit.gateway.test_gateway_parts import generation
 
 MS = 1_000_000
 COME_NS = 40 * SECOND_NS
-"""For so long newcomers come: at the lowest load this fills the deepest queue."""
+"""The time for which new clients arrive: at the lowest load this fills the deepest queue."""
 
 
 @given(st.floats(1.2, 4.0), st.integers(2, 6), st.integers(4, 20), st.randoms(use_true_random=False))
 @settings(max_examples=10, deadline=None)
-def test_of_clients_that_obey_nine_in_ten_are_let_in_when_they_come_back(
+def test_nine_in_ten_obedient_clients_are_accepted_when_they_return(
     load: float, deep_s: int, rate: int, random: "object"
 ) -> None:
     # Clients count whole seconds: with a queue of less than two seconds' work they come in lots that it cannot hold.
@@ -35,7 +35,7 @@ def test_of_clients_that_obey_nine_in_ten_are_let_in_when_they_come_back(
         while serve_ns <= now_ns:  # a worker takes the first that waits, at its pace
             first = next(iter(queue), None)
             if first is None:
-                idle += SECOND_NS < serve_ns < COME_NS  # later nobody new fills what is not promised
+                idle += SECOND_NS < serve_ns < COME_NS  # later no new client fills what is not promised
             else:
                 queue.bound(first, serve_ns)
                 served += 1
@@ -57,7 +57,7 @@ def test_of_clients_that_obey_nine_in_ten_are_let_in_when_they_come_back(
     assert idle <= 0.1 * rate * COME_NS / SECOND_NS
 
 
-def test_who_is_early_is_given_its_own_time_again_and_who_never_comes_is_forgotten() -> None:
+def test_an_early_client_gets_its_own_time_again_and_one_that_never_returns_is_forgotten() -> None:
     promises = Promises()
     first = promises.make(b"a", 1, room_in_s=4.0, per_s=1.0, now_ns=0)
     assert first == 4.0
@@ -73,7 +73,7 @@ def test_who_is_early_is_given_its_own_time_again_and_who_never_comes_is_forgott
 
 
 @pytest.mark.parametrize("why", ["no key", "no rate", "too far", "too many"])
-def test_what_cannot_be_promised_is_not(why: str) -> None:
+def test_an_impossible_promise_is_not_made(why: str) -> None:
     promises = Promises()
     for number in range(MAX_PROMISES if why == "too many" else 0):
         promises.make(number.to_bytes(4, "big"), 1, room_in_s=0.0, per_s=1e9, now_ns=0)

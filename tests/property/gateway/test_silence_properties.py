@@ -1,4 +1,4 @@
-"""Whom a gateway leaves for silence: never too many, and never the last ones."""
+"""Properties of which silent workers a gateway avoids: never too many, and never the last ones."""
 
 from collections import Counter
 from dataclasses import replace
@@ -50,7 +50,7 @@ def counts(most: int = 4) -> st.SearchStrategy[Counter[str]]:
 
 
 @given(heard(), counts())
-def test_only_silent_workers_are_left_and_the_others_serve_their_model(
+def test_only_silent_workers_are_avoided_and_the_others_serve_their_model(
     all_heard: list[WorkerSilence], away: Counter[str]
 ):
     leaving = whom_to_leave(all_heard, away)
@@ -62,14 +62,16 @@ def test_only_silent_workers_are_left_and_the_others_serve_their_model(
 
 
 @given(heard(), counts())
-def test_at_most_a_share_of_a_model_is_away_at_once(all_heard: list[WorkerSilence], away: Counter[str]):
+def test_at_most_a_share_of_a_models_workers_is_avoided_at_once(all_heard: list[WorkerSilence], away: Counter[str]):
     for model, leaving in Counter(each.model for each in whom_to_leave(all_heard, away)).items():
         workers = sum(each.model == model for each in all_heard) + away[model]
         assert away[model] + leaving <= max(1, MAX_AWAY_SHARE * workers)
 
 
 @given(heard(), counts())
-def test_where_more_than_a_share_is_quiet_at_once_nobody_is_left(all_heard: list[WorkerSilence], away: Counter[str]):
+def test_no_worker_is_avoided_if_more_than_a_share_is_silent_at_once(
+    all_heard: list[WorkerSilence], away: Counter[str]
+):
     leaving = whom_to_leave(all_heard, away)
     for model in {each.model for each in all_heard}:
         of_model = [each for each in all_heard if each.model == model]
@@ -79,7 +81,7 @@ def test_where_more_than_a_share_is_quiet_at_once_nobody_is_left(all_heard: list
 
 
 @given(heard(), counts(), st.sets(st.integers(0, 7)))
-def test_whoever_is_silent_without_end_is_left_whatever_the_others_do(
+def test_a_permanently_silent_worker_is_avoided_whatever_the_others_do(
     all_heard: list[WorkerSilence], away: Counter[str], endless: set[int]
 ):
     found = [replace(each, silent_ms=MAX_SILENT_MS) if each.place in endless else each for each in all_heard]
@@ -88,12 +90,12 @@ def test_whoever_is_silent_without_end_is_left_whatever_the_others_do(
 
 
 @given(heard())
-def test_one_silent_worker_beside_others_that_serve_is_always_left(all_heard: list[WorkerSilence]):
+def test_one_silent_worker_beside_others_that_serve_is_always_avoided(all_heard: list[WorkerSilence]):
     quiet = [each for each in all_heard if each.silent_ms >= QUIET_MS]
     rest = [each.view for each in all_heard if each.silent_ms < SILENT_MS and each.view]
     if len(quiet) == 1 and quiet[0].silent_ms >= SILENT_MS and serves(rest, quiet[0].model):
         assert whom_to_leave(all_heard, Counter()) == quiet
 
 
-def test_silence_is_three_and_a_half_signs_of_life() -> None:
+def test_a_worker_is_silent_after_three_and_a_half_keepalive_intervals() -> None:
     assert SILENT_MS == 3.5 * SIGN_OF_LIFE_MS

@@ -1,4 +1,4 @@
-"""Which prompts are poison, whatever is lost in whatever order."""
+"""Properties of the detection of poison prompts under losses in any order."""
 
 from collections.abc import Iterable
 
@@ -44,10 +44,10 @@ def die(suspicion: Suspicion, worker: Worker, on_it: Iterable[HeldChoice], now_n
 
 
 @given(first=st.lists(company), second=st.lists(company), stage=st.sampled_from((WorkStage.PROMPT, WorkStage.AGAIN)))
-def test_a_prompt_that_kills_two_workers_is_the_one_that_is_found(
+def test_a_prompt_that_kills_two_workers_is_found(
     first: list[HeldChoice], second: list[HeldChoice], stage: WorkStage
 ) -> None:
-    """Whoever was beside it on the first, and whoever on the second: of prompts only those that are let there."""
+    """Other prompts may be on the first worker and on the second, as far as dispatch allows."""
     suspicion = Suspicion(MEMORY_NS)
     poison = held(POISON, stage)
     assert not die(suspicion, A, [*first, poison])
@@ -60,10 +60,10 @@ def test_a_prompt_that_kills_two_workers_is_the_one_that_is_found(
 
 
 @given(crowd=st.sets(innocents), made=st.lists(tokens, min_size=8, max_size=8), on_first=tokens)
-def test_of_a_crowd_that_goes_from_worker_to_worker_the_one_that_stays_is_found(
+def test_the_prompt_common_to_several_losses_is_found_in_a_crowd(
     crowd: set[Prompt], made: list[int], on_first: int
 ) -> None:
-    """Some come along to the second, none of them to the third: they are kept apart from it, or have got past."""
+    """Some of the crowd reach the second worker, and none the third: they are kept apart, or have passed the stage."""
     suspicion = Suspicion(MEMORY_NS)
     others = [held(prompt, WorkStage.TOKENS, count) for prompt, count in zip(sorted(crowd), made, strict=False)]
     assert not die(suspicion, A, [*others, held(POISON, WorkStage.TOKENS, on_first)])
@@ -85,8 +85,8 @@ def test_a_prompt_whose_late_token_kills_is_found_by_its_second_worker(on_first:
     assert die(suspicion, B, [held(POISON, WorkStage.TOKENS, 1)]) == {POISON}
 
 
-def test_two_faults_at_different_stages_are_no_verdict_a_third_loss_is() -> None:
-    """Its decode worker is killed, then the one that computes its prompt again: so do the faults of a storm fall."""
+def test_two_losses_at_different_stages_give_no_verdict_and_a_third_does() -> None:
+    """Its decode worker is killed, and then the one that recomputes its prompt, as in a storm of faults."""
     suspicion = Suspicion(MEMORY_NS)
     die(suspicion, A, [held(POISON, WorkStage.TOKENS, 5)])
     assert not die(suspicion, B, [held(POISON, WorkStage.AGAIN)])
@@ -94,7 +94,7 @@ def test_two_faults_at_different_stages_are_no_verdict_a_third_loss_is() -> None
     assert die(suspicion, C, [held(POISON, WorkStage.AGAIN)]) == {POISON}
 
 
-def test_a_prompt_that_others_ask_all_the_time_is_on_every_worker_that_is_lost() -> None:
+def test_a_prompt_that_keeps_ending_well_is_found_only_by_two_losses_in_a_row() -> None:
     suspicion = Suspicion(MEMORY_NS)
     for number in range(10):
         suspicion.ended_well(POISON, number)
@@ -103,7 +103,7 @@ def test_a_prompt_that_others_ask_all_the_time_is_on_every_worker_that_is_lost()
     assert die(suspicion, B, [held(POISON)], 10) == {POISON}
 
 
-def test_of_several_that_were_on_both_none_is_found() -> None:
+def test_no_prompt_is_found_if_several_were_on_both_workers() -> None:
     suspicion = Suspicion(MEMORY_NS)
     both = [held(b"one", WorkStage.TOKENS, 0), held(b"two", WorkStage.TOKENS, 0)]
     assert not die(suspicion, A, both)
@@ -111,7 +111,7 @@ def test_of_several_that_were_on_both_none_is_found() -> None:
     assert die(suspicion, C, both[:1]) == {b"one"}
 
 
-def test_one_that_ran_well_is_not_found_while_workers_die_that_it_was_not_on() -> None:
+def test_a_prompt_that_ran_well_is_not_found_while_workers_die_without_it() -> None:
     suspicion = Suspicion(MEMORY_NS)
     die(suspicion, A, [held(POISON, WorkStage.TOKENS, FRESH_TOKENS)])
     die(suspicion, B, [held(b"other", WorkStage.TOKENS, FRESH_TOKENS)])
@@ -122,7 +122,7 @@ def test_one_that_ran_well_is_not_found_while_workers_die_that_it_was_not_on() -
 @pytest.mark.parametrize(
     ("stage", "passed"), [(WorkStage.PROMPT, WorkStage.PROMPT), (WorkStage.TOKENS, WorkStage.TOKENS)]
 )
-def test_one_that_gets_past_the_place_is_suspected_no_more(stage: WorkStage, passed: WorkStage) -> None:
+def test_a_prompt_that_passes_the_stage_is_no_longer_suspected(stage: WorkStage, passed: WorkStage) -> None:
     suspicion = Suspicion(MEMORY_NS)
     die(suspicion, A, [held(POISON, stage)])
     suspicion.passed(POISON, passed)
@@ -130,7 +130,7 @@ def test_one_that_gets_past_the_place_is_suspected_no_more(stage: WorkStage, pas
     assert not die(suspicion, B, [held(POISON, stage)])
 
 
-def test_an_accused_prompt_that_others_have_computed_meanwhile_is_no_poison() -> None:
+def test_an_accused_prompt_computed_elsewhere_meanwhile_is_not_poison() -> None:
     suspicion = Suspicion(MEMORY_NS)
     suspicion.lost(A, [held(POISON)], 0)
     suspicion.lost(B, [held(POISON)], 0)
@@ -139,21 +139,21 @@ def test_an_accused_prompt_that_others_have_computed_meanwhile_is_no_poison() ->
     assert not suspicion.overdue(HOLD_NS)
 
 
-def test_a_computed_prompt_does_not_excuse_what_its_tokens_did() -> None:
+def test_a_computed_prompt_does_not_excuse_a_loss_at_its_tokens() -> None:
     suspicion = Suspicion(MEMORY_NS)
     die(suspicion, A, [held(POISON, WorkStage.TOKENS)])
     suspicion.passed(POISON, WorkStage.PROMPT)
     assert die(suspicion, B, [held(POISON, WorkStage.TOKENS)]) == {POISON}
 
 
-def test_losses_of_all_prompts_of_a_request_count_for_it() -> None:
+def test_losses_of_all_prompts_of_a_request_count_for_the_request() -> None:
     suspicion = Suspicion(MEMORY_NS)
     die(suspicion, A, [held(b"one", WorkStage.PROMPT, 0, b"two")])
     assert die(suspicion, B, [held(b"two", WorkStage.PROMPT, 0, b"one")]) == {b"two"}
 
 
 @given(returns=st.sampled_from([A, B]), after=st.booleans())
-def test_a_worker_that_comes_back_was_not_killed(returns: Worker, after: bool) -> None:
+def test_a_worker_that_returns_does_not_count_as_killed(returns: Worker, after: bool) -> None:
     suspicion = Suspicion(MEMORY_NS)
     suspicion.lost(A, [held(POISON)], 0)
     suspicion.lost(B, [held(POISON)], 0)
@@ -166,7 +166,7 @@ def test_a_worker_that_comes_back_was_not_killed(returns: Worker, after: bool) -
     assert not suspicion.died(A, HOLD_NS) and not suspicion.died(B, HOLD_NS)
 
 
-def test_a_verdict_waits_until_both_workers_are_dead_but_not_for_ever() -> None:
+def test_a_verdict_waits_a_bounded_time_for_the_death_of_both_workers() -> None:
     suspicion = Suspicion(MEMORY_NS)
     suspicion.lost(A, [held(POISON)], 0)
     suspicion.lost(B, [held(POISON)], 0)
@@ -176,7 +176,7 @@ def test_a_verdict_waits_until_both_workers_are_dead_but_not_for_ever() -> None:
     assert not suspicion.overdue(HOLD_NS)
 
 
-def test_suspicion_and_verdicts_end() -> None:
+def test_suspicion_and_verdicts_expire() -> None:
     suspicion = Suspicion(MEMORY_NS)
     die(suspicion, A, [held(POISON)])
     assert suspicion.stage(POISON, SUSPECTED_NS) is None
@@ -186,7 +186,7 @@ def test_suspicion_and_verdicts_end() -> None:
     assert not suspicion.is_poison(POISON, SUSPECTED_NS + MEMORY_NS)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_prompts_are_bounded() -> None:
     suspicion = Suspicion(MEMORY_NS)
     for number in range(MAX_POISON + 10):
         bad, first, second = held(b"bad%d" % number), ("a", number), ("b", number)
@@ -202,7 +202,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(suspicion._lost) == MAX_LOSSES
 
 
-def test_a_prompt_that_was_there_at_two_stages_is_cleared_by_the_return_of_that_worker_too() -> None:
+def test_the_return_of_a_worker_clears_a_prompt_that_was_on_it_at_two_stages() -> None:
     suspicion, prompt = Suspicion(MEMORY_NS), b"i3"
     suspicion.lost(("w", 1), [held(prompt, WorkStage.TOKENS, 0)], 0)
     suspicion.lost(("w", 2), [held(prompt, WorkStage.TOKENS, 0), held(prompt, WorkStage.PROMPT, 0)], 0)
@@ -220,7 +220,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.suspicion = Suspicion(MEMORY_NS)
         self.now_ns = 0
         self.exposed: dict[Prompt, set[Worker]] = {}
-        """Workers that each prompt may have killed, and that have not come back."""
+        """The workers that each prompt may have killed, and that have not returned."""
         self.on: dict[Prompt, set[Worker]] = {}
         self.found: set[Prompt] = set()
         self.incarnations = 0

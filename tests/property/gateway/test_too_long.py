@@ -1,4 +1,4 @@
-"""A prompt that is refused by its length, unencoded or by its beginning, has too many tokens; whatever the text."""
+"""Properties of prompts refused by length: whether tokenised or not, they have too many tokens."""
 
 import tokenizers
 from hypothesis import given
@@ -12,7 +12,7 @@ WORDS = ["the quick brown fox", "aaaa bbbb", "    ", "\n\n", "1234567", "naïve"
 
 
 def trained(*, lacks: str = "") -> tokenizers.Tokenizer:
-    """Of a byte-level vocabulary with merges; `lacks`: characters that it does not know, as SmolLM2's some."""
+    """Train a byte-level vocabulary with merges; `lacks`: characters unknown to it, as to SmolLM2's."""
     found = tokenizers.Tokenizer(models.BPE())
     steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     found.pre_tokenizer = pre_tokenizers.Sequence(steps)
@@ -28,7 +28,7 @@ TEXTS = st.lists(st.one_of(st.sampled_from([*WORDS, "<|end|>"]), st.text(max_siz
 
 
 @given(st.sampled_from(KINDS), TEXTS, st.integers(1, 60), st.integers(0, 40))
-def test_what_is_refused_by_its_length_has_too_many_tokens(
+def test_a_prompt_refused_by_its_length_has_too_many_tokens(
     tokenizer: Tokenizer, text: str, times: int, most: int
 ) -> None:
     text *= times
@@ -36,7 +36,7 @@ def test_what_is_refused_by_its_length_has_too_many_tokens(
         assert len(tokenizer.encode(text, add_special_tokens=False)) > most
 
 
-def test_long_texts_are_seen_to_be_too_long_and_unknown_kinds_are_encoded() -> None:
+def test_long_texts_are_refused_untokenised_and_unknown_tokenizers_are_run() -> None:
     text = "the quick brown fox 12 " * 20_000
     assert [each.has_more(text, 8191) for each in KINDS] == [True, True, True]
     assert not KINDS[1].has_more("\x04" * 500_000, 8191), "a vocabulary without the character has no token for it"

@@ -1,4 +1,4 @@
-"""The lab's closed form of many decode steps equals every decision made at every step, to the picosecond."""
+"""Properties of the lab's closed form of many decode steps: equal to single steps, to the picosecond."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,9 +50,7 @@ def run(
 
 @settings(max_examples=60)
 @given(requests(400), roles, moves, st.sampled_from([60, 90, 400]), st.booleans())
-def test_many_steps_at_once_bring_what_each_of_them_brings(
-    drawn: Any, first: Any, moved: Any, kv_blocks: int, guard: bool
-) -> None:
+def test_many_steps_at_once_equal_single_steps(drawn: Any, first: Any, moved: Any, kv_blocks: int, guard: bool) -> None:
     at_once = run(drawn, first, moved, kv_blocks, stepwise=False, guard=guard)
     check(at_once)
     assert figures(at_once) == figures(run(drawn, first, moved, kv_blocks, stepwise=True, guard=guard))
@@ -66,7 +64,7 @@ def test_steps_by_a_time_are_those_that_have_ended_by_then(first_ps: int, growth
 
 
 @given(st.integers(1, 10**6), st.integers(0, 5000), st.integers(1, 200), st.integers(1, 2000), st.integers(0, 10**9))
-def test_late_tokens_of_a_coast_are_those_that_are_late_one_by_one(
+def test_late_tokens_of_many_steps_equal_those_counted_one_by_one(
     first_ps: int, growth_ps: int, steps: int, tpot_ns: int, delay_ps: int
 ) -> None:
     request = TraceRequest(0, 0, 1, 1)
@@ -83,7 +81,9 @@ def test_late_tokens_of_a_coast_are_those_that_are_late_one_by_one(
 
 @settings(max_examples=40)
 @given(requests(400), st.integers(1, 3), st.integers(1, 3), st.integers(150, 600))
-def test_so_it_does_where_the_planner_moves_workers(drawn: Any, prefill: int, mixed: int, kv_blocks: int) -> None:
+def test_many_steps_at_once_equal_single_steps_while_the_planner_moves_workers(
+    drawn: Any, prefill: int, mixed: int, kv_blocks: int
+) -> None:
     first = [(Role.PREFILL, 0)] * prefill + [(Role.MIXED, 0)] * mixed
     at_once, each_step = (
         run(drawn, first, [], kv_blocks, stepwise=stepwise, guard=True, planned=True) for stepwise in (False, True)

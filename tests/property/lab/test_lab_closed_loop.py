@@ -1,4 +1,4 @@
-"""Closed-loop replay: each turn waits for the answer to the one before, and nothing else about a run changes."""
+"""Properties of closed-loop replay: each turn waits for the previous answer, and nothing else changes."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -94,7 +94,7 @@ def test_both_replays_serve_the_same_and_a_closed_loop_waits_for_each_answer(
 
 @given(turns)
 @settings(max_examples=30)
-def test_a_trace_whose_arrivals_are_a_closed_loops_is_replayed_alike_by_both(
+def test_a_trace_with_the_arrivals_of_a_closed_loop_is_replayed_equally_by_both(
     drawn: list[tuple[int, int, int, int, int]],
 ) -> None:
     trace = trace_of(drawn)
@@ -114,7 +114,7 @@ def test_a_trace_whose_arrivals_are_a_closed_loops_is_replayed_alike_by_both(
         assert one.tokens == other.tokens and abs(one.arrival_ps - other.arrival_ps) < PS_PER_NS
 
 
-def test_a_turn_comes_though_the_one_before_was_refused() -> None:
+def test_a_turn_arrives_even_if_the_previous_one_was_refused() -> None:
     first = TraceRequest(0, 0, 4000 * BLOCK * 2, 5, session=1)  # no worker has room for it
     later = TraceRequest(1, 10 * MS, 50, 5, session=1, turn=1, think_ns=70 * MS)
     result = replay(Trace("t", [first, later]), closed_loop=True)
@@ -122,7 +122,7 @@ def test_a_turn_comes_though_the_one_before_was_refused() -> None:
     assert result.answers[1].arrival_ps - result.answers[0].arrival_ps > 70 * MS * PS_PER_NS
 
 
-def test_turns_that_never_came_before_the_end_count_as_unfinished() -> None:
+def test_turns_that_never_arrived_count_as_unfinished() -> None:
     requests = [
         TraceRequest(turn, turn, 100, 500, session=1, turn=turn, think_ns=9_000 * MS if turn else 0)
         for turn in range(3)
@@ -134,7 +134,7 @@ def test_turns_that_never_came_before_the_end_count_as_unfinished() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fulcrum:1:1", "arrow"])
-def test_an_overloaded_cluster_is_asked_less_by_clients_that_wait_for_their_answers(policy: str) -> None:
+def test_clients_that_wait_for_answers_load_an_overloaded_cluster_less(policy: str) -> None:
     trace = generate("poisson:rate=30,seconds=8,sessions=40,turns=6,think=1,osl=100", seed=2)
     asked = Experiment(trace, resolve("llama-3.1-8b", "h100"), 2, parse_slo("ttft=max(2s,3x),tpot=50ms"))
     (recorded, _), (closed, result) = (

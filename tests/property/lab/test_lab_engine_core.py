@@ -1,4 +1,4 @@
-"""The lab's engine core over counted tokens takes the steps that the same core takes over real ones."""
+"""Test that the lab's engine core takes the same steps over counted tokens as over real ones."""
 
 from dataclasses import replace
 from typing import Any
@@ -88,7 +88,7 @@ def counted(request: EngineRequest, output: int) -> CountedRequest:
 
 
 def history(made: Core, drawn: Any, aborted: Any) -> list[Any]:
-    """All steps with their times, and what came of each sequence."""
+    """Return all steps with their times, and the outcome of each sequence."""
     found: list[Any] = []
     at_ns, arrivals = 0, []
     for number, (gap_ms, prompt, output, prefix, yields) in enumerate(drawn):
@@ -122,6 +122,6 @@ def history(made: Core, drawn: Any, aborted: Any) -> list[Any]:
 
 @settings(max_examples=150)
 @given(drawn_requests, aborts, st.sampled_from([23, 30, 500]), st.booleans())
-def test_counted_and_real_tokens_make_the_same_steps(drawn: Any, aborted: Any, blocks: int, guard: bool) -> None:
+def test_counted_and_real_tokens_give_the_same_steps(drawn: Any, aborted: Any, blocks: int, guard: bool) -> None:
     lab, live = (history(core(kind, blocks, guard), drawn, aborted) for kind in (LabCore, Core))
     assert lab == live

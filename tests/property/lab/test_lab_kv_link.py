@@ -1,4 +1,4 @@
-"""A link of the lab on which sequences take turns brings each block when turns taken one by one would."""
+"""Test that a shared link of the lab delivers each block as if turns were taken one by one."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,12 +20,12 @@ class HandleBlocks:
 
 
 drawn = st.lists(st.tuples(st.integers(0, 9_000), st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=14)
-"""(when, stream, blocks that get ready)."""
+"""(time, stream, blocks that become ready)."""
 drops = st.lists(st.tuples(st.integers(0, 9_000), st.integers(0, 3)), max_size=2)
 
 
 def one_by_one(ready: list[tuple[int, int, int]], dropped: dict[int, int]) -> list[tuple[int, int]]:
-    """(when, stream) of each end, by looking at every picosecond."""
+    """Return (time, stream) of each end, by a scan of every picosecond."""
     queue: list[int] = []
     left: dict[int, int] = {}
     ends, since = list[tuple[int, int]](), 0

@@ -1,4 +1,4 @@
-"""Workers of the lab that die: nothing is lost but time, whenever it happens and however steps are reckoned."""
+"""Properties of lab workers that die: only time is lost, in single steps and in the closed form."""
 
 import random
 from typing import Any
@@ -25,7 +25,7 @@ from tests.lab_rig import BLOCK, MS, figures, requests, shape, trace_of
 pytestmark = pytest.mark.usefixtures("quiet_lab")
 
 pools = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from([0, 64, 512]))
-"""Prefill workers, workers that decode, and the prompt budget of these."""
+"""Prefill workers, decode workers, and the prompt budget of the latter."""
 
 
 def losses(most: int) -> Any:
@@ -59,7 +59,7 @@ def replay(
 
 @settings(max_examples=80)
 @given(requests(300), pools, losses(1))
-def test_a_worker_that_dies_costs_no_request_and_no_token(drawn: Any, pool: Any, lost: Any) -> None:
+def test_a_dead_worker_costs_no_request_and_no_token(drawn: Any, pool: Any, lost: Any) -> None:
     trace = trace_of(drawn)
     result = replay(trace, pool, lost)
     check(result)
@@ -70,8 +70,8 @@ def test_a_worker_that_dies_costs_no_request_and_no_token(drawn: Any, pool: Any,
 
 @settings(max_examples=80)
 @given(requests(300), pools, losses(8), st.sampled_from([60, 400]))
-def test_books_balance_however_many_die(drawn: Any, pool: Any, lost: Any, kv_blocks: int) -> None:
-    """One that took two workers with it may be refused as poison, as it would be live."""
+def test_accounts_balance_however_many_workers_die(drawn: Any, pool: Any, lost: Any, kv_blocks: int) -> None:
+    """A request that killed two workers may be refused as poison, as in a live system."""
     trace = trace_of(drawn)
     result = replay(trace, pool, lost, kv_blocks=kv_blocks)
     check(result)
@@ -81,7 +81,7 @@ def test_books_balance_however_many_die(drawn: Any, pool: Any, lost: Any, kv_blo
 
 
 def drawn_by(seed: int, *, stepwise: bool) -> LabResult:
-    """Some cluster of any roles, in which workers die, take other roles, and have little KV."""
+    """Run a cluster of any roles, in which workers die, change roles, and have little KV."""
     chance = random.Random(seed)
     drawn = [
         (chance.randint(0, chance.choice([3, 60, 300])), chance.randint(1, 700),
@@ -111,9 +111,9 @@ def drawn_by(seed: int, *, stepwise: bool) -> LabResult:
 
 
 @pytest.mark.parametrize("seed", [843, 1108, 1624, *range(12)])
-def test_every_request_ends_and_all_is_alike_in_the_closed_form_whatever_workers_do(seed: int) -> None:
-    """843 and 1624: a sequence is bound less than a hop after the last of many steps at once, where the gateway has
-    heard of those before it. 1108: one gets its blocks as another is told that its KV is lost."""
+def test_every_request_ends_and_the_closed_form_agrees_whatever_workers_do(seed: int) -> None:
+    """Seeds 843 and 1624: a sequence is bound less than a hop after the last of many steps at once, while the
+    gateway knows of those before. Seed 1108: one gets its blocks while another learns that its KV is lost."""
     closed = drawn_by(seed, stepwise=False)
     assert all(each.outcome is not LabOutcome.UNFINISHED for each in closed.answers)
     assert figures(closed) == figures(drawn_by(seed, stepwise=True))
@@ -121,13 +121,13 @@ def test_every_request_ends_and_all_is_alike_in_the_closed_form_whatever_workers
 
 @settings(max_examples=30)
 @given(st.integers(30, 90), st.integers(1, 60), st.integers(257, 500))
-def test_a_step_that_has_begun_takes_in_nothing_that_comes_while_it_runs(at_ms: int, short: int, long: int) -> None:
+def test_a_running_step_takes_in_no_later_request(at_ms: int, short: int, long: int) -> None:
     """The KV of a short prompt comes in a step; later in it a streamed prompt turns out to be a whole answer."""
     trace = trace_of([(0, 100, 60, 0), (at_ms, short, 20, 1), (0, long, 1, 2)])
     assert figures(replay(trace, (1, 1, 0), [])) == figures(replay(trace, (1, 1, 0), [], stepwise=True))
 
 
-def test_what_a_dead_worker_held_is_computed_again_elsewhere_and_its_cache_is_gone() -> None:
+def test_sequences_of_a_dead_worker_are_computed_again_and_its_cache_is_gone() -> None:
     keys = tuple(range(20))
     trace = Trace("t", [TraceRequest(n, n * 1_000 * MS, 330, 40, keys) for n in range(4)], BLOCK)
     whole = replay(trace, (1, 1, 0), [])
@@ -136,7 +136,7 @@ def test_what_a_dead_worker_held_is_computed_again_elsewhere_and_its_cache_is_go
     assert [each.cached_tokens for each in lost.answers] == [0, 320, 0, 320]
 
 
-def test_a_request_waits_for_its_only_decode_worker_and_goes_on_with_the_tokens_that_it_had() -> None:
+def test_a_request_waits_for_its_only_decode_worker_and_continues_with_its_tokens() -> None:
     trace = Trace("t", [TraceRequest(0, 0, 100, 200)])
     whole, lost = (replay(trace, (1, 1, 0), lost) for lost in ([], [(0.5, 1, 2.0)]))
     assert lost.answers[0].tokens == 200 and lost.answers[0].first_ps == whole.answers[0].first_ps
@@ -152,7 +152,7 @@ def test_a_dead_workers_time_is_idle() -> None:
 
 
 @pytest.mark.parametrize("name", ["fulcrum:2:2", *(name for name in ALL if not has_hindsight(name)), "static:2:2"])
-def test_every_policy_serves_an_easy_trace_whole_though_workers_die(name: str) -> None:
+def test_every_policy_serves_an_easy_trace_completely_though_workers_die(name: str) -> None:
     trace = generate("poisson:rate=6,seconds=20", seed=3)
     slo = parse_slo("ttft=max(2s,3x),tpot=50ms")
     dying = (PlannedLoss(4.0, 0, 5.0), PlannedLoss(8.1, 3, 3.0), PlannedLoss(12.3, 1, 2.0))

@@ -1,4 +1,4 @@
-"""Traces written and read, scaled, cut and generated: what stays whatever the trace."""
+"""Properties of traces under writing, reading, scaling, cutting and generation."""
 
 import math
 from collections import Counter, defaultdict
@@ -26,7 +26,7 @@ seeds = st.integers(0, 2**32)
 
 @st.composite
 def traces(draw, most_ns: int = 10**11) -> Trace:
-    """Any, with turns of a session in order and prompts that share prefixes."""
+    """Draw any trace, with turns of a session in order and prompts that share prefixes."""
     arrivals = sorted(draw(st.lists(st.integers(0, most_ns), max_size=30)))
     turns: Counter[int] = Counter()
     requests = []
@@ -54,7 +54,7 @@ def traces(draw, most_ns: int = 10**11) -> Trace:
 
 
 def is_sound(trace: Trace) -> None:
-    """Numbered, in order, and turns of each session count from 0."""
+    """Check that requests are numbered and in order, and that turns of each session count from 0."""
     assert [each.number for each in trace.requests] == list(range(len(trace.requests)))
     arrivals = [each.arrival_ns for each in trace.requests]
     assert arrivals == sorted(arrivals)
@@ -68,19 +68,19 @@ def is_sound(trace: Trace) -> None:
 
 
 def bare(request: TraceRequest) -> tuple[object, ...]:
-    """What scaling and cutting leave alone."""
+    """Return the parts that scaling and cutting leave unchanged."""
     return request.input_tokens, request.output_tokens, request.max_output_tokens, request.model, request.service_class
 
 
 @given(traces(most_ns=MAX_NS), st.sampled_from(["t.jsonl", "t.jsonl.gz", "t.csv"]), seeds)
-def test_a_written_trace_reads_as_it_was(trace, name, seed):
+def test_a_written_trace_is_read_back_unchanged(trace, name, seed):
     with TemporaryDirectory() as folder:
         write_trace(trace, f"{folder}/{name}")
         assert read_trace(f"{folder}/{name}", seed=seed) == trace
 
 
 @given(traces(), st.floats(0.01, 100))
-def test_compression_changes_times_alone(trace, factor):
+def test_compression_changes_only_times(trace, factor):
     found = scale_rate(trace, factor, "compress", 1)
     is_sound(found)
     assert [replace(each, arrival_ns=0, think_ns=0) for each in found.requests] == [
@@ -115,7 +115,7 @@ def test_copies_share_no_prefix(trace, seed):
 
 
 @given(traces(), st.floats(0.05, 0.95), seeds)
-def test_a_fraction_keeps_whole_conversations(trace, factor, seed):
+def test_a_fraction_contains_whole_conversations(trace, factor, seed):
     found = scale_rate(trace, factor, "superpose", seed)
     is_sound(found)
     sizes = Counter(each.session for each in trace.requests)
@@ -133,7 +133,7 @@ def test_a_scaled_trace_has_about_that_many_requests(factor, seed):
 
 
 @given(traces(), st.floats(0, 100), st.floats(0.001, 100))
-def test_a_cut_holds_just_what_arrived_in_it(trace, start_s, seconds):
+def test_a_cut_contains_exactly_its_arrivals(trace, start_s, seconds):
     found = cut(trace, start_s, seconds)
     is_sound(found)
     start_ns, length_ns = round(start_s * 1e9), round(seconds * 1e9)
@@ -143,7 +143,7 @@ def test_a_cut_holds_just_what_arrived_in_it(trace, start_s, seconds):
 
 
 @given(traces(), st.integers(1, 10**10))
-def test_dispersion_is_that_of_counts_in_whole_windows(trace, window_ns):
+def test_dispersion_is_that_of_counts_in_complete_windows(trace, window_ns):
     window_ns = max(window_ns, 10**8)
     windows = trace.requests[-1].arrival_ns // window_ns if trace.requests else 0
     counts = [0] * windows
@@ -158,7 +158,7 @@ def test_dispersion_is_that_of_counts_in_whole_windows(trace, window_ns):
 
 
 @given(traces())
-def test_a_trace_is_described_without_surprise(trace):
+def test_any_trace_can_be_described(trace):
     found = describe(trace)
     assert found["requests"] == len(trace.requests) == sum(found["classes"].values())
     assert 0 <= found["prefix_share"] <= 1
@@ -169,13 +169,13 @@ busy = st.lists(st.integers(0, 30), min_size=10, max_size=80).filter(lambda each
 
 
 @given(st.integers(100, 20_000), busy, st.data())
-def test_a_ticking_clock_is_found_and_arrivals_stay_in_order_and_in_their_tick(tick_ms, counts, data):
+def test_a_coarse_clock_is_detected_and_arrivals_stay_in_order_and_in_their_tick(tick_ms, counts, data):
     off = data.draw(st.lists(st.integers(0, 3), min_size=len(counts), max_size=len(counts)))
     stamps = [tick * tick_ms + off[tick] for tick, count in enumerate(counts) for _ in range(count)]
     found = clock_tick_ms(stamps)
     filled = [tick for tick, count in enumerate(counts) if count]
     gaps = np.diff(filled)
-    # A clock of which hardly two ticks in a row have requests cannot be told from a slower one.
+    # A clock whose adjacent ticks hardly ever both have requests cannot be distinguished from a slower one.
     if np.quantile(gaps, 0.1) == 1:
         assert abs(found - tick_ms) <= 1
     if found:
@@ -218,7 +218,7 @@ def test_lengths_have_their_mean_and_are_at_least_one(mean, spread, seed):
     seeds,
 )
 @settings(max_examples=40, deadline=None)
-def test_a_spec_and_a_seed_stand_for_one_sound_trace(kind, sessions, seed):
+def test_a_spec_and_a_seed_give_one_valid_trace(kind, sessions, seed):
     if kind.startswith("flipflop"):
         sessions = ""
     kind += ":" if ":" not in kind else ","
@@ -232,7 +232,7 @@ def test_a_spec_and_a_seed_stand_for_one_sound_trace(kind, sessions, seed):
 
 @given(st.integers(1, 20), st.floats(1, 30), st.floats(0, 60), st.integers(1, 5000), seeds)
 @settings(max_examples=50, deadline=None)
-def test_each_turn_holds_the_conversation_so_far(open_sessions, turns, think_s, mean, seed):
+def test_each_turn_contains_the_conversation_so_far(open_sessions, turns, think_s, mean, seed):
     rng = np.random.default_rng(seed)
     lengths = log_normal_tokens(rng, mean, 0.8, 200).tolist()
     alone = [TraceRequest(n, n * 10**9, length, length // 3 + 1) for n, length in enumerate(lengths)]

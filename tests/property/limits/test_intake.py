@@ -1,4 +1,4 @@
-"""Whose request a gateway takes in next: by tenants' turns and by cost, a few in a round."""
+"""Properties of the order in which a gateway accepts requests: by tenants' turns and by cost."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ def filled(*requests: tuple[str, int]) -> tuple[IntakeLine, dict[int, str]]:
 
 
 @given(st.lists(st.tuples(TENANTS, st.integers(1, 9)), max_size=60))
-def test_each_goes_on_once_and_no_round_begins_more_than_its_units(requests: list[tuple[str, int]]) -> None:
+def test_each_request_is_accepted_once_and_no_round_exceeds_its_units(requests: list[tuple[str, int]]) -> None:
     line, tickets = filled(*requests)
     units = dict(zip(tickets, (units for _, units in requests), strict=True))
     gone: list[int] = []
@@ -34,7 +34,7 @@ def test_each_goes_on_once_and_no_round_begins_more_than_its_units(requests: lis
 
 
 @given(st.integers(20, 200), st.integers(1, 9))
-def test_a_request_of_one_tenant_waits_for_a_round_or_two_however_many_another_has(count: int, units: int) -> None:
+def test_a_request_of_one_tenant_waits_at_most_two_rounds_beside_a_flood(count: int, units: int) -> None:
     line, tickets = filled(*[("flood", units)] * count, ("modest", 1))
     modest = next(ticket for ticket, tenant in tickets.items() if tenant == "modest")
     waited = 0
@@ -44,7 +44,7 @@ def test_a_request_of_one_tenant_waits_for_a_round_or_two_however_many_another_h
 
 
 @given(st.lists(st.tuples(TENANTS, st.integers(1, 9)), min_size=1, max_size=60), st.data())
-def test_those_that_have_left_take_no_turn(requests: list[tuple[str, int]], data: st.DataObject) -> None:
+def test_requests_whose_clients_left_take_no_turn(requests: list[tuple[str, int]], data: st.DataObject) -> None:
     line, tickets = filled(*requests)
     left = data.draw(st.sets(st.sampled_from(sorted(tickets))))
     for ticket in left:
@@ -56,7 +56,7 @@ def test_those_that_have_left_take_no_turn(requests: list[tuple[str, int]], data
     assert sorted(gone) == sorted(set(tickets) - left)
 
 
-def test_many_choices_count_as_many_requests_do() -> None:
+def test_many_choices_count_like_many_requests() -> None:
     assert [units_of(choices) for choices in (1, 16, 17, 128)] == [1, 1, 2, 8]
     line, tickets = filled(*[("choices", units_of(128))] * 20, *[("single", 1)] * 20)
     served = {"choices": 0, "single": 0}
@@ -67,7 +67,7 @@ def test_many_choices_count_as_many_requests_do() -> None:
 
 
 @given(st.integers(1, 16), st.integers(1, 16))
-def test_turns_go_by_weight_in_what_costs_one_unit_too(heavy: int, light: int) -> None:
+def test_turns_follow_weights_even_for_requests_of_one_unit(heavy: int, light: int) -> None:
     line = IntakeLine()
     assert line.enter("first", ROUND_UNITS) is None
     tickets = {line.enter(name, 1, weight): name for _ in range(200) for name, weight in (("a", heavy), ("b", light))}

@@ -1,4 +1,4 @@
-"""A tenant's limit holds in every minute, for one gateway and over several that share it."""
+"""Properties of a tenant's limit over any minute, for one gateway and for several that share it."""
 
 from collections.abc import Iterable
 
@@ -27,7 +27,7 @@ def worst(used: Iterable[tuple[float, int]]) -> int:
 
 
 @given(limit=st.integers(1, 40), steps=STEPS)
-def test_no_minute_has_more_than_the_limit(limit: int, steps: list[tuple[float, int, int]]) -> None:
+def test_no_minute_exceeds_the_limit(limit: int, steps: list[tuple[float, int, int]]) -> None:
     window, now_s, used = MinuteWindow(), 1000.0, []
     for after_s, want, least in steps:
         now_s += after_s
@@ -38,7 +38,7 @@ def test_no_minute_has_more_than_the_limit(limit: int, steps: list[tuple[float, 
 
 
 @given(limit=st.integers(1, 40), steps=STEPS, need=st.integers(1, 40))
-def test_what_was_refused_fits_after_the_time_that_was_said(
+def test_a_refused_request_fits_after_the_reported_wait(
     limit: int, steps: list[tuple[float, int, int]], need: int
 ) -> None:
     window, now_s = MinuteWindow(), 1000.0
@@ -52,7 +52,7 @@ def test_what_was_refused_fits_after_the_time_that_was_said(
 
 
 @given(limit=st.integers(1, 40), steps=STEPS)
-def test_units_given_back_can_be_taken_again_at_once(limit: int, steps: list[tuple[float, int, int]]) -> None:
+def test_returned_units_can_be_taken_again_at_once(limit: int, steps: list[tuple[float, int, int]]) -> None:
     window, now_s = MinuteWindow(), 1000.0
     for after_s, want, _ in steps:
         now_s += after_s
@@ -63,7 +63,7 @@ def test_units_given_back_can_be_taken_again_at_once(limit: int, steps: list[tup
 
 
 @given(limit=st.integers(50, 120), arrivals=st.lists(st.tuples(st.floats(0, 0.5), st.booleans()), max_size=400))
-def test_two_gateways_that_share_a_limit_let_it_through_to_within_five_percent(
+def test_two_gateways_that_share_a_limit_exceed_it_by_at_most_five_percent(
     limit: int, arrivals: list[tuple[float, bool]]
 ) -> None:
     shared, leases, now_s, refused = MinuteWindow(), (Lease(), Lease()), 1000.0, False
@@ -88,7 +88,7 @@ def test_two_gateways_that_share_a_limit_let_it_through_to_within_five_percent(
 
 
 @given(first=st.integers(0, 30), steps=st.lists(st.integers(-5, 9), max_size=60))
-def test_a_lease_that_is_settled_owes_nothing(first: int, steps: list[int]) -> None:
+def test_a_settled_lease_owes_nothing(first: int, steps: list[int]) -> None:
     lease = Lease(balance=first)
     counted = first  # when they were taken
     for number, units in enumerate(steps):
@@ -113,7 +113,7 @@ def test_gateways_together_hold_no_more_places_than_the_limit(limit: int, steps:
 
 
 @given(limit=st.integers(1, 10_000), gateways=st.integers(0, 20))
-def test_local_shares_add_up_to_the_limit_at_most_where_there_is_one_for_each(limit: int, gateways: int) -> None:
+def test_local_shares_add_up_to_at_most_the_limit(limit: int, gateways: int) -> None:
     share = local_share(limit, gateways)
     assert 1 <= share <= limit
     assert share * gateways <= max(limit, gateways)

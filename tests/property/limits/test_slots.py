@@ -1,4 +1,4 @@
-"""Slots that tenants share: whoever holds none finds one, turns are fair, and no slot is lost or given twice."""
+"""Properties of slots shared by tenants: one is left for others, turns are fair, and none is lost or reused."""
 
 import asyncio
 from collections import Counter
@@ -26,19 +26,19 @@ def test_a_tenant_that_holds_a_slot_never_takes_the_last_one(slots: int, others:
     assert held <= slots
 
 
-def test_of_eight_slots_a_tenant_gets_four_a_second_two_and_two_more_one_each() -> None:
+def test_of_eight_slots_the_first_tenant_gets_four_the_second_two_and_two_more_one_each() -> None:
     line = SlotLine(8, 0, shared=True)
     assert [sum(line.take(tenant) for _ in range(8)) for tenant in "abcd"] == [4, 2, 1, 1]
     assert sum(SlotLine(8, 0, shared=True).take(ANYBODY) for _ in range(1)) == 1
     nobody = SlotLine(8, 0, shared=True)
-    assert sum(nobody.take(ANYBODY) for _ in range(9)) == 8, "without keys nobody is held to a share"
+    assert sum(nobody.take(ANYBODY) for _ in range(9)) == 8, "without keys no tenant is held to a share"
 
 
 STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["come", "come", "done", "leave"])), max_size=80)
 
 
 @given(STEPS, st.integers(1, 9), st.booleans())
-def test_slots_are_never_more_than_there_are_and_none_stays_free_while_one_may_have_it(
+def test_slots_never_exceed_their_number_and_none_stays_free_for_an_eligible_tenant(
     steps: list[tuple[str, str]], slots: int, shared: bool
 ) -> None:
     line, holds, waits = SlotLine(slots, 12, shared=shared), Counter[str](), dict[int, str]()
@@ -63,7 +63,7 @@ def test_slots_are_never_more_than_there_are_and_none_stays_free_while_one_may_h
             assert not (may_take(slots, holds.total(), holds[whose]) if shared else holds.total() < slots)
 
 
-def test_a_waiting_tenant_is_served_before_the_rest_of_one_that_asked_for_much() -> None:
+def test_a_waiting_tenant_is_served_before_the_remaining_requests_of_a_large_one() -> None:
     line = SlotLine(1, 100, shared=False)
     assert line.take("flood")
     many = [line.wait("flood", cost=10) for _ in range(20)]
@@ -75,7 +75,7 @@ def test_a_waiting_tenant_is_served_before_the_rest_of_one_that_asked_for_much()
     assert other in served[:2]
 
 
-def test_a_line_leaves_room_for_the_next_tenant() -> None:
+def test_a_queue_leaves_room_for_the_next_tenant() -> None:
     line = SlotLine(1, 64, shared=True)
     assert line.take("flood")
     waiting = 0
@@ -93,8 +93,8 @@ class Apart:
         return 1
 
 
-def test_a_slot_is_given_back_whatever_becomes_of_its_request() -> None:
-    """Tasks are cancelled at every moment, the one in which their slot comes included."""
+def test_a_slot_is_returned_whatever_happens_to_its_request() -> None:
+    """Tasks are cancelled at every moment, including that in which their slot arrives."""
 
     async def run(random: Random) -> None:
         slots = FairSlots(2, 8, "full", tenants=Apart(), max_wait_s=3.0)
@@ -118,7 +118,7 @@ def test_a_slot_is_given_back_whatever_becomes_of_its_request() -> None:
             loop.run_until_complete(run(Random(seed)))
 
 
-async def test_who_has_waited_too_long_is_told_so_and_the_line_goes_on() -> None:
+async def test_a_request_that_waits_too_long_times_out_and_the_queue_continues() -> None:
     slots = FairSlots(1, 8, "all are taken", max_wait_s=0.0)
     async with slots.slot("a"):
         with pytest.raises(QueueFull, match="all are taken") as caught:

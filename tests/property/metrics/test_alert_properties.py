@@ -1,4 +1,4 @@
-"""Alerts over any course of conditions: fire once, end once, never flap."""
+"""Properties of alerts over any course of conditions: fire once, end once, never flap."""
 
 from collections import Counter
 from dataclasses import replace
@@ -28,7 +28,7 @@ def condition(subject, grade):
 
 
 def run(rule, course):
-    """[(at_ns, transition)] of a course of (ns since the last step, grades)."""
+    """Return [(at_ns, transition)] for a sequence of (ns since the last step, grades)."""
     machine, now_ns, found = AlertStateMachine({NAME: rule}), 10**18, []
     for step_ns, grades in course:
         now_ns += step_ns
@@ -37,7 +37,7 @@ def run(rule, course):
 
 
 @given(RULES, COURSES)
-def test_an_alert_never_fires_twice_without_ending_and_never_ends_without_firing(rule, course):
+def test_an_alert_never_fires_twice_without_ending_nor_ends_without_firing(rule, course):
     firing = {}
     for now_ns, each in run(rule, course):
         if each.ended_ns is None:
@@ -49,7 +49,7 @@ def test_an_alert_never_fires_twice_without_ending_and_never_ends_without_firing
 
 
 @given(RULES, COURSES)
-def test_it_fires_only_after_its_condition_has_held_and_ends_only_after_it_was_clear(rule, course):
+def test_an_alert_fires_only_after_its_condition_has_lasted_and_ends_only_after_it_was_clear(rule, course):
     since, now_ns, machine = {}, 10**18, AlertStateMachine({NAME: rule})
     last_ns = None
     for step_ns, grades in course:
@@ -75,14 +75,14 @@ def test_it_fires_only_after_its_condition_has_held_and_ends_only_after_it_was_c
 
 
 @given(THRESHOLDS, RULES, st.lists(FLOATS, max_size=100), st.integers(1, S))
-def test_a_figure_that_only_grows_fires_once_at_most_and_never_ends(threshold, rule, values, step_ns):
+def test_a_figure_that_only_grows_fires_at_most_once_and_never_ends(threshold, rule, values, step_ns):
     course = [(step_ns, {"a": threshold.grade(value)}) for value in sorted(values)]
     found = run(rule, course)
     assert [each.ended_ns for _, each in found] in ([], [None])
 
 
 @given(THRESHOLDS, RULES, st.lists(FLOATS, max_size=100), st.integers(1, S))
-def test_a_figure_that_only_falls_ends_once_at_most(threshold, rule, values, step_ns):
+def test_a_figure_that_only_falls_ends_at_most_once(threshold, rule, values, step_ns):
     course = [(step_ns, {"a": threshold.grade(value)}) for value in sorted(values, reverse=True)]
     assert [each.ended_ns is None for _, each in run(rule, course)] in ([], [True], [True, False])
 
@@ -97,8 +97,8 @@ def test_a_figure_that_stays_between_the_thresholds_changes_nothing(threshold, v
 
 
 @given(st.lists(st.sampled_from(Grade), min_size=600, max_size=600), st.integers(1, 6))
-def test_whatever_a_figure_does_an_alert_fires_a_few_times_an_hour_at_most(grades, length):
-    """Clear for 30 s at first, then 60, 120, 240, 480, 480 ...: at most 8 fires in any half hour, 14 in an hour."""
+def test_an_alert_fires_at_most_a_few_times_an_hour(grades, length):
+    """Clear times are 30 s at first, then 60, 120, 240, 480, 480 ...: at most 8 fires in half an hour, 14 an hour."""
     rule = Rule(0, 30 * S)
     course = [(S, {"a": grade}) for grade in grades for _ in range(length)]
     fires = [now_ns for now_ns, each in run(rule, course) if each.ended_ns is None]
@@ -106,7 +106,7 @@ def test_whatever_a_figure_does_an_alert_fires_a_few_times_an_hour_at_most(grade
 
 
 @given(st.lists(st.tuples(st.integers(0, 5_000), st.booleans()), max_size=200), st.integers(0, 400_000))
-def test_burn_windows_count_what_ended_in_them_to_a_bucket(requests, after_s):
+def test_burn_windows_count_requests_that_ended_in_them_to_the_bucket(requests, after_s):
     log, now_s, ends = BurnLog(), 1_700_000_000, []
     for step_s, bad in requests:
         now_s += step_s
@@ -134,7 +134,7 @@ REQUESTS = st.builds(
 
 
 @given(REQUESTS, st.integers(1, 10**12))
-def test_a_slower_request_never_keeps_a_level_that_a_faster_one_missed(request, more_ns):
+def test_a_slower_request_never_meets_a_level_that_a_faster_one_missed(request, more_ns):
     slower = replace(
         request, ttft_ns=request.ttft_ns and request.ttft_ns + more_ns, decode_ns=request.decode_ns + more_ns
     )
@@ -144,6 +144,6 @@ def test_a_slower_request_never_keeps_a_level_that_a_faster_one_missed(request, 
 
 
 @given(REQUESTS)
-def test_a_level_is_judged_only_by_a_target_of_the_request_unless_it_failed_or_was_shed(request):
+def test_a_level_is_judged_only_by_the_requests_own_target_unless_it_failed_or_was_shed(request):
     judged = missed_levels(replace(request, ttft_deadline_unix_ns=0, tpot_target_ns=0))
     assert judged == (True if request.failed or request.shed else None, None)

@@ -1,4 +1,4 @@
-"""Data-parallel groups against their ranks, and dummy steps against idle time, whatever ranks do and when."""
+"""Properties of data-parallel groups as sums of their ranks, and of dummy steps as a part of idle time."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ ranks = st.lists(
 
 
 def batch_of(number: int, rank: tuple) -> StepBatch:
-    """What a rank did from 0 until its pieces or `SPAN_MS` end."""
+    """Return a rank's batch from 0 until its pieces or `SPAN_MS` end."""
     group, model, gpus, done, dummies, depth = rank
     steps, waits, now = [], [], 0
     for kind, duration in done:
@@ -61,7 +61,7 @@ def batch_of(number: int, rank: tuple) -> StepBatch:
 
 
 class Kept:
-    """What a metrics service makes of batches."""
+    """The figures that a metrics service computes from batches."""
 
     def __init__(self, batches: list[StepBatch]) -> None:
         self.fleet, self.rollups, self.members = FleetTelemetry(prefill_shares), RollUps(), Members()
@@ -109,7 +109,7 @@ def test_the_history_of_a_group_is_the_sum_of_its_ranks_to_the_nanosecond(ranks:
 
 
 @given(ranks)
-def test_dummy_steps_are_idle_time_that_nothing_else_claims_and_change_no_other(ranks: list[tuple]) -> None:
+def test_dummy_steps_are_otherwise_idle_time_and_change_no_other_phase(ranks: list[tuple]) -> None:
     batches = [batch_of(*each) for each in enumerate(ranks)]
     cluster = Kept(batches).occupancy()
     claimed = [{*taken(batch)} for batch in batches]
@@ -127,7 +127,7 @@ def test_dummy_steps_are_idle_time_that_nothing_else_claims_and_change_no_other(
 
 
 def taken(batch: StepBatch) -> list[int]:
-    """Milliseconds in which a step ran or KV was awaited."""
+    """Return the milliseconds in which a step ran or KV was awaited."""
     starts, ends = (memoryview(column).cast("Q") for column in (batch.steps.start_unix_ns, batch.steps.end_unix_ns))
     ran = [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in zip(starts, ends, strict=True)]
     return [ms for span in (*ran, *batch.kv_waits) for ms in span_ms(span)]

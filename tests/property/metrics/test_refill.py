@@ -1,4 +1,4 @@
-"""Telemetry that the live reader jumped over, filled in afterwards, against a service that read all of it."""
+"""Properties of telemetry filled in after the live reader skipped it, against a service that read all of it."""
 
 import itertools
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from services.metrics.state import MetricsState
 WORKERS = ("a", "b", "c")
 BATCH_MS = 100
 MARGIN = MARGIN_NS // 10**6 // BATCH_MS * len(WORKERS)
-"""Records."""
+"""The margin in records."""
 
 
 def new_state() -> MetricsState:
@@ -40,8 +40,8 @@ def new_state() -> MetricsState:
 
 
 def telemetry(worker: str, step_ms: int, idle_ms: int, until_ms: int, reborn_at_ms: int) -> Iterator[StepBatch]:
-    """Every 100 ms; steps are announced in the batch in which they began, where they outlast it, and end in a later
-    one. From `reborn_at_ms` on it is another process."""
+    """Draw a batch every 100 ms. Steps that outlast their batch are announced in it, and end in a later one. From
+    `reborn_at_ms` on the process is another one."""
     for number, low in enumerate(range(0, until_ms, BATCH_MS)):
         high, steps = low + BATCH_MS, []
         period_ms = step_ms + idle_ms
@@ -60,7 +60,7 @@ def telemetry(worker: str, step_ms: int, idle_ms: int, until_ms: int, reborn_at_
 
 
 def live(state: MetricsState, batches: list[StepBatch], since_ms: int, until_ms: int) -> None:
-    """As they come: windows are written as time goes, whether anything tells of them or not."""
+    """Feed batches as they arrive: windows are written as time passes, with data or without."""
     waiting = iter(batches)
     batch = next(waiting, None)
     for now in range(since_ms, until_ms + 1, BATCH_MS):
@@ -77,7 +77,7 @@ def chunks_of(gap: Stretch[int], size: int) -> Iterator[GapChunk[int]]:
 
 
 def tiers(state: MetricsState, until_ms: int) -> list[list[list[list[int]]]]:
-    """By tier, what is known of every worker in every window."""
+    """Return the known figures of every worker in every window, by tier."""
     return [state.rollups.read(tier.window_ns, at(0), at(until_ms), WORKERS).times_ns.tolist() for tier in TIERS[1:3]]
 
 
@@ -89,8 +89,8 @@ def tiers(state: MetricsState, until_ms: int) -> list[list[list[list[int]]]]:
     reborn_at_ms=st.integers(0, 100_000),
 )
 @pytest.mark.parametrize("until_ms", [30_000, pytest.param(140_000, marks=pytest.mark.slow)])
-def test_a_filled_gap_leaves_the_windows_of_a_reader_that_missed_nothing(until_ms, cut, chunk, shapes, reborn_at_ms):
-    """At 140 s part of it lies beyond the finest windows."""
+def test_a_filled_gap_gives_the_windows_of_a_reader_that_missed_nothing(until_ms, cut, chunk, shapes, reborn_at_ms):
+    """At 140 s a part of it is older than the finest windows."""
     reborn_at_ms -= reborn_at_ms % BATCH_MS
     all_of = [
         batch
@@ -112,11 +112,11 @@ def test_a_filled_gap_leaves_the_windows_of_a_reader_that_missed_nothing(until_m
     state.history.advance(at(until_ms))
     assert tiers(state, until_ms) == tiers(whole, until_ms)
     assert state.fleet.kv_bytes == whole.fleet.kv_bytes
-    if reborn_at_ms <= start // len(WORKERS) * BATCH_MS:  # else what came of the earlier process counts as lost
+    if reborn_at_ms <= start // len(WORKERS) * BATCH_MS:  # otherwise data of the earlier process count as lost
         assert not any(state.fleet.directory.lost_batches(worker) for worker in WORKERS)
 
 
-def test_before_it_is_filled_a_gap_is_a_hole_in_coverage():
+def test_an_unfilled_gap_lowers_coverage():
     state, batches = new_state(), list(telemetry("a", 40, 20, 20_000, 0))
     live(state, batches[:50] + batches[150:], 0, 20_000)
     covered = state.rollups.read(10**9, at(0), at(20_000), ["a"]).times_ns[:, 0, 0].tolist()
@@ -124,8 +124,8 @@ def test_before_it_is_filled_a_gap_is_a_hole_in_coverage():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50_000)), max_size=200), st.floats(0.1, 1e12))
-def test_every_record_that_was_jumped_over_has_one_fate(jumps, rate):
-    """And the chunks of a gap are next to each other, the newest first."""
+def test_every_skipped_record_has_exactly_one_fate(jumps, rate):
+    """The chunks of a gap are also adjacent, with the newest first."""
     gaps, at_offset, total = Gaps(), [0] * 4, 0
     for number, (partition, length) in enumerate(jumps):
         gap = Stretch(partition, at_offset[partition], at_offset[partition] + length)
@@ -162,7 +162,7 @@ def test_the_newest_of_several_partitions_is_read_first():
     assert starts == sorted(starts, reverse=True)
 
 
-def test_a_gap_is_read_once_telemetry_after_it_has_come_and_without_what_the_broker_forgot():
+def test_a_gap_is_read_once_later_telemetry_has_come_and_without_what_the_broker_dropped():
     gaps, gap = Gaps(), Stretch(0, 100, 1_000)
     gaps.add(gap, 0)
     assert gaps.next(MARGIN_NS - 1) is None
@@ -176,8 +176,8 @@ def test_a_gap_is_read_once_telemetry_after_it_has_come_and_without_what_the_bro
 
 
 @given(st.integers(1, 10**6), st.integers(0, MARGIN_NS // 2))
-def test_a_chunk_with_short_margins_is_cut_with_twice_as_many_until_they_suffice(records, before_ns):
-    """Telemetry that comes too thick for the margins that were read: each try reads more, and there is a last one."""
+def test_a_chunk_with_short_margins_is_read_with_doubled_margins_until_they_suffice(records, before_ns):
+    """Telemetry is too dense for the margins that were read: each try reads more, and the tries are bounded."""
     gaps: Gaps[int] = Gaps()
     gaps.add(Stretch(0, 10**9, 10**9 + 5_000_000), 0)
     margins = []
@@ -206,7 +206,7 @@ def test_a_margin_may_be_short_only_where_the_broker_holds_no_more(begins, ends,
     assert gaps.suffices(chunk, read) is enough
 
 
-def test_a_reader_is_behind_when_it_has_not_come_to_where_a_partition_ended_before_the_bound():
+def test_a_reader_is_behind_if_it_has_not_reached_where_a_partition_ended_before_the_bound():
     behind: Behind[str] = Behind(3.0)
     assert behind.note(0.0, {"p": 0}, {"p": 100}) == []
     assert behind.note(2.0, {"p": 50}, {"p": 200}) == []
@@ -214,7 +214,7 @@ def test_a_reader_is_behind_when_it_has_not_come_to_where_a_partition_ended_befo
     assert behind.note(3.1, {"p": 100}, {"p": 300}) == []
 
 
-def test_a_reader_that_was_held_up_and_catches_up_is_not_behind():
+def test_a_reader_that_was_delayed_and_catches_up_is_not_behind():
     behind: Behind[str] = Behind(3.0)
     behind.note(0.0, {"p": 100}, {"p": 100})
     assert behind.note(60.0, {"p": 100}, {"p": 90_000}) == []
@@ -222,7 +222,7 @@ def test_a_reader_that_was_held_up_and_catches_up_is_not_behind():
     assert behind.note(64.0, {"p": 90_050}, {"p": 90_100}) == []
 
 
-def test_a_reader_that_stays_a_moment_late_for_ever_is_not_behind():
+def test_a_reader_that_is_always_slightly_late_is_not_behind():
     behind: Behind[str] = Behind(3.0)
     for second in range(100):
         assert behind.note(second, {"p": 100 * second}, {"p": 100 * second + 150}) == []

@@ -1,4 +1,4 @@
-"""Instances that share telemetry come to the figures of one that reads all, whoever takes over from whom."""
+"""Properties of instances that share telemetry: their figures equal those of one that reads all."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection
@@ -27,11 +27,11 @@ from services.metrics.stream import TICK_NS
 WORKERS = 3
 ROUNDS = 75
 OVERLAP = 30
-"""Rounds that are read again by who takes over ..."""
+"""Rounds that are read again by an instance that takes over ..."""
 SLOWEST = 3
-"""... so many of them a round, or more."""
+"""... this many of them per round, or more."""
 SETTLED = BEHIND_NS // TICK_NS + 2 + OVERLAP // (SLOWEST - 1)
-"""Rounds after which who has given a worker up knows so too, and who took it over has read what there was."""
+"""Rounds after which a worker's former reader knows of its loss, and the new one has read the existing records."""
 
 
 class Instance:
@@ -63,18 +63,18 @@ class Instance:
             self.state.sharing.take_heard(self.state.fleet, self.state.rollups, now_ns)
 
     def figures(self, end_ns: int, rounds: int) -> Any:
-        """Whole nanoseconds of every worker and window."""
+        """Return the whole nanoseconds of every worker and window."""
         ids = [f"worker-{number}" for number in range(WORKERS)]
         series = self.state.rollups.read(TICK_NS, end_ns - rounds * TICK_NS, end_ns, ids)
         return series.times_ns.tolist(), series.roles.tolist()
 
 
 owners = st.lists(st.tuples(st.integers(1, 15), st.sampled_from([0, 1, 2])), max_size=6)
-"""(rounds, who reads the workers: one, the other, or both)."""
+"""(rounds, readers of the workers: one, the other, or both)."""
 outages = st.sets(st.integers(0, ROUNDS - SETTLED)) | st.builds(
     range, st.integers(0, 20), st.integers(20, ROUNDS - SETTLED)
 )
-"""Rounds in which the broker takes nothing of an instance."""
+"""The rounds in which the broker accepts nothing from an instance."""
 
 
 HANDED_OVER_IN_AN_OUTAGE = {
@@ -86,7 +86,7 @@ HANDED_OVER_IN_AN_OUTAGE = {
     "heard_first": False,
     "upgraded": [0, 0],
 }
-"""What nobody else has read of a worker can be told only once others have read it for long."""
+"""Records of a worker that no other instance has read can be sent only after others have read it for long."""
 
 
 @settings(deadline=None, max_examples=examples(40))
@@ -100,7 +100,7 @@ HANDED_OVER_IN_AN_OUTAGE = {
     heard_first=st.booleans(),
     upgraded=st.lists(st.sampled_from([0, ROUNDS]) | st.integers(0, ROUNDS), min_size=2, max_size=2),
 )
-def test_whoever_reads_a_worker_all_tell_the_same(
+def test_all_instances_report_the_same_figures_whoever_reads_a_worker(
     *,
     plans: list[list[tuple[int, int]]],
     busy: list[tuple[int, bool]],
@@ -174,7 +174,7 @@ def _exchange(pair: list[Instance], older: list[bool], now_ns: int) -> None:
         teller.told.clear()
 
 
-def test_partitions_go_round_among_those_who_live() -> None:
+def test_partitions_are_distributed_among_live_instances() -> None:
     one, other = Shares("a"), Shares("b")
     assert [one.mine(partition, 0) for partition in range(4)] == [True] * 4
     one.hear("b", 0)
@@ -190,7 +190,7 @@ def test_partitions_go_round_among_those_who_live() -> None:
     gone=st.sets(st.text("xyz", min_size=1, max_size=2), max_size=3),
     partition=st.integers(0, 7),
 )
-def test_a_partition_has_one_reader_of_those_who_live_once_all_have_heard_of_each_other_and_one_leads(
+def test_a_partition_has_one_live_reader_and_there_is_one_leader_once_all_know_each_other(
     names: set[str], gone: set[str], partition: int
 ) -> None:
     ordered = sorted(names)
@@ -204,7 +204,7 @@ def test_a_partition_has_one_reader_of_those_who_live_once_all_have_heard_of_eac
     assert [each.own_id for each in shares if each.leads(ALIVE_NS)] == ordered[:1]
 
 
-def test_what_cannot_be_is_not_taken() -> None:
+def test_an_impossible_message_is_refused() -> None:
     hearer = Instance("a")
     worker = SharedWorker(newest=step_batch(1, (0, 100)), arrived_unix_ns=at(100))
     good = {"workers": [0], "covered_ns": [9], "prefill_ns": [4], "decode_ns": [5], "kv_wait_ns": [0], "roles": [1]}
@@ -225,7 +225,7 @@ def test_what_cannot_be_is_not_taken() -> None:
     assert hearer.state.rollups.worker_ids() == ["decode-0"]
 
 
-def test_many_workers_go_into_several_records() -> None:
+def test_many_workers_are_split_into_several_records() -> None:
     workers = [SharedWorker(newest=StepBatch(worker_id=f"w-{n}")) for n in range(MAX_WORKERS_A_RECORD + 1)]
     assert [len(message.workers) for message in messages(workers, [])] == [MAX_WORKERS_A_RECORD, 1]
     assert [len(message.workers) for message in messages([], [])] == [0]

@@ -1,4 +1,4 @@
-"""The live stream against a slow count over all telemetry that has come, round by round, in whatever order it comes."""
+"""Test of the live stream against a slow count over all telemetry, round by round and in any order."""
 
 import json
 from collections.abc import Iterator
@@ -23,17 +23,17 @@ WORKERS = ("a", "b", "c")
 BATCHES, BATCH_MS, STEP_MS = 5, 100, 30
 LATEST_MS = 900
 Account = tuple[int, int]
-"""ns of a window that are covered, and of those the ns of decode."""
+"""The covered ns of a window, and the ns of decode among them."""
 
 
 class Reader(Hub):
-    """What a page knows that has read all messages."""
+    """The knowledge of a page that has read all messages."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ids: list[str] = []
         self.known: dict[tuple[str, int], Account] = {}
-        """By worker and start of the window in ms since the origin."""
+        """By worker and the start of the window in ms since the origin."""
 
     def publish(self, tick: bytes, members: bytes | None = None) -> None:
         if members is not None:
@@ -50,7 +50,7 @@ def _data(message: bytes) -> Any:
 
 
 def telemetry(worker: str, phase_ms: int) -> Iterator[tuple[int, StepBatch]]:
-    """(when it ends, batch) of a worker that cuts at its own phase: each begins with a step."""
+    """Yield (end, batch) of a worker with its own phase; each batch begins with a step."""
     for number in range(BATCHES):
         low = phase_ms + number * BATCH_MS
         batch = step_batch(number, (low, low + BATCH_MS), [step(low, low + STEP_MS, decode=1)], worker=worker)
@@ -58,7 +58,7 @@ def telemetry(worker: str, phase_ms: int) -> Iterator[tuple[int, StepBatch]]:
 
 
 def counted(came: list[StepBatch], start_ms: int) -> Account:
-    """Millisecond by millisecond, for the worker whose batches came."""
+    """Count millisecond by millisecond, for the worker whose batches arrived."""
     spans_ns = [(each.covered_from_unix_ns, each.covered_to_unix_ns) for each in came]
     covered = decode = 0
     for ms in range(start_ms, start_ms + TICK_MS):
@@ -70,13 +70,13 @@ def counted(came: list[StepBatch], start_ms: int) -> Account:
 
 phases = st.lists(st.integers(0, 99), min_size=len(WORKERS), max_size=len(WORKERS))
 delays = st.lists(st.integers(0, 400), min_size=BATCHES * len(WORKERS), max_size=BATCHES * len(WORKERS))
-"""From the end of a batch until it comes: many come in another order than they were sent."""
+"""The delay between the end of a batch and its arrival: many arrive in another order than they were sent."""
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(phases, delays)
-def test_a_reader_knows_after_each_round_what_the_telemetry_that_has_come_says(phases, delays):
-    """Also of time that telemetry has not told of yet: that is covered by nothing, and never idle."""
+def test_after_each_round_a_reader_has_the_state_of_all_received_telemetry(phases, delays):
+    """This includes time without telemetry yet, which is covered by nothing and never idle."""
     sent = [pair for worker, phase in zip(WORKERS, phases, strict=True) for pair in telemetry(worker, phase)]
     arrivals = sorted(
         (end_ms + delay, index) for index, ((end_ms, _), delay) in enumerate(zip(sent, delays, strict=True))

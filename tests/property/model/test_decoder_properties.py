@@ -1,4 +1,4 @@
-"""The incremental decoder against decoding all at once."""
+"""Properties of the incremental decoder against decoding all at once."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -18,7 +18,7 @@ BYTE_0 = len(WORDS)
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama 2's: characters that the vocabulary lacks are written byte by byte, one token each."""
+    """Build a tokenizer like Llama 2's: characters outside the vocabulary are written byte by byte, one token each."""
     names = [*WORDS, *(f"<0x{byte:02X}>" for byte in range(256))]
     vocab = {name: token_id for token_id, name in enumerate(names)}
     inner = InnerTokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
@@ -40,8 +40,8 @@ def joined(parts: Sequence[list[int]]) -> list[int]:
 
 
 def no_space_byte(token_ids: Sequence[int]) -> bool:
-    """Vocabularies have a word for the space, so no model writes it as a byte; the library may show one twice that is
-    followed by bytes that are no character, as itself and as U+FFFD."""
+    """Vocabularies have a word for the space, so no model writes it as a byte. The library may show a space before
+    invalid bytes twice, as itself and as U+FFFD."""
     return BYTE_0 + 0x20 not in token_ids
 
 
@@ -58,21 +58,21 @@ def test_pieces_join_to_the_text_and_are_whole_characters(text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 259), max_size=MAX_HELD_TOKENS - 1))
-def test_any_tokens_stream_to_what_they_decode_to(token_ids: list[int]) -> None:
+def test_any_tokens_stream_to_their_decoded_text(token_ids: list[int]) -> None:
     assert streamed(SIM, token_ids) == SIM.decode(token_ids)
 
 
 @given(st.lists(words | characters, max_size=40).map(joined))
-def test_characters_in_bytes_stream_to_what_they_decode_to(token_ids: list[int]) -> None:
+def test_characters_in_bytes_stream_to_their_decoded_text(token_ids: list[int]) -> None:
     assert streamed(FALLBACK, token_ids) == FALLBACK.decode(token_ids)
 
 
 @given(st.lists(words | characters | any_bytes, max_size=MAX_HELD_TOKENS // 4 - 1).map(joined).filter(no_space_byte))
 @example([BYTE_0 + 0xC3, BYTE_0 + 0xA9, BYTE_0 + 0xFF, 2])  # "é" was emitted; decoded as a whole its bytes are not "é"
 @example([1, BYTE_0 + 0xFF, 2])
-def test_bytes_that_are_no_characters_lose_nothing(token_ids: list[int]) -> None:
-    """A run of bytes decodes to its characters, or to U+FFFD for each byte: the part that was emitted before it was
-    spoiled stays, and the rest is as the library decodes it."""
+def test_invalid_bytes_lose_nothing(token_ids: list[int]) -> None:
+    """A run of bytes decodes to its characters, or to U+FFFD for each byte. The part emitted before the run became
+    invalid stays, and the rest equals the library's decoding."""
     shown = [token_id for token_id in token_ids if token_id]  # <unk> is special
     expected = ""
     for is_byte, run in groupby(shown, lambda token_id: token_id >= BYTE_0):
@@ -87,7 +87,7 @@ def test_bytes_that_are_no_characters_lose_nothing(token_ids: list[int]) -> None
 
 
 def whole_characters(found: bytes) -> str:
-    """The longest beginning that is text, all of it if that is; a literal U+FFFD at its end waits for what follows."""
+    """Return the longest prefix that is text; a literal U+FFFD at its end waits for the next token."""
     for length in range(len(found), -1, -1):
         try:
             text = found[:length].decode()
@@ -99,5 +99,5 @@ def whole_characters(found: bytes) -> str:
 
 
 @given(st.integers(0, 3 * MAX_HELD_TOKENS))
-def test_words_keep_their_spaces_however_many_bytes_were_no_character(count: int) -> None:
+def test_words_keep_their_spaces_however_many_invalid_bytes_precede_them(count: int) -> None:
     assert streamed(FALLBACK, [3, *[BYTE_0 + 0x80] * count, 3, 4]) == f"he{chr(0xFFFD) * count} hello"

@@ -1,4 +1,4 @@
-"""Whatever schema comes in: answers that keep to what goes out are instances of it, and annotations change nothing."""
+"""Properties of converted schemas: answers are instances of the original, and annotations change nothing."""
 
 import json
 import random
@@ -73,7 +73,7 @@ documents = st.builds(
 
 
 def answer(schema: dict[str, Any], seed: int) -> Any:
-    """Some text that the schema lets be written, a byte a token, its ends preferred; None where it has none soon."""
+    """Draw text that the schema allows, one byte per token and with ends preferred; None if it does not end soon."""
     matcher, draw, found = (
         LLMatcher(BYTES, f"start: {json_rule(schema)}\n", log_level=0),
         random.Random(seed),
@@ -95,7 +95,7 @@ def answer(schema: dict[str, Any], seed: int) -> Any:
 
 
 @given(schema=documents, seed=st.integers(0, 2**32))
-def test_an_answer_that_keeps_to_what_goes_out_is_an_instance_of_what_came_in(
+def test_an_answer_valid_under_the_converted_schema_is_an_instance_of_the_original(
     schema: dict[str, Any], seed: int
 ) -> None:
     kept, fault = kept_schema(schema)
@@ -120,7 +120,7 @@ ANNOTATIONS: list[dict[str, Any]] = [
 
 
 @given(schema=schemas, data=st.data())
-def test_what_asks_nothing_changes_nothing_wherever_it_stands(schema: dict[str, Any], data: st.DataObject) -> None:
+def test_annotations_change_nothing_wherever_they_stand(schema: dict[str, Any], data: st.DataObject) -> None:
     def adorned(value: Any) -> Any:
         if not isinstance(value, dict):
             return value

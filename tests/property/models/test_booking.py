@@ -1,4 +1,4 @@
-"""Reservations are kept or refused with what stands against them, minute by minute."""
+"""Properties of reservations: accepted or refused with their conflicts, minute by minute."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ claims = st.builds(
 
 @settings(max_examples=examples(200))
 @given(st.lists(claims, max_size=6), claims, st.integers(1, 10))
-def test_what_is_accepted_fits_at_every_minute_and_what_is_refused_does_not_at_the_minute_that_is_named(
+def test_an_accepted_reservation_fits_at_every_minute_and_a_refused_one_fails_at_the_named_one(
     held: list[GpuClaim], wanted: GpuClaim, gpus: int
 ) -> None:
     everything = [*[each for each in held if each != wanted], wanted]
@@ -38,7 +38,7 @@ def test_a_reservation_past_midnight_holds_on_both_sides_of_it() -> None:
     assert [night.holds_at(hour * 60) for hour in (21, 22, 23, 0, 5, 6)] == [False, True, True, True, True, False]
 
 
-def test_the_least_important_claims_have_to_go_first() -> None:
+def test_the_least_important_claims_are_displaced_first() -> None:
     held = [
         GpuClaim("a", 2, "reservation", priority=1),
         GpuClaim("b", 1, "floor"),

@@ -1,4 +1,4 @@
-"""No forecast knows what comes after it."""
+"""Properties of forecasts: none depends on later data."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -21,7 +21,7 @@ def forecasts(log):
 
 
 def changed_after(log, origin_s, rng):
-    """What is known at the origin is as it was; what runs then may end at any later time, and anything may come."""
+    """Draw a change after the origin: running requests may end at any later time, and anything may arrive."""
     t_s, model, exec_s, gpus = log.t_s.copy(), log.model.copy(), log.exec_s.copy(), log.gpus.copy()
     is_running = (t_s < origin_s) & (t_s + exec_s >= origin_s)
     exec_s[is_running] = origin_s - t_s[is_running] + rng.exponential(100.0, int(is_running.sum()))
@@ -43,7 +43,7 @@ def changed_after(log, origin_s, rng):
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 48))
-def test_changing_anything_after_an_origin_changes_no_forecast_made_at_it(seed, window):
+def test_a_change_after_an_origin_changes_no_forecast_made_at_it(seed, window):
     log = generate_usage(SPEC, seed=seed % 5)
     other = changed_after(log, window * WINDOW_S, np.random.default_rng(seed))
     one, two = forecasts(log), forecasts(other)
@@ -53,7 +53,7 @@ def test_changing_anything_after_an_origin_changes_no_forecast_made_at_it(seed, 
         assert getattr(one, name)[made] == getattr(two, name)[made], name
 
 
-def test_what_came_before_an_origin_does_change_the_forecast():
+def test_a_change_before_an_origin_changes_the_forecast():
     """The test above would pass for a forecast that looks at nothing."""
     log = generate_usage(SPEC, seed=1)
     busier = UsageLog(log.name, log.t_s, log.model, log.exec_s * 3, log.models, log.gpus)

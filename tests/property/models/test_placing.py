@@ -1,4 +1,4 @@
-"""What holds of every decision about which worker holds which model."""
+"""Properties of every decision about which worker holds which model."""
 
 from collections import Counter
 from dataclasses import replace
@@ -53,7 +53,7 @@ def decide(known: list[PlacedModel], pool: list[PoolWorker]) -> PoolDecision:
 
 @settings(max_examples=examples(300))
 @given(models(), pools())
-def test_only_workers_that_may_be_asked_get_orders_and_each_at_most_one(
+def test_only_available_workers_get_orders_and_each_at_most_one(
     known: list[PlacedModel], pool: list[PoolWorker]
 ) -> None:
     orders = decide(known, pool).orders
@@ -64,7 +64,7 @@ def test_only_workers_that_may_be_asked_get_orders_and_each_at_most_one(
 
 @settings(max_examples=examples(300))
 @given(models(), pools())
-def test_nobody_falls_below_what_is_kept_for_it_by_an_order(known: list[PlacedModel], pool: list[PoolWorker]) -> None:
+def test_no_order_takes_a_model_below_its_reserved_number(known: list[PlacedModel], pool: list[PoolWorker]) -> None:
     held = Counter(each.model for each in pool if each.stage in (WorkerStage.LOADING, WorkerStage.SERVING))
     after = Counter(held)
     for order in decide(known, pool).orders:
@@ -76,7 +76,7 @@ def test_nobody_falls_below_what_is_kept_for_it_by_an_order(known: list[PlacedMo
 
 @settings(max_examples=examples(300))
 @given(models(), pools())
-def test_a_busy_worker_loses_its_model_only_after_a_turn_that_pays_the_switch_back(
+def test_a_busy_worker_loses_its_model_only_after_a_turn_that_pays_for_the_switch_back(
     known: list[PlacedModel], pool: list[PoolWorker]
 ) -> None:
     by_name, workers = {each.name: each for each in known}, {each.id: each for each in pool}
@@ -95,7 +95,7 @@ def test_a_busy_worker_loses_its_model_only_after_a_turn_that_pays_the_switch_ba
 
 @settings(max_examples=examples(300))
 @given(models(), pools())
-def test_whoever_waits_gets_a_worker_that_is_empty_and_states_a_wait(
+def test_a_waiting_model_gets_an_empty_worker_and_a_predicted_wait(
     known: list[PlacedModel], pool: list[PoolWorker]
 ) -> None:
     placed = decide(known, pool)
@@ -111,14 +111,12 @@ def test_whoever_waits_gets_a_worker_that_is_empty_and_states_a_wait(
 
 @settings(max_examples=examples(300))
 @given(models(), pools())
-def test_where_no_worker_is_kept_for_a_model_each_model_has_its_time(
-    known: list[PlacedModel], pool: list[PoolWorker]
-) -> None:
+def test_without_reserved_workers_each_model_has_its_turn(known: list[PlacedModel], pool: list[PoolWorker]) -> None:
     waits_s = decide([replace(each, least=0) for each in known], pool).waits_s
     assert all(wait_s < NEVER_S for wait_s in waits_s.values())
 
 
-def test_while_the_only_worker_is_given_to_one_model_the_next_waits_for_its_turn() -> None:
+def test_while_the_only_worker_goes_to_one_model_the_next_waits_for_its_turn() -> None:
     first = PlacedModel("first", 3.0, 1.0, waiting=1, in_flight=1)
     placed = decide([first, PlacedModel("next", 2.0, 1.0)], [PoolWorker("w", WorkerStage.EMPTY)])
     assert [order.model for order in placed.orders] == ["first"]
@@ -128,7 +126,7 @@ def test_while_the_only_worker_is_given_to_one_model_the_next_waits_for_its_turn
 
 @settings(max_examples=examples(300))
 @given(models(), pools())
-def test_a_worker_that_has_just_got_its_model_keeps_it(known: list[PlacedModel], pool: list[PoolWorker]) -> None:
+def test_a_worker_that_has_just_loaded_its_model_keeps_it(known: list[PlacedModel], pool: list[PoolWorker]) -> None:
     names = {each.name for each in known}
     fresh = {
         each.id
@@ -140,7 +138,7 @@ def test_a_worker_that_has_just_got_its_model_keeps_it(known: list[PlacedModel],
 
 @st.composite
 def with_lines(draw: st.DrawFn) -> list[PlacedModel]:
-    """Models of which some are asked by batch jobs too, or by them alone."""
+    """Draw models of which some are requested by batch jobs too, or by them alone."""
     return [
         replace(
             each, lines_waiting=draw(st.integers(0, each.waiting)), lines_in_flight=draw(st.integers(0, each.in_flight))
@@ -151,9 +149,7 @@ def with_lines(draw: st.DrawFn) -> list[PlacedModel]:
 
 @settings(max_examples=examples(300))
 @given(with_lines(), pools())
-def test_lines_of_batch_jobs_take_no_worker_that_people_wait_for(
-    known: list[PlacedModel], pool: list[PoolWorker]
-) -> None:
+def test_batch_lines_take_no_worker_that_people_wait_for(known: list[PlacedModel], pool: list[PoolWorker]) -> None:
     by_name = {each.name: each for each in known}
     placed = decide(known, pool)
     held = {each.model for each in pool if each.stage in (WorkerStage.LOADING, WorkerStage.SERVING)}
@@ -162,7 +158,7 @@ def test_lines_of_batch_jobs_take_no_worker_that_people_wait_for(
         wanted, evicted = by_name.get(order.model), by_name.get(order.evicts)
         if wanted is None or order.why not in (Why.ASKED, Why.TURN) or wanted.people_wait or not wanted.waiting:
             continue
-        # Whoever of the people could have had that worker has one, or gets one.
+        # Every person who could have had that worker has one, or gets one.
         if evicted is None:
             assert all(each.name in served or each.blocked for each in known if each.people_wait)
         elif evicted.is_busy and not evicted.runs_for_lines_alone:
@@ -172,7 +168,7 @@ def test_lines_of_batch_jobs_take_no_worker_that_people_wait_for(
             assert copies > evicted.most or wanted.waited_s >= LINES_WAIT_S
 
 
-def test_people_who_wait_take_a_worker_of_lines_at_once_and_lines_one_of_people_only_after_long() -> None:
+def test_people_take_a_worker_of_batch_lines_at_once_and_the_reverse_happens_only_after_long() -> None:
     lines = PlacedModel(
         "lines", 2.0, 1.0, waiting=3, waited_s=400.0, in_flight=3, priority=9, lines_waiting=3, lines_in_flight=3
     )
@@ -189,7 +185,7 @@ def test_people_who_wait_take_a_worker_of_lines_at_once_and_lines_one_of_people_
     assert order.model == "lines"
 
 
-def test_a_model_goes_only_where_it_fits_and_the_smallest_such_place_is_taken() -> None:
+def test_a_model_goes_only_where_it_fits_and_to_the_smallest_such_worker() -> None:
     pool = [PoolWorker("a", WorkerStage.EMPTY, memory_bytes=80), PoolWorker("b", WorkerStage.EMPTY, memory_bytes=20)]
     for size, worker in ((10, "b"), (50, "a")):
         (order,) = place([PlacedModel("m", 1.0, 1.0, waiting=1, size_bytes=size)], pool).orders
@@ -198,7 +194,7 @@ def test_a_model_goes_only_where_it_fits_and_the_smallest_such_place_is_taken() 
     assert not placed.orders and placed.waits_s["m"] >= 86_400
 
 
-def test_of_equal_places_the_one_with_the_fewest_busy_neighbours_is_taken() -> None:
+def test_the_worker_with_the_fewest_busy_neighbours_is_chosen_among_equals() -> None:
     pool = [
         PoolWorker("a", WorkerStage.EMPTY, gpu="0"),
         PoolWorker("b", WorkerStage.SERVING, "busy", 100.0, gpu="0"),

@@ -1,4 +1,4 @@
-"""Distributions of the GPUs that active models need."""
+"""Properties of distributions of the GPUs that active models need."""
 
 from itertools import product
 
@@ -13,7 +13,7 @@ CHANCES = st.lists(st.floats(RARE, 1.0), min_size=1, max_size=8)
 
 
 @given(st.lists(st.tuples(st.floats(RARE, 1.0), st.integers(1, 4)), min_size=1, max_size=8))
-def test_a_distribution_is_that_of_all_cases_counted_one_by_one(models):
+def test_a_distribution_equals_the_count_of_all_cases(models):
     chances, units = np.array([each[0] for each in models]), np.array([each[1] for each in models])
     expected = np.zeros(int(units.sum()) + 1)
     for active in product((0, 1), repeat=len(models)):
@@ -31,14 +31,14 @@ def test_a_distribution_adds_up_to_one_and_to_the_sum_of_its_parts(chances, unit
 
 
 @given(CHANCES, st.floats(0.01, 0.99), st.floats(0.01, 0.99))
-def test_a_higher_level_never_needs_less(chances, one, other):
+def test_a_higher_level_never_needs_fewer_gpus(chances, one, other):
     found = sum_distribution(np.array([chances]), np.ones(len(chances), dtype=np.int64))[0]
     low, high = sorted((one, other))
     assert quantile(found, low) <= quantile(found, high)
 
 
 @given(st.lists(st.floats(0.0, RARE / 2), min_size=1, max_size=200))
-def test_rare_models_counted_together_move_no_probability_by_more_than_le_cams_bound(chances):
+def test_pooling_rare_models_moves_no_probability_by_more_than_le_cams_bound(chances):
     plain = np.ones(1)
     for chance in chances:
         plain = np.convolve(plain, [1 - chance, chance])
@@ -49,7 +49,7 @@ def test_rare_models_counted_together_move_no_probability_by_more_than_le_cams_b
 
 
 @given(st.lists(st.sampled_from([0.125, 0.25, 0.3, 0.5, 1.0, 2.0, 8.0]), min_size=1, max_size=10))
-def test_sizes_in_units_are_never_smaller_than_they_are(sizes):
+def test_sizes_in_units_are_never_rounded_down(sizes):
     gpus = np.array(sizes)
     units, unit = gpu_units(gpus)
     assert np.all(units * unit >= gpus - 1e-9)

@@ -1,4 +1,4 @@
-"""Where a prefill batch saturates a device, found from noisy trials."""
+"""Properties of the smallest saturating prefill chunk, found from noisy trials."""
 
 import math
 
@@ -44,7 +44,7 @@ def rate(model: StepTimeModel, tokens: int) -> float:
 @given(floors, token_costs, st.integers(0, 99))
 @example(floor_ns=27.86e6, token_ns=5.11e3, seed=1105)  # the floor reaches to the last sizes, and some were held up
 @example(floor_ns=21.66e6, token_ns=6.34e3, seed=837)
-def test_the_choice_reaches_the_plateau_and_is_near_the_smallest_that_does(
+def test_the_chosen_chunk_reaches_the_plateau_and_is_near_the_smallest_that_does(
     floor_ns: float, token_ns: float, seed: int
 ) -> None:
     truth, random, most = device(floor_ns, token_ns), np.random.default_rng(seed), 8192
@@ -64,7 +64,7 @@ def test_the_choice_reaches_the_plateau_and_is_near_the_smallest_that_does(
 
 @settings(max_examples=examples(30), deadline=None)
 @given(floors, token_costs, st.sampled_from([96, 256, 1024, 4096, MOST_TOKENS]))
-def test_a_curve_is_whole_only_where_a_longer_one_would_find_no_faster_steps(
+def test_a_curve_is_complete_only_if_a_longer_one_would_find_no_faster_steps(
     floor_ns: float, token_ns: float, most: int
 ) -> None:
     truth = device(floor_ns, token_ns)
@@ -80,7 +80,7 @@ def test_a_curve_is_whole_only_where_a_longer_one_would_find_no_faster_steps(
 
 @settings(max_examples=examples(30), deadline=None)
 @given(floors, token_costs, st.integers(1, 8192))
-def test_the_knee_is_the_smallest_within_three_per_cent(floor_ns: float, token_ns: float, most: int) -> None:
+def test_the_knee_is_the_smallest_chunk_within_three_per_cent(floor_ns: float, token_ns: float, most: int) -> None:
     model = device(floor_ns, token_ns)
     knee, plateau = knee_of(model, most)
     assert 1 <= knee <= most
@@ -97,14 +97,14 @@ def test_trials_grow_to_the_bound_and_slow_devices_get_fewer(most: int, limit_ns
     assert len({slow.count(size) for size in slow}) == bool(slow), "each size as often as the others"
 
 
-def test_where_no_curve_fits_into_the_time_nothing_is_measured() -> None:
+def test_nothing_is_measured_if_no_curve_fits_into_the_time() -> None:
     slow = PROFILES["smollm2-135m-cpu"].step_time.scaled(10)
     assert list(plan_trials(slow, 8192, 10_000_000_000)) == []
     assert len(set(plan_trials(slow, 8192, 100_000_000_000))) >= 6
 
 
 @given(st.floats(0.05, 20), st.integers(16, 512))
-def test_one_step_tells_how_fast_a_device_is(factor: float, tokens: int) -> None:
+def test_one_step_suffices_to_estimate_the_speed_of_a_device(factor: float, tokens: int) -> None:
     duration_ns = round(PRIOR.scaled(factor).prefill_ns(trial_work(tokens)))
     assert calibrated(PRIOR, MeasuredStep(tokens, duration_ns)).prefill_token_ns == pytest.approx(
         factor * PRIOR.prefill_token_ns, rel=1e-3
@@ -112,13 +112,13 @@ def test_one_step_tells_how_fast_a_device_is(factor: float, tokens: int) -> None
 
 
 @given(st.integers(1, 20_000))
-def test_a_trial_computes_what_it_says(tokens: int) -> None:
+def test_a_trial_computes_the_tokens_it_reports(tokens: int) -> None:
     assert trial_work(tokens) == chunks_work((0, length) for length in trial_prompts(tokens))
     assert sum(trial_prompts(tokens)) == tokens
     assert min(trial_prompts(tokens)) > 0
 
 
-def test_few_trials_tell_nothing() -> None:
+def test_too_few_trials_give_no_result() -> None:
     assert find_knee(PRIOR, [MeasuredStep(64, 10**7)] * 5) is None
 
 

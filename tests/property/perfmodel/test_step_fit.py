@@ -1,4 +1,4 @@
-"""Step-time models from measured steps: what they recover, and what they never do."""
+"""Properties of step-time models fitted to measured steps."""
 
 import math
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def some_work(kind: str, random: np.random.Generator) -> StepWork:
 def measured(
     truth: StepTimeModel, kinds: str, steps: int, *, noise: float = 0.03, outliers: float = 0.0, seed: int = 0
 ) -> StepSamples:
-    """Steps with noise, some of them many times too slow."""
+    """Return steps with noise, some of them many times too slow."""
     random = np.random.default_rng(seed)
     samples = StepSamples()
     for index in range(steps):
@@ -74,7 +74,7 @@ def measured(
 
 
 def errors(model: StepTimeModel, truth: StepTimeModel, kinds: str, seed: int = 9) -> Sequence[float]:
-    """Relative errors on steps that no fit has seen."""
+    """Return the relative errors on steps that no fit has seen."""
     random = np.random.default_rng(seed)
     works = [some_work(kind, random) for kind in kinds for _ in range(200)]
     return [abs(model.step_ns(work) / truth.step_ns(work) - 1) for work in works]
@@ -83,7 +83,7 @@ def errors(model: StepTimeModel, truth: StepTimeModel, kinds: str, seed: int = 9
 @pytest.mark.parametrize("truth", [GPU, CPU])
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("kinds", [PREFILL, DECODE, PREFILL + DECODE + MIXED])
-def test_a_few_hundred_noisy_steps_with_outliers_are_enough(
+def test_a_few_hundred_noisy_steps_with_outliers_suffice(
     truth: StepTimeModel, prior: StepTimeModel, kinds: str
 ) -> None:
     found = fit_steps(prior, measured(truth, kinds, 300, outliers=0.08).rows())
@@ -92,7 +92,7 @@ def test_a_few_hundred_noisy_steps_with_outliers_are_enough(
 
 
 @pytest.mark.parametrize("truth", [GPU, CPU])
-def test_three_dozen_steps_are_of_use(truth: StepTimeModel) -> None:
+def test_three_dozen_steps_improve_the_model(truth: StepTimeModel) -> None:
     for kinds in (PREFILL, DECODE):
         found = fit_steps(PRIORS[0], measured(truth, kinds, 36).rows())
         assert np.median(errors(found, truth, kinds)) < 0.04
@@ -108,7 +108,7 @@ def test_three_dozen_steps_are_of_use(truth: StepTimeModel) -> None:
     ],
 )
 @pytest.mark.parametrize("seed", range(4))
-def test_a_guess_of_prefill_is_unlearned_among_ten_times_as_many_well_known_decodes(
+def test_a_wrong_prefill_prior_is_corrected_among_ten_times_as_many_decodes(
     truth: StepTimeModel, wrong: dict[str, float], seed: int
 ) -> None:
     prior = replace(truth, **{name: getattr(truth, name) * factor for name, factor in wrong.items()})
@@ -125,7 +125,7 @@ def test_a_guess_of_prefill_is_unlearned_among_ten_times_as_many_well_known_deco
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(MIN_KIND_ROWS, 200), st.integers(0, MIN_KIND_ROWS * 3))
-def test_each_kind_of_steps_has_its_own_outliers(seed: int, many: int, few: int) -> None:
+def test_outliers_are_judged_within_each_kind_of_step(seed: int, many: int, few: int) -> None:
     random = np.random.default_rng(seed)
     first = np.arange(many + few) < many
     residual = np.where(first, 0.01, 0.5) * random.uniform(0.8, 1.2, many + few)
@@ -138,14 +138,14 @@ def test_each_kind_of_steps_has_its_own_outliers(seed: int, many: int, few: int)
     assert robust_weights(residual, (first, ~first))[-1] == 0 or 0 < few < MIN_KIND_ROWS
 
 
-def test_mixed_steps_alone_teach_how_long_mixed_steps_take() -> None:
+def test_mixed_steps_alone_suffice_to_predict_mixed_steps() -> None:
     found = fit_steps(PRIORS[0], measured(GPU, MIXED, 300).rows())
     assert np.median(errors(found, GPU, MIXED)) < 0.03
 
 
 @settings(max_examples=examples(25), deadline=None)
 @given(models, models, st.sampled_from([PREFILL, DECODE, MIXED, PREFILL + DECODE + MIXED]), st.integers(0, 120))
-def test_a_fit_is_finite_never_negative_grows_with_work_and_suits_the_steps_no_worse_than_its_prior(
+def test_a_fit_is_finite_monotonic_and_no_worse_than_its_prior(
     truth: StepTimeModel, prior: StepTimeModel, kinds: str, steps: int
 ) -> None:
     rows = measured(truth, kinds, steps, outliers=0.1).rows()
@@ -160,7 +160,7 @@ def test_a_fit_is_finite_never_negative_grows_with_work_and_suits_the_steps_no_w
 
 
 @given(models, st.integers(0, MIN_SCALED - 1), st.integers(0, MIN_STEPS - 1))
-def test_too_few_steps_leave_the_prior(truth: StepTimeModel, pure: int, mixed: int) -> None:
+def test_too_few_steps_leave_the_prior_unchanged(truth: StepTimeModel, pure: int, mixed: int) -> None:
     for kinds, steps in ((PREFILL, pure), (DECODE, pure), (MIXED, mixed)):
         assert fit_steps(PRIORS[0], measured(truth, kinds, steps).rows()) == PRIORS[0]
 
@@ -170,7 +170,7 @@ def test_too_few_steps_leave_the_prior(truth: StepTimeModel, pure: int, mixed: i
     st.sampled_from([GPU, CPU]), st.floats(0.2, 5), st.sampled_from([PREFILL, DECODE]),
     st.integers(MIN_SCALED, MIN_STEPS - 1), st.integers(0, 99),
 )  # fmt: skip
-def test_a_few_steps_say_how_fast_a_device_is_at_what_they_do(
+def test_a_few_steps_scale_the_model_to_the_speed_of_the_device(
     prior: StepTimeModel, factor: float, kind: str, steps: int, seed: int
 ) -> None:
     found = fit_steps(prior, measured(prior.scaled(factor), kind, steps, seed=seed).rows())
@@ -180,9 +180,7 @@ def test_a_few_steps_say_how_fast_a_device_is_at_what_they_do(
 
 @settings(max_examples=examples(20), deadline=None)
 @given(st.sampled_from([GPU, CPU]), st.integers(1, 64), st.integers(16, 8192), st.integers(0, 99))
-def test_equal_steps_spoil_nothing_that_a_good_prior_knows(
-    truth: StepTimeModel, batch: int, context: int, seed: int
-) -> None:
+def test_equal_steps_do_not_degrade_a_good_prior(truth: StepTimeModel, batch: int, context: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     samples = StepSamples()
     for _ in range(200):
@@ -198,7 +196,7 @@ def test_equal_steps_spoil_nothing_that_a_good_prior_knows(
     st.sampled_from([GPU, CPU]), st.sampled_from([PREFILL, DECODE]), st.integers(MIN_SCALED, 200),
     st.tuples(st.floats(0, 0.3), st.floats(0, 0.9), st.floats(0.1, 5)), st.integers(0, 99),
 )  # fmt: skip
-def test_short_steps_on_a_busy_host_leave_what_was_learned_of_long_ones(
+def test_short_steps_on_a_busy_host_do_not_change_the_fit_of_long_ones(
     truth: StepTimeModel, kind: str, steps: int, busy: tuple[float, float, float], seed: int
 ) -> None:
     noise, late, late_by = busy
@@ -215,7 +213,7 @@ def test_short_steps_on_a_busy_host_leave_what_was_learned_of_long_ones(
     assert found.step_ns(long) == pytest.approx(truth.step_ns(long), rel=0.25)
 
 
-def test_a_device_that_takes_no_time_is_remembered_by_nothing() -> None:
+def test_an_instant_device_adds_no_remembered_steps() -> None:
     instant = PROFILES["instant"].step_time
     rows = measured(GPU, PREFILL + DECODE, 80).rows()
     assert fit_steps(instant, rows, remembered_steps(instant, prefill=True, decode=True)) == fit_steps(instant, rows)
@@ -223,7 +221,7 @@ def test_a_device_that_takes_no_time_is_remembered_by_nothing() -> None:
 
 @pytest.mark.parametrize("truth", [GPU, CPU])
 @pytest.mark.parametrize("factor", [0.6, 1.7])
-def test_a_device_that_is_not_as_remembered_is_followed(truth: StepTimeModel, factor: float) -> None:
+def test_a_device_that_differs_from_memory_is_followed(truth: StepTimeModel, factor: float) -> None:
     samples = measured(truth.scaled(factor), PREFILL + DECODE + MIXED, 400)
     found = fit_steps(truth, samples.rows(), remembered_steps(truth, prefill=True, decode=True))
     for kind in (PREFILL, DECODE):
@@ -241,7 +239,7 @@ def test_a_device_that_changes_is_followed() -> None:
     assert np.median(errors(learner.model, GPU.scaled(1.7), DECODE)) < 0.05
 
 
-def test_what_is_told_of_errors_is_of_predictions_made_before_the_step() -> None:
+def test_reported_errors_are_of_predictions_made_before_the_step() -> None:
     learner = StepTimeLearner(GPU.scaled(2))
     random = np.random.default_rng(5)
     assert learner.fitted().decode == KindFit()
@@ -260,7 +258,7 @@ def test_what_is_told_of_errors_is_of_predictions_made_before_the_step() -> None
 
 
 @given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 64), st.integers(0, 10**6)), max_size=300))
-def test_steps_are_kept_to_a_bound(steps: list[tuple[int, int, int]]) -> None:
+def test_the_number_of_stored_steps_is_bounded(steps: list[tuple[int, int, int]]) -> None:
     samples = StepSamples()
     for tokens, batch, kv_tokens in steps:
         work = StepWork(tokens, 1, tokens, batch, kv_tokens)
@@ -291,7 +289,7 @@ def test_unequal_chunks_cost_their_squares_exactly(model: StepTimeModel, sizes: 
 
 
 @given(models, st.builds(KindFit, st.integers(0, 10**9), st.floats(0, 1, width=32), st.floats(0, 9, width=32)))
-def test_a_model_comes_back_from_the_wire_as_it_left(model: StepTimeModel, fit: KindFit) -> None:
+def test_a_model_round_trips_over_the_wire(model: StepTimeModel, fit: KindFit) -> None:
     told = FittedModel(model, prefill=fit, mixed=fit)
     assert fitted_model(step_time_message(told)) == told
 
@@ -299,13 +297,13 @@ def test_a_model_comes_back_from_the_wire_as_it_left(model: StepTimeModel, fit: 
 @pytest.mark.parametrize(
     ("name", "value"), [("prefill_token_ns", math.nan), ("decode_fixed_ns", -1), ("interference", 2)]
 )
-def test_a_message_that_is_no_model_is_none(name: str, value: float) -> None:
+def test_an_invalid_message_gives_no_model(name: str, value: float) -> None:
     message = step_time_message(FittedModel(GPU))
     setattr(message, name, value)
     assert fitted_model(message) is None
 
 
-def test_kinds_are_combined_from_the_fits_that_know_them() -> None:
+def test_each_kind_is_taken_from_the_fit_that_knows_it() -> None:
     fits = {StepKind.PREFILL: FittedModel(GPU), StepKind.DECODE: FittedModel(CPU)}
     found = combine(PRIORS[0], fits)
     prefill, decode = StepWork(100, 1, 400), StepWork(decode_sequences=3, decode_kv_tokens=70)
@@ -314,7 +312,7 @@ def test_kinds_are_combined_from_the_fits_that_know_them() -> None:
     assert found.interference == PRIORS[0].interference
 
 
-def test_the_step_from_vectors_to_a_matrix_is_found_and_a_prompt_chunk_hides_in_it() -> None:
+def test_the_jump_from_vectors_to_a_matrix_is_found_and_a_prompt_chunk_is_hidden_by_it() -> None:
     truth = StepTimeModel(55e6, 700_000, 200, 41e6, 900_000, 5_000, 0.1, decode_matrix_ns=16e6)
     found = fit_steps(CPU, measured(truth, PREFILL + DECODE + MIXED, 400).rows())
     assert found.decode_matrix_ns == pytest.approx(16e6, rel=0.25)

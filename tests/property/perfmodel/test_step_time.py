@@ -1,4 +1,4 @@
-"""The step-time model and the split of steps, over all sizes."""
+"""Properties of the step-time model and of the split of steps, over all sizes."""
 
 import pytest
 from hypothesis import given
@@ -18,14 +18,14 @@ models = st.builds(
 
 @st.composite
 def works(draw: st.DrawFn) -> StepWork:
-    """Any step: prompt chunks with cached context, decodes, both or neither."""
+    """Draw any step: prompt chunks with cached context, decodes, both or neither."""
     chunks = draw(st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 100_000)), max_size=4))
     decodes = draw(st.lists(st.integers(1, 100_000), max_size=8))
     return StepWork(sum(tokens for tokens, _ in chunks), len(chunks), sum(map(sum, chunks)), len(decodes), sum(decodes))
 
 
 @given(models, works(), st.integers(0, 2**62))
-def test_split_adds_exactly_and_gives_nothing_to_absent_work(
+def test_the_split_adds_up_exactly_and_gives_nothing_to_absent_work(
     model: StepTimeModel, work: StepWork, duration_ns: int
 ) -> None:
     prefill, decode = split_step_ns(model, work, duration_ns)
@@ -38,7 +38,7 @@ def test_split_adds_exactly_and_gives_nothing_to_absent_work(
 
 
 @given(models, works())
-def test_a_mixed_step_lies_between_its_dearer_part_and_the_sum(model: StepTimeModel, work: StepWork) -> None:
+def test_a_mixed_step_takes_between_its_more_expensive_part_and_the_sum(model: StepTimeModel, work: StepWork) -> None:
     prefill, decode = model.prefill_ns(work), model.decode_ns(work)
     assert max(prefill, decode) <= model.step_ns(work) <= (prefill + decode) * (1 + 1e-9)
 
@@ -52,7 +52,7 @@ def test_chunks_of_a_prompt_cost_its_square_and_linear_part_once(sizes: list[int
     assert chunked == pytest.approx(whole)
 
 
-def test_split_follows_the_models_cost_of_the_two_parts() -> None:
+def test_the_split_follows_the_models_cost_of_the_two_parts() -> None:
     model = StepTimeModel(0, 10, 0, 0, 30, 0, 0)
     assert split_step_ns(model, StepWork(3, 1, 3, 2, 20), 900) == (300, 600)
 
@@ -61,12 +61,12 @@ def test_a_free_model_splits_by_tokens() -> None:
     assert split_step_ns(PROFILES["instant"].step_time, StepWork(3, 1, 3, 1, 20), 400) == (300, 100)
 
 
-def test_an_unknown_profile_names_the_known_ones() -> None:
+def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
     with pytest.raises(StartupError, match="llama-70b-tp4-h100"):
         profile("b200")
 
 
-def test_shipped_profiles_are_whole_and_of_many_devices() -> None:
+def test_shipped_profiles_are_complete_and_cover_many_devices() -> None:
     entries = shipped_entries()
     assert len(entries) >= 60 and len({entry["device"] for entry in entries.values()}) >= 10
     for name, entry in entries.items():
@@ -78,6 +78,6 @@ def test_shipped_profiles_are_whole_and_of_many_devices() -> None:
         assert 1e6 < decode < 1e8, name
 
 
-def test_a_profile_that_is_nearly_known_is_pointed_out() -> None:
+def test_a_misspelt_profile_gets_a_suggestion() -> None:
     with pytest.raises(StartupError, match=r"qwen2\.5-7b-h100"):
         profile("qwen2-7b-h100")

@@ -1,4 +1,4 @@
-"""Which split of roles presses least, and when workers move."""
+"""Properties of the split of roles with the least pressure, and of when workers move."""
 
 from collections import Counter
 from dataclasses import replace
@@ -71,20 +71,22 @@ def test_a_mixed_worker_computes_prompts_at_most_as_fast_as_one_that_does_nothin
 
 
 @given(works, st.integers(1, 16))
-def test_more_decodes_leave_no_more_to_prompts(work: Workload, mixed: int) -> None:
+def test_more_decodes_leave_no_more_time_for_prompts(work: Workload, mixed: int) -> None:
     more = replace(work, decodes=work.decodes * 2 + 1, kv_tokens=work.kv_tokens * 2 + 100)
     assert ride(ENGINE, more, mixed) <= ride(ENGINE, work, mixed) + 1e-9
 
 
 @given(engines, works, st.integers(1, 8), st.integers(1, 8))
-def test_a_worker_more_never_presses_more(engine: WorkerProfile, work: Workload, prefill: int, mixed: int) -> None:
+def test_one_worker_more_never_raises_the_pressure(
+    engine: WorkerProfile, work: Workload, prefill: int, mixed: int
+) -> None:
     here = split(engine, work, prefill, mixed)
     assert split(engine, work, prefill + 1, mixed).pressure <= here.pressure + 1e-9
     assert split(engine, work, prefill, mixed + 1).decode_pressure <= here.decode_pressure + 1e-9
 
 
 @given(engines, works, st.integers(1, 6), st.integers(1, 6))
-def test_a_decision_leaves_every_worker_a_role_and_less_pressure(
+def test_a_decision_gives_every_worker_a_role_and_lowers_the_pressure(
     engine: WorkerProfile, work: Workload, prefill: int, mixed: int
 ) -> None:
     workers = pool(prefill, mixed)
@@ -106,9 +108,8 @@ def rides(workers: list[PlannedWorker]) -> bool:
 def at_rest(
     engine: WorkerProfile, work: Workload, workers: list[PlannedWorker]
 ) -> tuple[Workload, list[PlannedWorker], Memory]:
-    """Decided about the same load again and again, decodes having the pace of what was decided, until nobody moves.
-
-    Budgets may change once prompts have been calm, so rest is a longer time than that without a change.
+    """Decide about the same load repeatedly, with decodes at the decided pace, until no worker moves. Budgets may
+    still change once prompts have been calm, so rest means a longer time without a change.
     """
     memory, changed = Memory(), 10
     for turn in range(10, 100, 2):
@@ -129,7 +130,7 @@ def at_rest(
 
 
 @given(engines, works, st.integers(1, 6), st.integers(1, 6))
-def test_about_the_same_load_decisions_come_to_rest(
+def test_under_a_nearly_constant_load_decisions_settle(
     engine: WorkerProfile, work: Workload, prefill: int, mixed: int
 ) -> None:
     settled, workers, memory = at_rest(engine, work, pool(prefill, mixed))
@@ -137,8 +138,8 @@ def test_about_the_same_load_decisions_come_to_rest(
 
 
 @given(works, st.floats(-0.05, 0.05))
-def test_a_load_that_dithers_sends_no_worker_to_and_fro(work: Workload, by: float) -> None:
-    """Workers may follow those that moved, as decodes make room for them; none comes back."""
+def test_an_oscillating_load_moves_no_worker_back_and_forth(work: Workload, by: float) -> None:
+    """Workers may follow those that moved, as decodes make room for them; none moves back."""
     settled, workers, memory = at_rest(ENGINE, work, pool(4, 4))
     other = replace(
         settled,
@@ -154,14 +155,14 @@ def test_a_load_that_dithers_sends_no_worker_to_and_fro(work: Workload, by: floa
     assert not moved or max(moved.values()) == 1, moved
 
 
-def test_prompts_that_press_raise_budgets_before_any_role_changes() -> None:
+def test_prompt_pressure_raises_budgets_before_any_role_changes() -> None:
     work = Workload(prompts=1.5, decodes=20, kv_tokens=40_000, tpot_ns=50 * MS)
     assigned = assign(ENGINE, work, pool(2, 6, budget_tokens=0), Memory(), 10 * TURN_NS)
     assert {(each.role, each.budget_tokens) for each in assigned.changes} == {(Role.MIXED, 2048)}
     assert len(assigned.changes) == 6 and assigned.code is RoleReason.PROMPTS_PRESS
 
 
-def test_decodes_that_have_room_move_nobody_and_such_as_are_about_to_lack_it_do() -> None:
+def test_decodes_with_room_move_no_worker_and_those_about_to_lack_it_do() -> None:
     full = round(most_decodes(ENGINE, 50 * MS, 200)) * 2
     for share, moves in ((0.75, False), (0.95, True)):
         decodes = round(full * share)
@@ -169,7 +170,7 @@ def test_decodes_that_have_room_move_nobody_and_such_as_are_about_to_lack_it_do(
         assert bool(assign(ENGINE, work, pool(6, 2), Memory(), 10 * TURN_NS).moves) is moves
 
 
-def test_budgets_fall_after_a_calm_and_an_idle_suite_stays_as_it_was_started() -> None:
+def test_budgets_fall_after_a_calm_period_and_an_idle_suite_stays_as_started() -> None:
     workers = pool(2, 2)
     first = assign(ENGINE, QUIET, workers, Memory(), TURN_NS)
     assert not first.changes
@@ -179,7 +180,7 @@ def test_budgets_fall_after_a_calm_and_an_idle_suite_stays_as_it_was_started() -
     assert not assign(ENGINE, QUIET, pool(2, 2, budget_tokens=0), Memory(), TURN_NS).changes
 
 
-def test_a_flood_moves_several_at_once_and_those_rest() -> None:
+def test_a_flood_moves_several_workers_at_once_and_those_then_rest() -> None:
     flood = Workload(prompts=6.0, decodes=60, kv_tokens=60_000, tpot_ns=50 * MS)
     workers = pool(1, 7)
     assigned = assign(ENGINE, flood, workers, Memory(), 10 * TURN_NS)
@@ -192,13 +193,13 @@ def test_a_flood_moves_several_at_once_and_those_rest() -> None:
 @pytest.mark.parametrize(
     "workers", [[], pool(1, 0), pool(3, 0), pool(0, 1), [each._replace(movable=False) for each in pool(2, 2)]]
 )
-def test_where_there_is_nothing_to_split_nothing_changes(workers: list[PlannedWorker]) -> None:
+def test_workers_that_cannot_be_split_do_not_change(workers: list[PlannedWorker]) -> None:
     flood = Workload(prompts=60.0, decodes=600, kv_tokens=600_000, tpot_ns=50 * MS)
     assert not assign(ENGINE, flood, workers, Memory(), TURN_NS).changes
 
 
 @given(engines, works, st.integers(2, 300), st.integers(0, 40), st.integers(1, 40))
-def test_of_all_splits_that_limits_allow_the_ones_that_press_least_come_first(
+def test_allowed_splits_are_ordered_by_least_pressure(
     engine: WorkerProfile, work: Workload, workers: int, prefill_min: int, decode_min: int
 ) -> None:
     limits = ModelLimits(prefill_min=prefill_min, decode_min=decode_min)
@@ -214,7 +215,7 @@ def test_of_all_splits_that_limits_allow_the_ones_that_press_least_come_first(
 
 
 @given(engines, works, st.integers(1, 8), st.integers(1, 8), st.booleans())
-def test_decodes_of_many_splits_are_those_of_each(
+def test_decodes_of_many_splits_equal_those_of_each(
     engine: WorkerProfile, work: Workload, prefill: int, mixed: int, rides: bool
 ) -> None:
     pace = DecodePace.of(engine, work, prefill, mixed, rides=rides)
@@ -229,7 +230,7 @@ models = st.builds(StepTimeModel, terms, terms, terms, terms, terms, terms, shar
 
 
 @given(models, st.integers(0, 30_000), st.integers(0, 3000), st.floats(0, 1e8))
-def test_step_times_of_many_are_those_of_each(
+def test_step_times_of_many_equal_those_of_each(
     model: StepTimeModel, tokens: int, sequences: int, step_ns: float
 ) -> None:
     reads, decodes = model.reading_ns(sequences), model.decode_ns(StepWork(0, 0, 0, sequences, 9 * sequences))
@@ -250,8 +251,8 @@ def test_the_most_decodes_are_the_largest_batch(model: StepTimeModel, tpot_ns: i
     assert most_decodes(engine, tpot_ns, np.array([float(context)])) == [expected]
 
 
-def test_where_prompts_and_decodes_add_long_prompts_leave_decodes_alone() -> None:
-    """Prompts beside decodes make each step as long as TPOT allows: three times the decodes are there at once, with
+def test_if_prompts_and_decodes_add_up_long_prompts_stay_off_decode_workers() -> None:
+    """Prompts beside decodes make each step as long as TPOT allows. Three times the decodes then run at once, with
     their KV, and take workers from the prompts."""
     work = Workload(prompts=40.0, decodes=180, kv_tokens=3_300_000, tpot_ns=50 * MS)
     assigned = assign(ENGINE, work, pool(6, 10), Memory(), 10 * TURN_NS)
@@ -259,14 +260,14 @@ def test_where_prompts_and_decodes_add_long_prompts_leave_decodes_alone() -> Non
     assert {each.budget_tokens for each in assigned.changes} == {0}
 
 
-def test_where_prompts_hide_behind_decodes_they_ride_along() -> None:
+def test_if_prompts_hide_behind_decodes_they_run_beside_them() -> None:
     hides = replace(ENGINE, step_time=replace(MODEL, interference=0.05))
     work = Workload(prompts=40.0, decodes=180, kv_tokens=2_500_000, tpot_ns=50 * MS)
     assert not assign(hides, work, pool(6, 10), Memory(), 10 * TURN_NS).memory.apart.on
 
 
 @given(engines, works, st.integers(1, 8), st.integers(1, 8), st.booleans())
-def test_the_pace_of_a_split_as_it_is_leaves_its_decodes_about_as_they_are(
+def test_at_the_pace_of_the_present_split_its_decodes_stay_about_equal(
     engine: WorkerProfile, work: Workload, prefill: int, mixed: int, rides: bool
 ) -> None:
     pace = DecodePace.of(engine, work, prefill, mixed, rides=rides)
@@ -282,7 +283,7 @@ def with_links(share: float) -> WorkerProfile:
 
 
 @given(st.floats(0, 30), st.integers(2, 16), st.floats(0.01, 3))
-def test_the_most_prefill_workers_are_those_whose_kv_the_links_of_the_others_receive(
+def test_the_maximum_of_prefill_workers_is_that_whose_kv_the_other_links_can_receive(
     prompts: float, workers: int, share: float
 ) -> None:
     most = most_prefill_by_link(with_links(share), prompts, workers)
@@ -305,12 +306,12 @@ def settled_roles(engine: WorkerProfile, work: Workload, prefill: int, mixed: in
     return roles.count(Role.PREFILL), roles.count(Role.MIXED)
 
 
-def test_a_flood_of_prompts_leaves_as_many_decode_workers_as_can_receive_their_kv() -> None:
+def test_a_flood_of_prompts_leaves_enough_decode_workers_to_receive_their_kv() -> None:
     flood = Workload(40.0, 4, 28_000, 50 * MS)
     assert settled_roles(ENGINE, flood, 1, 4) == (4, 1)
     assert settled_roles(with_links(0.3), flood, 1, 4) == (3, 2)
     assert settled_roles(with_links(0.5), flood, 1, 4) == (2, 3)
 
 
-def test_roles_whose_links_are_too_full_are_left_while_nothing_else_presses() -> None:
+def test_roles_whose_links_are_too_full_stay_while_nothing_else_is_under_pressure() -> None:
     assert settled_roles(with_links(0.5), Workload(2.0, 4, 28_000, 50 * MS), 4, 1) == (4, 1)

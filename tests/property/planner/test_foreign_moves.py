@@ -1,4 +1,4 @@
-"""Moves in a fleet of others: one at a time, never of a fixed worker, never below a minimum."""
+"""Properties of moves in an observed fleet: one at a time, never of a fixed worker or below a minimum."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ def state_of(work: Workload, prefill: int, decode: int, both: int) -> ModelState
 
 
 @given(works, st.tuples(counts, counts, counts), st.sets(st.integers(0, 11)), st.integers(1, 3), st.integers(1, 3))
-def test_a_move_is_of_one_free_worker_and_leaves_the_minimum(
+def test_a_move_takes_one_free_worker_and_leaves_the_minimum(
     work: Workload, sizes: tuple[int, int, int], fixed: set[int], least_prefill: int, least_decode: int
 ) -> None:
     state = state_of(work, *sizes)
@@ -59,7 +59,7 @@ def test_a_move_is_of_one_free_worker_and_leaves_the_minimum(
 
 
 @given(works, counts, counts)
-def test_nothing_moves_while_it_may_not(work: Workload, prefill: int, decode: int) -> None:
+def test_no_worker_moves_while_moves_are_forbidden(work: Workload, prefill: int, decode: int) -> None:
     state = state_of(work, prefill, decode, 0)
     memory = Memory()
     for second in range(12):
@@ -69,7 +69,7 @@ def test_nothing_moves_while_it_may_not(work: Workload, prefill: int, decode: in
 
 
 @given(works, st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(("prefill", "decode", "mixed")), min_size=1))
-def test_a_move_whose_worker_has_another_role_by_now_is_withheld(work: Workload, roles: dict[str, str]) -> None:
+def test_a_move_is_withheld_if_its_worker_has_changed_its_role(work: Workload, roles: dict[str, str]) -> None:
     plan, _ = plan_move(state_of(work, 1, 1, 0), (), Memory(), START_NS, limits=ModelLimits(), may_move=False)
     for worker, role in roles.items():
         other = "decode" if role == "prefill" else "prefill"

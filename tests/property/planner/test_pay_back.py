@@ -1,4 +1,4 @@
-"""How long a moved worker rests: for as long as its move takes to pay, and what is known is older than that."""
+"""Properties of how long a moved worker rests: until its move has paid and newer telemetry has arrived."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def evidence(age_ms: int, effect_ms: int) -> MoveEvidence:
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 20_000), st.integers(0, 20_000))
-def test_a_move_that_relieves_more_or_takes_less_pays_sooner(
+def test_a_move_that_relieves_more_or_takes_less_time_pays_sooner(
     relieved: float, other: float, effect_ms: int, other_ms: int
 ) -> None:
     less, more = sorted((relieved, other))
@@ -31,7 +31,7 @@ def test_a_move_that_relieves_more_or_takes_less_pays_sooner(
 
 
 @given(st.lists(st.integers(0, 5_000), min_size=1, max_size=40))
-def test_the_measured_effect_lies_between_those_that_were_measured(effects_ms: list[int]) -> None:
+def test_the_estimated_effect_lies_between_the_measured_ones(effects_ms: list[int]) -> None:
     found = MoveEvidence(effect_ns=effects_ms[0] * MS)
     for each in effects_ms:
         found = found.measured(each * MS)
@@ -39,14 +39,14 @@ def test_the_measured_effect_lies_between_those_that_were_measured(effects_ms: l
 
 
 @given(st.integers(0, 2_000), st.integers(20, 1_000))
-def test_a_moved_worker_goes_back_once_what_is_known_dates_from_after_its_pay_back(age_ms: int, effect_ms: int) -> None:
+def test_a_moved_worker_may_return_once_telemetry_is_newer_than_its_pay_back(age_ms: int, effect_ms: int) -> None:
     known = evidence(age_ms, effect_ms)
     workers = pool(2, 6)
     first = assign(ENGINE, PROMPTS, workers, Memory(), START_NS, evidence=known)
     moved = {each.worker_id for each in first.moves if each.role is Role.PREFILL}
     assert moved and moved == set(first.memory.paid_ns)
     then = after(workers, first)
-    # Whoever has only workers that rest to move keeps them; all others are pinned.
+    # If all movable workers rest, they stay; the others are pinned.
     then = [each._replace(pinned=each.id not in moved) for each in then]
     paid_ns = max(first.memory.paid_ns.values())
     memory = replace(first.memory, turn=NO_TURN)  # which would hold them for a second

@@ -1,4 +1,4 @@
-"""How many workers are wished, whatever work does, whatever an actuator makes of it, and within what limits."""
+"""Properties of the number of requested workers, under any load, actuator and limits."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ class Town:
         return found
 
 
-def test_workers_come_once_no_split_has_had_room_for_two_seconds_and_not_for_a_burst() -> None:
+def test_workers_are_requested_after_two_seconds_without_room_and_not_for_a_burst() -> None:
     town = Town(others=2, most=8)
     for _ in range(PRESSED_NS // SECOND_NS):
         assert town.second(work(6.0)).started == 0
@@ -71,7 +71,7 @@ def test_workers_come_once_no_split_has_had_room_for_two_seconds_and_not_for_a_b
     assert {burst.second(work(6.0 if second == 3 else 0.5)).started for second in range(20)} == {0}
 
 
-def test_a_worker_goes_after_a_calm_minute_stands_by_and_is_ended_later() -> None:
+def test_a_worker_is_released_after_a_calm_minute_and_ended_later() -> None:
     town = Town(others=2, most=8)
     for _ in range(5):
         town.second(work(5.0))
@@ -87,7 +87,7 @@ def test_a_worker_goes_after_a_calm_minute_stands_by_and_is_ended_later() -> Non
     assert (town.pool.started, town.pool.serving) == (0, 2), "people's workers stay"
 
 
-def test_growth_is_met_before_it_has_come() -> None:
+def test_capacity_precedes_growth() -> None:
     growing, level = Town(others=4, most=8), Town(others=4, most=8)
     wished = [growing.second(work(0.1 * second)).wished for second in range(36)]
     assert max(level.second(work(2.5)).wished for _ in range(30)) == 4
@@ -111,7 +111,7 @@ def test_a_forecast_raises_the_number_within_limits() -> None:
     st.integers(0, 12),
     st.integers(0, 4),
 )
-def test_whatever_comes_limits_hold(
+def test_limits_hold_under_any_load(
     seconds: list[tuple[float, int, bool, int]], others: int, most: int, workers_max: int, workers_min: int
 ) -> None:
     limits = ModelLimits(workers_max=max(workers_max, workers_min), workers_min=workers_min)
@@ -129,7 +129,7 @@ def test_whatever_comes_limits_hold(
     st.integers(1, 12),
     st.floats(0.05, 3),
 )
-def test_no_more_gpu_hours_are_spent_in_a_day_than_allowed(
+def test_no_more_gpu_hours_are_used_in_a_day_than_allowed(
     stretches: list[tuple[float, int, int]], most: int, gpu_hours: float
 ) -> None:
     town = Town(1, most, ModelLimits(gpu_hours_day=gpu_hours))
@@ -141,7 +141,7 @@ def test_no_more_gpu_hours_are_spent_in_a_day_than_allowed(
 
 
 @given(st.integers(0, 6), st.floats(0, 6))
-def test_what_is_spent_is_spent_on_the_day_that_it_was_and_outlives_a_restart(started: int, spent_h: float) -> None:
+def test_gpu_hours_count_for_their_day_and_survive_a_restart(started: int, spent_h: float) -> None:
     pool = ModelWorkers(1, started=started, most_started=8)
     before = ScaleMemory(spent_gpu_s={START_NS // DAY_NS: spent_h * HOUR_S}, charged_ns=START_NS + DAY_NS - 10**9)
     found = scale(ENGINE, QUIET, pool, ModelLimits(), memory=before, now_ns=START_NS + DAY_NS + 10**9, start_up_ns=0)
@@ -149,7 +149,7 @@ def test_what_is_spent_is_spent_on_the_day_that_it_was_and_outlives_a_restart(st
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 400), st.floats(0, 1))
-def test_mixed_workers_for_a_plan_are_no_more_than_its_pools_and_have_room_for_what_fills_them(
+def test_mixed_workers_for_a_plan_never_exceed_its_pools_and_suffice_for_their_load(
     prefill: int, decode: int, decodes: int, interference: float
 ) -> None:
     engine = replace(ENGINE, step_time=replace(MODEL, interference=interference))
@@ -161,7 +161,7 @@ def test_mixed_workers_for_a_plan_are_no_more_than_its_pools_and_have_room_for_w
         assert split(engine, planned, 0, count).cost <= 1.0
 
 
-def test_where_prompts_hide_beside_decodes_fewer_mixed_workers_are_wished_than_two_pools_count() -> None:
+def test_if_prompts_hide_beside_decodes_fewer_mixed_workers_are_requested_than_in_two_pools() -> None:
     hides = replace(ENGINE, step_time=replace(MODEL, interference=0.0))
     assert mixed_instead(hides, work(0.0, 100), 4, 8) < 12
     assert mixed_instead(hides, work(0.0, 0), 4, 8) == 12, "how long sequences will be is not known"

@@ -1,4 +1,4 @@
-"""How many workers a queue that begins moves, and how often roles turn back."""
+"""Properties of how many workers a starting queue moves, and how often roles turn back."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ SLOW = WorkerProfile(
 
 
 @given(works, st.integers(1, 4), st.integers(1, 4))
-def test_fewer_moves_would_have_left_something_pressing(work: Workload, prefill: int, mixed: int) -> None:
+def test_fewer_moves_would_have_left_pressure(work: Workload, prefill: int, mixed: int) -> None:
     plan = assign(ENGINE, work, pool(prefill, mixed), Memory(), START_NS)
     first, last = sorted((plan.now.mixed, plan.then.mixed))
     for each in plan.candidates:  # all splits, of so few workers
@@ -58,20 +58,20 @@ def test_fewer_moves_would_have_left_something_pressing(work: Workload, prefill:
             assert not (quiet and each.decode_pressure <= DECODES_PRESS * (1 - GAIN))
 
 
-def test_a_prompt_queue_that_begins_leaves_decode_the_workers_that_its_answers_will_need() -> None:
+def test_a_starting_prompt_queue_leaves_decode_the_workers_for_its_answers() -> None:
     work = Workload(3.73, 16, 4_072, 310 * MS, waiting_ns=3.18e9)
     plan = assign(SLOW, work, pool(2, 6, budget_tokens=512), Memory(), START_NS)
     assert [each.role for each in plan.moves] == [Role.PREFILL] * 3
 
 
-def test_decodes_that_begin_to_press_take_one_worker_where_one_is_enough() -> None:
+def test_starting_decode_pressure_takes_one_worker_if_one_suffices() -> None:
     work = Workload(0.52, 110, 12_544, 310 * MS)
     plan = assign(SLOW, work, pool(4, 4, budget_tokens=512), Memory(), START_NS)
     assert [each.role for each in plan.moves] == [Role.MIXED]
 
 
 class _Roles:
-    """Workers of a model, which take the roles that are decided."""
+    """Workers of a model that take the decided roles."""
 
     def __init__(self) -> None:
         self.workers = pool(6, 2)
@@ -103,14 +103,14 @@ def test_roles_that_turned_back_turn_again_after_ten_seconds_and_no_sooner() -> 
     assert {each.role for each in roles.decide(MORE_DECODES, back_ns + TURN_NS).moves} == {Role.MIXED}
 
 
-def test_roles_turn_back_again_at_once_where_the_work_has_changed() -> None:
+def test_roles_turn_back_at_once_if_the_work_has_changed() -> None:
     roles = _Roles()
     back_ns = roles.turn_back()
     twice = replace(MORE_DECODES, decodes=2 * PROMPTS.decodes)
     assert {each.role for each in roles.decide_lastingly(twice, back_ns + TURN_NS // 4).moves} == {Role.MIXED}
 
 
-def test_roles_turn_back_to_no_prefill_where_the_work_is_too_much_for_any_split() -> None:
+def test_roles_turn_back_to_no_prefill_if_the_work_exceeds_every_split() -> None:
     roles = _Roles()
     assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
     flood = replace(DECODES, prompts=60.0, decodes=300, kv_tokens=700_000)
@@ -121,7 +121,7 @@ def test_roles_turn_back_to_no_prefill_where_the_work_is_too_much_for_any_split(
     assert {each.role for each in plan.moves} == {Role.PREFILL}
 
 
-def test_a_need_that_goes_within_a_second_turns_no_roles_back() -> None:
+def test_a_need_shorter_than_a_second_turns_no_roles_back() -> None:
     roles = _Roles()
     assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
     for number in range(1, 8):
@@ -144,14 +144,14 @@ def test_at_most_half_of_the_workers_of_a_role_leave_it_within_a_second(
         assert not {each.role for each in soon.moves} & left
 
 
-def test_limits_are_met_although_roles_turned_back_lately() -> None:
+def test_limits_are_met_even_if_roles_turned_back_lately() -> None:
     roles = _Roles()
     back_ns = roles.turn_back()
     plan = roles.decide(PROMPTS, back_ns + TURN_NS // 4, ModelLimits(decode_min=4))
     assert {each.role for each in plan.moves} == {Role.MIXED}
 
 
-def test_budgets_that_were_lent_are_not_taken_back_for_ten_seconds() -> None:
+def test_lent_budgets_are_not_withdrawn_for_ten_seconds() -> None:
     work = Workload(prompts=40.0, decodes=180, kv_tokens=3_300_000, tpot_ns=50 * MS)
     queue = replace(work, prompts=4.0, kv_tokens=300_000)
     lent = assign(ENGINE, queue, pool(6, 10, budget_tokens=0), Memory(), START_NS)
@@ -161,7 +161,7 @@ def test_budgets_that_were_lent_are_not_taken_back_for_ten_seconds() -> None:
     assert assign(ENGINE, work, pool(6, 10), early.memory, START_NS + TURN_NS).memory.apart.on
 
 
-def test_decodes_that_were_set_apart_from_prompts_stay_apart_for_ten_seconds() -> None:
+def test_decodes_separated_from_prompts_stay_separate_for_ten_seconds() -> None:
     """A pressure about as great either way would lend and take back budgets several times a second."""
     workers, work = pool(6, 10), Workload(prompts=40.0, decodes=180, kv_tokens=2_500_000, tpot_ns=50 * MS)
     full = replace(work, kv_tokens=3_300_000)
@@ -174,7 +174,7 @@ def test_decodes_that_were_set_apart_from_prompts_stay_apart_for_ten_seconds() -
 
 
 @given(works, st.integers(1, 4), st.integers(1, 4))
-def test_prompts_make_decodes_press_at_once_only_where_they_press_far_more(
+def test_prompts_create_decode_pressure_at_once_only_if_their_own_is_far_higher(
     work: Workload, prefill: int, mixed: int
 ) -> None:
     plan = assign(ENGINE, work, pool(prefill, mixed), Memory(), START_NS)
@@ -182,7 +182,7 @@ def test_prompts_make_decodes_press_at_once_only_where_they_press_far_more(
         assert plan.now.prompt_pressure >= FAR_MORE * plan.then.decode_pressure
 
 
-def test_prompts_that_press_for_seconds_get_a_decode_worker_that_decodes_will_miss() -> None:
+def test_lasting_prompt_pressure_takes_a_decode_worker_even_if_decodes_need_it() -> None:
     roles = _Roles()
     roles.workers = pool(3, 3)
     assert not roles.decide(BURST, START_NS).moves
@@ -190,7 +190,7 @@ def test_prompts_that_press_for_seconds_get_a_decode_worker_that_decodes_will_mi
     assert {each.role for each in roles.decide(BURST, START_NS + BURST_NS).moves} == {Role.PREFILL}
 
 
-def test_prompts_that_press_for_ten_seconds_get_back_a_worker_that_decodes_have_just_called() -> None:
+def test_ten_seconds_of_prompt_pressure_return_a_worker_that_decodes_have_just_taken() -> None:
     roles = _Roles()
     assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
     began_ns = START_NS + TURN_NS
@@ -199,13 +199,13 @@ def test_prompts_that_press_for_ten_seconds_get_back_a_worker_that_decodes_have_
     assert {each.role for each in roles.decide(BURST, began_ns + TURN_NS).moves} == {Role.PREFILL}
 
 
-def test_a_minute_after_decodes_called_a_worker_prompts_get_it_at_once() -> None:
+def test_a_minute_after_decodes_took_a_worker_prompts_get_it_at_once() -> None:
     roles = _Roles()
     assert {each.role for each in roles.decide(DECODES, START_NS).moves} == {Role.MIXED}
     assert {each.role for each in roles.decide(BURST, START_NS + CALLED_NS).moves} == {Role.PREFILL}
 
 
-def test_a_worker_that_moves_takes_the_budget_that_suits_its_new_role_at_once() -> None:
+def test_a_worker_that_moves_takes_the_budget_of_its_new_role_at_once() -> None:
     """Budgets that are settled a moment after a move turn the worker halfway back."""
     work = Workload(6.6, 93, 10_602, 310 * MS, waiting_ns=2.3e9)
     apart = Apart(on=True, since_ns=START_NS - 2 * TURN_NS)
@@ -221,7 +221,7 @@ TO_PREFILL, TO_MIXED = -1, 1
 
 
 def taken_back(times: int, work: Workload, at_ns: int = START_NS) -> tuple[RoleTurn, int]:
-    """Move to prefill and back so often, ten seconds apart; return the state and the time of the last move."""
+    """Move to prefill and back that often, ten seconds apart; return the state and the time of the last move."""
     turn = RoleTurn()
     for _ in range(times):
         turn = turn.after(TO_PREFILL, work, at_ns).after(TO_MIXED, work, at_ns + TURN_NS)
@@ -230,9 +230,7 @@ def taken_back(times: int, work: Workload, at_ns: int = START_NS) -> tuple[RoleT
 
 
 @given(works, st.integers(1, 12))
-def test_each_move_to_prefill_that_decodes_take_back_makes_the_next_wait_longer_up_to_a_bound(
-    work: Workload, times: int
-) -> None:
+def test_each_reversed_move_to_prefill_lengthens_the_next_wait_up_to_a_bound(work: Workload, times: int) -> None:
     turn, at_ns = taken_back(times, work)
     assert turn.patience_ns(work, at_ns) == min(TURN_NS * BACK_OFF**times, MOST_CALLED_NS)
     assert turn.patience_ns(work, at_ns + MOST_CALLED_NS) == 0
@@ -249,7 +247,7 @@ def test_moves_to_prefill_wait_no_longer_once_prompts_have_doubled_or_decodes_ha
         assert turn.patience_ns(replace(work, decodes=int(work.decodes / OTHER_WORK)), at_ns) == 0
 
 
-def test_a_move_to_prefill_that_a_flood_called_is_not_undone_by_its_end() -> None:
+def test_the_end_of_a_flood_does_not_reverse_its_move_to_prefill() -> None:
     flood = replace(PROMPTS, prompts=12.0)
     turn = RoleTurn().after(TO_PREFILL, flood, START_NS).after(TO_MIXED, PROMPTS, START_NS + TURN_NS)
     assert not turn.undone
@@ -257,7 +255,7 @@ def test_a_move_to_prefill_that_a_flood_called_is_not_undone_by_its_end() -> Non
     assert not later.undone, "it has paid for a minute"
 
 
-def test_prompts_that_press_as_before_wait_for_a_worker_that_decodes_took_back() -> None:
+def test_unchanged_prompt_pressure_waits_for_a_worker_that_decodes_took_back() -> None:
     roles = _Roles()
     roles.workers = pool(3, 3)
     turn, at_ns = taken_back(1, BURST)
@@ -267,7 +265,7 @@ def test_prompts_that_press_as_before_wait_for_a_worker_that_decodes_took_back()
     assert {each.role for each in roles.decide(BURST, at_ns + 1 + TURN_NS * BACK_OFF).moves} == {Role.PREFILL}
 
 
-def test_a_flood_is_met_at_once_although_decodes_took_workers_back_before() -> None:
+def test_a_flood_moves_workers_at_once_even_if_decodes_took_some_back_before() -> None:
     roles = _Roles()
     roles.workers = pool(3, 3)
     flood = replace(PROMPTS, prompts=5.0)
@@ -278,7 +276,7 @@ def test_a_flood_is_met_at_once_although_decodes_took_workers_back_before() -> N
 
 
 @given(st.integers(1, 12))
-def test_budgets_that_are_changed_to_and_fro_wait_longer_each_time_up_to_a_bound(times: int) -> None:
+def test_oscillating_budgets_wait_longer_each_time_up_to_a_bound(times: int) -> None:
     apart, at_ns = Apart(), START_NS
     for number in range(times):
         held_ns = min(TURN_HELD_NS * BACK_OFF ** max(number - 1, 0), MOST_HELD_NS)
@@ -297,7 +295,7 @@ def test_budgets_that_are_changed_to_and_fro_wait_longer_each_time_up_to_a_bound
     )
 
 
-def test_prompts_that_press_beside_idle_decodes_get_a_worker_however_often_one_was_taken_back() -> None:
+def test_prompt_pressure_beside_idle_decodes_moves_a_worker_after_any_number_of_reversals() -> None:
     """Decodes that would have room to spare without it do not call it back."""
     roles = _Roles()
     roles.workers = pool(3, 3)
@@ -308,7 +306,7 @@ def test_prompts_that_press_beside_idle_decodes_get_a_worker_however_often_one_w
     assert {each.role for plan in plans for each in plan.moves} == {Role.PREFILL}
 
 
-def test_sequences_of_steps_with_prompts_call_no_worker_just_after_prompts_have_left_these_steps() -> None:
+def test_sequences_slowed_by_prompts_call_no_worker_just_after_the_prompts_have_left() -> None:
     """They are as many because those steps were long, and become fewer within seconds."""
     # Taken from a steady load of `make bench-operator`: apart, 91 sequences would press 0.82.
     work = Workload(prompts=4.7, decodes=91, kv_tokens=32_000, tpot_ns=310 * MS)
@@ -320,7 +318,7 @@ def test_sequences_of_steps_with_prompts_call_no_worker_just_after_prompts_have_
     assert soon.now.decode_pressure < later.now.decode_pressure
 
 
-def test_budgets_change_among_few_sequences_only_for_more_than_chance() -> None:
+def test_budgets_change_among_few_sequences_only_beyond_chance() -> None:
     """Decodes apart would press a little less, which is chance among a hundred sequences and none among thousands."""
     few = Workload(prompts=5.2, decodes=100, kv_tokens=35_200, tpot_ns=310 * MS)
     many = replace(few, prompts=20 * few.prompts, decodes=20 * few.decodes, kv_tokens=20 * few.kv_tokens)
@@ -328,7 +326,7 @@ def test_budgets_change_among_few_sequences_only_for_more_than_chance() -> None:
     assert assign(SLOW, many, pool(100, 60, 512), Memory(), START_NS).memory.apart.on
 
 
-def test_decodes_that_are_few_for_a_moment_keep_their_workers_for_the_time_of_a_burst() -> None:
+def test_decodes_that_are_briefly_few_keep_their_workers_for_the_length_of_a_burst() -> None:
     work = Workload(prompts=3.03, decodes=56, kv_tokens=19_700, tpot_ns=310 * MS)
     for usual, moves in ((56.0, True), (80.0, False)):
         memory = Memory(apart=Apart(on=True, since_ns=START_NS - 2 * TURN_NS), usual=UsualWork(3.0, START_NS, usual))

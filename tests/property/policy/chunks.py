@@ -1,4 +1,4 @@
-"""The chunks of a step that takes prompts in order: for tests of who decides how many tokens that are."""
+"""The chunks of a step that takes prompts in order, for tests of prompt budgets."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How many prompts are at a prefill worker, and what its chunk size does to those that queue there."""
+"""Properties of the number of prompts at a prefill worker, and of the effect of chunk size on their TTFT."""
 
 from bisect import bisect_right
 
@@ -17,11 +17,11 @@ from tests.property.policy.chunks import first_chunks
 
 PROMPTS = 1500
 LOAD = 0.75
-"""Of the plateau."""
+"""The load as a share of the plateau."""
 
 
 @given(st.integers(1, 512), st.floats(1, 1e5), st.integers(1, 8192), st.floats(1e-4, 10), st.floats(1.1, 10))
-def test_a_prefill_worker_has_prompts_for_two_steps_and_a_hand_over_and_no_more_than_twice_that(
+def test_a_prefill_worker_has_prompts_for_two_steps_and_a_hand_over_and_at_most_twice_that(
     most: int, mean_tokens: float, chunk_tokens: int, step_s: float, slower: float
 ) -> None:
     def taken(step_s: float) -> int:
@@ -36,7 +36,7 @@ def test_a_prefill_worker_has_prompts_for_two_steps_and_a_hand_over_and_no_more_
 
 
 def mean_ttft_s(model: StepTimeModel, chunk_tokens: int, at_s: list[float], lengths: list[int]) -> float:
-    """Prompts computed first come, first served, in steps of at most so many tokens, with nothing between steps."""
+    """Return the mean TTFT of prompts computed in order, in steps of at most that many tokens without pauses."""
     now_s, first, come, computed, waited_s = 0.0, 0, 0, 0, 0.0
     while first < len(at_s):
         now_s = max(now_s, at_s[first])
@@ -70,5 +70,7 @@ def test_the_smallest_saturating_chunk_has_nearly_the_best_ttft_of_any(name: str
 
 @settings(max_examples=examples(10), deadline=None)
 @given(st.floats(2e6, 3e7), st.floats(5e3, 5e4), st.floats(100, 1000), st.integers(0, 99))
-def test_so_it_has_on_other_devices(floor_ns: float, token_ns: float, median_tokens: float, seed: int) -> None:
+def test_the_smallest_saturating_chunk_has_nearly_the_best_ttft_on_other_devices(
+    floor_ns: float, token_ns: float, median_tokens: float, seed: int
+) -> None:
     check_choice(StepTimeModel(2e6, token_ns, 0.1, 5e6, 1e4, 50, 0.3, prefill_floor_ns=floor_ns), median_tokens, seed)

@@ -1,4 +1,4 @@
-"""Prompt budgets from TPOT slack."""
+"""Properties of prompt budgets from TPOT slack."""
 
 from math import ceil
 
@@ -45,7 +45,7 @@ now = st.integers(0, 10**11)
 
 
 @given(models, decodes, st.lists(lines, min_size=1, max_size=8), prompts, st.integers(0, 8192), now)
-def test_a_chunk_keeps_every_line_that_can_be_kept_and_is_as_large_as_that_allows(  # noqa: PLR0917
+def test_a_chunk_meets_every_target_that_can_be_met_and_is_as_large_as_that_allows(  # noqa: PLR0917
     model: StepTimeModel,
     work: StepWork,
     running: list[TokenLine],
@@ -75,7 +75,7 @@ def test_a_chunk_keeps_every_line_that_can_be_kept_and_is_as_large_as_that_allow
 
 
 @given(models, decodes, st.lists(lines, min_size=1, max_size=8), prompts, st.integers(0, 8192), now, st.booleans())
-def test_the_chunk_is_the_one_that_a_search_over_all_sizes_finds(  # noqa: PLR0917
+def test_the_chunk_equals_the_result_of_a_search_over_all_sizes(  # noqa: PLR0917
     model: StepTimeModel,
     work: StepWork,
     running: list[TokenLine],
@@ -97,7 +97,7 @@ def test_the_chunk_is_the_one_that_a_search_over_all_sizes_finds(  # noqa: PLR09
 
 
 @given(models, decodes, prompts, st.integers(1, 8192), st.integers(1, 8192))
-def test_a_limit_that_a_chunk_takes_exactly_is_enough_for_it(
+def test_a_limit_that_a_chunk_uses_exactly_suffices_for_it(
     model: StepTimeModel, work: StepWork, waiting: list[tuple[int, int]], most: int, size: int
 ) -> None:
     room = min(most, sum(end - start for start, end in waiting))
@@ -109,7 +109,7 @@ def test_a_limit_that_a_chunk_takes_exactly_is_enough_for_it(
 
 
 @given(models, decodes, st.lists(st.floats(0.5, 3), min_size=1, max_size=8), prompts, st.integers(1, 8192))
-def test_prompts_that_were_held_for_long_go_on_whatever_a_token_costs(
+def test_prompts_held_for_long_continue_whatever_a_token_costs(
     model: StepTimeModel, work: StepWork, slacks: list[float], waiting: list[tuple[int, int]], most: int
 ) -> None:
     decode_ns = model.decode_ns(work)
@@ -127,7 +127,7 @@ def test_prompts_that_were_held_for_long_go_on_whatever_a_token_costs(
 
 
 @given(models, decodes, st.lists(lines, max_size=8), prompts, now)
-def test_more_slack_never_makes_a_smaller_chunk(
+def test_more_slack_never_gives_a_smaller_chunk(
     model: StepTimeModel, work: StepWork, running: list[TokenLine], waiting: list[tuple[int, int]], now_ns: int
 ) -> None:
     ahead = [TokenLine(line.anchor_ns + 10**12, line.tpot_ns, line.tokens) for line in running]
@@ -140,7 +140,7 @@ def test_more_slack_never_makes_a_smaller_chunk(
 
 
 @given(models, decodes, prompts)
-def test_without_targets_or_decodes_nothing_holds_prompts_back(
+def test_without_targets_or_decodes_no_prompt_is_held_back(
     model: StepTimeModel, work: StepWork, waiting: list[tuple[int, int]]
 ) -> None:
     room = min(512, sum(end - start for start, end in waiting))
@@ -149,7 +149,7 @@ def test_without_targets_or_decodes_nothing_holds_prompts_back(
     assert prefill_chunk(model, StepWork(), line, waiting, most_tokens=512, waited_ns=0, now_ns=5) == room
 
 
-def test_prompts_behind_hopeless_or_just_kept_sequences_do_not_starve() -> None:
+def test_prompts_behind_hopeless_or_barely_met_sequences_do_not_starve() -> None:
     model = StepTimeModel(0, 10_000, 0, 10 * MS, 0, 0, 1.0)
     work = StepWork(decode_sequences=4)
     hopeless = [TokenLine(0, 5 * MS, 3)]
@@ -162,7 +162,7 @@ def test_prompts_behind_hopeless_or_just_kept_sequences_do_not_starve() -> None:
 
 
 @given(models, st.floats(0, 5e8), st.integers(1, 8192), st.integers(0, 512))
-def test_the_largest_batch_holds_its_target_and_one_more_would_not(
+def test_the_largest_batch_meets_its_target_and_one_more_would_not(
     model: StepTimeModel, tpot_ns: float, each: int, most: int
 ) -> None:
     batch = largest_batch(model, tpot_ns, each, most)
@@ -177,7 +177,7 @@ def test_the_largest_batch_holds_its_target_and_one_more_would_not(
 
 @given(models, st.one_of(st.none(), decodes), st.lists(lines, min_size=1, max_size=8), prompts, st.integers(0, 8192),
        now, st.integers(MS, 500 * MS))  # fmt: skip
-def test_beside_what_is_to_join_a_step_is_short_and_no_longer_than_without_it(  # noqa: PLR0917
+def test_beside_a_sequence_about_to_join_a_step_is_short_and_no_longer_than_without_it(  # noqa: PLR0917
     model: StepTimeModel,
     work: StepWork | None,
     running: list[TokenLine],
@@ -202,7 +202,7 @@ def test_beside_what_is_to_join_a_step_is_short_and_no_longer_than_without_it(  
 
 
 @given(models, prompts.filter(bool), now, st.integers(MS, 500 * MS))
-def test_prompts_that_have_waited_go_on_whatever_is_to_join(
+def test_prompts_that_have_waited_continue_whatever_is_about_to_join(
     model: StepTimeModel, waiting: list[tuple[int, int]], now_ns: int, tpot_ns: int
 ) -> None:
     assert prefill_chunk(

@@ -1,4 +1,4 @@
-"""Clock offsets from when telemetry comes: right to what the shortest ways differ, and bounded."""
+"""Properties of clock offsets from arrival times of telemetry: accurate to path differences, and bounded."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ ways = st.lists(st.integers(2, 400), min_size=60, max_size=60)
 
 
 @given(offsets, st.data())
-def test_offsets_are_right_to_what_the_shortest_ways_differ(offsets_ms, data):
+def test_offsets_are_accurate_to_the_difference_of_the_shortest_paths(offsets_ms, data):
     clocks, least = Clocks(), []
     for number, offset_ms in enumerate(offsets_ms):
         ways_ms = data.draw(ways)
@@ -33,7 +33,7 @@ def test_offsets_are_right_to_what_the_shortest_ways_differ(offsets_ms, data):
             assert abs(found[f"node-{number}"] / MS - (offset_ms - middle_ms)) <= 2 * spread_ms
 
 
-def test_a_clock_that_is_set_right_is_believed_within_a_minute():
+def test_a_corrected_clock_is_believed_within_a_minute():
     clocks = Clocks()
     for second in range(120):
         at_ns = NOW + second * 10**9
@@ -45,7 +45,7 @@ def test_a_clock_that_is_set_right_is_believed_within_a_minute():
     assert clocks.offsets_ns(NOW + 120 * 10**9) == {"a": 0, "b": 0, "c": 0}
 
 
-def test_a_silent_node_is_forgotten_and_nothing_is_known_of_nobody():
+def test_a_silent_node_is_forgotten_and_an_unknown_one_has_no_offset():
     clocks = Clocks()
     assert clocks.offsets_ns(NOW) == {}
     clocks.note("a", NOW, NOW + MS)

@@ -1,4 +1,4 @@
-"""Busy time of few steps by a loop and of many by arrays: the same to the nanosecond; roles by the time they held."""
+"""Properties of busy time by a loop and by arrays, equal to the nanosecond, and of roles over time."""
 
 from array import array
 from itertools import pairwise
@@ -17,7 +17,7 @@ step_parts = st.tuples(st.integers(0, 2_000), st.integers(0, 300), st.integers(0
 
 
 @given(st.lists(step_parts, max_size=20), st.tuples(st.integers(0, 1_000), st.integers(1, 1_000)), spans)
-def test_a_loop_and_arrays_agree(entered, window, inside):
+def test_the_loop_and_the_arrays_agree(entered, window, inside):
     log = StepLog()
     for start, length, share, announced in entered:
         log.add(start, start + length, share, announced=announced)
@@ -57,7 +57,7 @@ def test_prefill_of_a_steps_parts_in_several_windows_adds_up_to_the_whole(length
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.randoms(use_true_random=False))
-def test_roles_told_every_window_are_known_in_any_order_of_arrival(lengths, random):
+def test_roles_reported_every_window_are_known_in_any_order_of_arrival(lengths, random):
     told = [role for index, length in enumerate(lengths) for role in ["ab"[index % 2]] * length]
     log, order = RoleLog(), list(range(len(told)))
     random.shuffle(order)
@@ -67,7 +67,7 @@ def test_roles_told_every_window_are_known_in_any_order_of_arrival(lengths, rand
 
 
 @given(st.integers(0, 100), st.integers(0, 100))
-def test_roles_of_a_new_incarnation_replace_what_an_old_one_claimed(cut, at):
+def test_roles_of_a_new_incarnation_replace_those_of_an_old_one(cut, at):
     log = RoleLog()
     log.add(0, 100, "a")
     log.forget_from(cut)

@@ -1,4 +1,4 @@
-"""The list of workers that is given out again and again, and the loads beside it, against what each said last."""
+"""Properties of the cached list of workers and their loads, against what each reported last."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ events = st.tuples(
 
 
 class Cluster:
-    """Workers that send 100 ms at a time; what each says of itself changes with events."""
+    """Workers that send 100 ms at a time; events change what each reports."""
 
     def __init__(self):
         self.fleet, self.now_ms = FleetTelemetry(prefill_shares), 0
@@ -53,7 +53,7 @@ class Cluster:
 
 
 def told_anew(roll, now_ns):
-    """What the list says if it is made of everybody's newest words."""
+    """Return the list made from the newest reports of all workers."""
     by_id = {facts.worker_id: facts for facts in roll.known()}
     heard = [by_id[facts.worker_id] for facts in roll.listed(now_ns)]
     return [
@@ -62,7 +62,7 @@ def told_anew(roll, now_ns):
 
 
 @given(st.lists(events, max_size=25))
-def test_the_list_says_at_once_what_workers_say_anew_and_of_silence_within_its_time(happened):
+def test_the_list_shows_new_reports_at_once_and_silence_within_its_time(happened):
     cluster = Cluster()
     for event in happened:
         cluster.happen(*event)
@@ -80,7 +80,7 @@ def test_the_list_says_at_once_what_workers_say_anew_and_of_silence_within_its_t
 
 
 @given(st.lists(events, max_size=25))
-def test_loads_are_what_the_listed_said_last_and_nothing_of_the_silent(happened):
+def test_loads_are_the_last_reported_ones_without_silent_workers(happened):
     cluster = Cluster()
     for event in happened:
         cluster.happen(*event)
@@ -96,7 +96,7 @@ def test_loads_are_what_the_listed_said_last_and_nothing_of_the_silent(happened)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_nobody_and_nonsense_have_loads_too(workers):
+def test_an_empty_list_and_extreme_loads_are_handled(workers):
     fleet = FleetTelemetry(prefill_shares)
     most = Load(running=2**32 - 1, waiting_prefill_tokens=2**64 - 1)
     for batch in [step_batch(1, (0, 100), load=most)] * workers:
@@ -106,7 +106,7 @@ def test_nobody_and_nonsense_have_loads_too(workers):
     assert found.running.tolist() == [2**32 - 1] * workers
 
 
-def test_workers_that_were_first_heard_together_do_not_do_their_bookkeeping_together(monkeypatch):
+def test_workers_first_seen_together_do_their_bookkeeping_at_different_times(monkeypatch):
     count, taken_in = 4 * MAX_NEW, Counter()
     inner = Timeline._take_in
 

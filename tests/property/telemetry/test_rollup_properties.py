@@ -1,4 +1,4 @@
-"""WorkerDirectory-ups against sums over what was written, whatever is written late, twice or after a pause."""
+"""Properties of roll-ups against sums over writes that come late, twice or after a pause."""
 
 import tracemalloc
 
@@ -49,7 +49,7 @@ def test_every_tier_is_the_sum_of_the_last_writes_it_still_holds(written):
                 assert found.tolist() == np.sum(inside or [[0] * 4], axis=0).tolist()
 
 
-def test_more_workers_than_slots_are_kept_apart():
+def test_more_workers_than_slots_are_counted_separately():
     rollups = RollUps(TIERS)
     names = [f"w{number:03}" for number in range(100)]
     rollups.write(0, [Written(name, PhaseTime(100, number, 0, 0), 1) for number, name in enumerate(names)])
@@ -58,14 +58,14 @@ def test_more_workers_than_slots_are_kept_apart():
     assert series.times_ns[0, :, 1].tolist() == list(range(100))
 
 
-def test_a_window_that_was_overwritten_is_not_written_again():
+def test_an_overwritten_window_is_not_written_again():
     rollups = RollUps(TIERS)
     rollups.write(4000, [Written("a", PhaseTime(100, 1, 0, 0), 1)])
     rollups.write(0, [Written("a", PhaseTime(100, 50, 0, 0), 1)])
     assert rollups.read(1000, 0, 5000).times_ns[:, 0, 1].tolist() == [0, 0, 0, 0, 1]
 
 
-def test_the_finest_windows_that_still_hold_a_time_answer_for_it():
+def test_the_finest_windows_that_still_hold_a_time_are_used_for_it():
     """However long ago it was: what is asked for is short, and no longer in the finest tier."""
     rollups, length = RollUps(TIERS), TIERS[0].window_ns
     for number in range(200):
@@ -77,7 +77,7 @@ def test_the_finest_windows_that_still_hold_a_time_answer_for_it():
 
 
 @given(st.permutations([(number, worker) for number in range(12) for worker in WORKERS]))
-def test_coarse_roles_are_each_workers_newest_whoever_is_written_first(order):
+def test_coarse_roles_are_each_workers_newest_in_any_order_of_writes(order):
     """Some workers' windows are written a while after others', but each worker's in their order."""
     rollups, numbers = RollUps(TIERS), dict.fromkeys(WORKERS, 0)
     for _, worker in order:
@@ -87,7 +87,7 @@ def test_coarse_roles_are_each_workers_newest_whoever_is_written_first(order):
     assert rollups.read(1000, 0, 1000).roles.tolist() == [[2] * len(WORKERS)]
 
 
-def test_what_is_read_of_one_worker_costs_nothing_for_the_others():
+def test_reading_one_worker_costs_nothing_for_the_others():
     rollups = RollUps((Tier(100, 400),))
     names = [f"w{number}" for number in range(1_000)]
     for number in range(400):
@@ -119,7 +119,7 @@ def follow(batches, order, ends_ms):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.permutations(range(10)), st.lists(st.integers(200, 2900), min_size=10, max_size=10))
-def test_late_batches_end_in_the_same_roll_ups_as_punctual_ones(order, ends_ms):
+def test_late_batches_give_the_same_roll_ups_as_punctual_ones(order, ends_ms):
     batches = [
         step_batch(number, (200 * number, 200 * number + 200), [step(200 * number + 30, 200 * number + 170, decode=1)])
         for number in range(10)
@@ -133,7 +133,7 @@ def test_late_batches_end_in_the_same_roll_ups_as_punctual_ones(order, ends_ms):
 
 
 def coarse(rollups, end):
-    """What the coarse tiers hold, by tier and worker."""
+    """Return the content of the coarse tiers, by tier and worker."""
     found = {}
     for tier in TIERS[1:]:
         series = rollups.read(tier.window_ns, 0, end + tier.window_ns)
@@ -148,7 +148,7 @@ def coarse(rollups, end):
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from(WORKERS), times), max_size=60), st.data())
-def test_history_goes_on_after_a_restart_as_if_there_had_been_none(written, data):
+def test_history_continues_after_a_restart_as_without_one(written, data):
     """Windows are kept as of a moment; those after it are written again, as telemetry that is read again has it."""
     written = [(index // 3 + number, worker, time) for index, (number, worker, time) in enumerate(written)]
     stop = data.draw(st.integers(0, len(written)), label="stop")

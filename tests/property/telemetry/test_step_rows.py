@@ -1,4 +1,4 @@
-"""Steps on the wire: columns of what was told, and errors for what cannot be columns."""
+"""Properties of steps on the wire: columns round-trip, and malformed ones are errors."""
 
 import itertools
 
@@ -18,7 +18,7 @@ rows = st.lists(st.builds(StepRow, st.integers(1, 2**63), *[counts] * (len(COLUM
 
 
 @given(rows)
-def test_rows_come_back_from_the_wire(told: list[StepRow]) -> None:
+def test_rows_round_trip_over_the_wire(told: list[StepRow]) -> None:
     columns = StepColumns.FromString(step_columns(told).SerializeToString())
     assert step_rows(columns) == told
     assert step_count(columns) == len(told)
@@ -35,7 +35,7 @@ def test_rows_have_the_fields_of_the_message() -> None:
     [("start_unix_ns", b""), *itertools.product(COLUMN_NAMES, [b"1", bytes(8), bytes(9), bytes(24)])],
 )
 @pytest.mark.parametrize("first", [True, False], ids=["of a stranger", "of one that is known"])
-def test_columns_that_differ_in_length_are_malformed_and_change_nothing(name: str, column: bytes, first: bool) -> None:
+def test_columns_of_different_lengths_are_malformed_and_change_nothing(name: str, column: bytes, first: bool) -> None:
     timeline = Timeline(prefill_shares)
     if not first:
         timeline.add(step_batch(1, (0, 100)))

@@ -1,4 +1,4 @@
-"""Windows that are added up as batches come, against the same windows cut from each worker's timeline."""
+"""Properties of windows accumulated as batches arrive, against windows cut from each worker's timeline."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -32,7 +32,7 @@ def to_ms(draw, low_ms, high_ms):
 
 @st.composite
 def layouts(draw):
-    """What workers send: batches that mostly go on where the last one ended, with what makes them do otherwise."""
+    """Draw batches of workers, which mostly continue where the last one ended, with all exceptions."""
     batches = []
     for worker in WORKERS:
         now_ms, role, incarnation = float(draw(st.integers(0, 99))), "decode", 1
@@ -85,7 +85,7 @@ def added(fleet, start_ns):
 
 @settings(max_examples=examples(200), deadline=None)
 @given(layouts(), st.data())
-def test_windows_that_are_added_up_are_those_of_the_timelines(batches, data):
+def test_accumulated_windows_equal_those_of_the_timelines(batches, data):
     """Whatever comes late, twice, not at all, or from a clock that is ahead; at any moment."""
     order = list(batches)
     for _ in range(data.draw(st.integers(0, 3), label="changes")):
@@ -106,7 +106,7 @@ def test_windows_that_are_added_up_are_those_of_the_timelines(batches, data):
                 assert found.get(worker) == cut(fleet, worker, start_ns)
 
 
-def test_steady_workers_are_added_up_from_their_second_batch_on(monkeypatch):
+def test_steady_workers_are_accumulated_from_their_second_batch_on(monkeypatch):
     fleet = FleetTelemetry(lambda batch: [FULL_SHARE // 3] * step_count(batch.steps))
     for number in range(2 * WINDOWS):
         low = 100 * number - 37
@@ -125,7 +125,7 @@ def laid(batch):
     return lay(StepBatchColumns.of([(batch, "", *cover, whole_columns(batch.steps), 0, "", True)]), prefill_shares)
 
 
-def test_who_takes_a_forgotten_workers_place_begins_with_nothing():
+def test_a_worker_that_reuses_the_slot_of_a_forgotten_one_starts_empty():
     tally, batch = WindowAccumulator(1), step_batch(1, (0, 20), [step(0, 10, decode=1)])
     for worker in ("a", "b"):
         tally.begin(worker, at(0), 1)
@@ -135,7 +135,7 @@ def test_who_takes_a_forgotten_workers_place_begins_with_nothing():
         tally.forget(worker)
 
 
-def test_a_clock_that_is_ahead_takes_no_room_of_the_present():
+def test_a_clock_ahead_of_time_does_not_displace_present_windows():
     tally, batch = WindowAccumulator(2), step_batch(1, (100, 200))
     tally.begin("ahead", at(0), 1)
     assert not tally.add(["ahead"], laid(batch), np.array([at(200) - (MAX_AHEAD + 1) * WINDOW_NS])).any()
@@ -144,7 +144,7 @@ def test_a_clock_that_is_ahead_takes_no_room_of_the_present():
 
 @settings(max_examples=examples(200), deadline=None)
 @given(layouts(), st.lists(st.booleans(), min_size=40, max_size=40))
-def test_batches_that_are_gathered_come_to_what_they_are_when_each_is_sorted_in(batches, read):
+def test_batches_gathered_together_equal_batches_sorted_in_one_by_one(batches, read):
     """However many are gathered before somebody reads."""
     fleet, timelines = FleetTelemetry(prefill_shares), {worker: Timeline(prefill_shares) for worker in WORKERS}
     for batch, looked_at in zip(batches, read, strict=False):

@@ -1,4 +1,4 @@
-"""Random step layouts against a slow, obvious reference that walks every unit of time."""
+"""Properties of random step layouts against a slow reference that walks every unit of time."""
 
 import itertools
 
@@ -20,7 +20,7 @@ pieces = st.lists(
 
 
 def lay_out(layout):
-    """Each piece after the other: (kind, start_ms, end_ms)."""
+    """Return the pieces one after another: (kind, start_ms, end_ms)."""
     spans, now_ms = [], 0
     for kind, length in layout:
         spans.append((kind, now_ms, now_ms + length))
@@ -33,8 +33,8 @@ def as_step(kind, start_ms, end_ms):
 
 
 def batches_of(layout, cuts):
-    """What a worker sends that cuts its covers at `cuts`: steps with the cover they began in, announced when they run
-    over its end, and told again with their end in the cover that it falls into.
+    """Return the batches of a worker that cuts its covers at `cuts`. A step is in the cover it began in, announced
+    if it outlasts that, and reported again in the cover of its end.
     """
     spans, end_ms = lay_out(layout)
     edges = sorted({0, end_ms, *(cut for cut in cuts if 0 < cut < end_ms)})
@@ -53,7 +53,7 @@ def batches_of(layout, cuts):
 
 
 def reference(spans, covers, low_ms, high_ms):
-    """(covered, busy, wait) in ms, one millisecond after the other."""
+    """Return (covered, busy, wait) in ms, counted millisecond by millisecond."""
     covered = busy = wait = 0
     for moment in range(low_ms, high_ms):
         if any(start <= moment < end for start, end in covers):
@@ -98,7 +98,7 @@ def test_phases_equal_the_reference_whatever_is_lost(layout, cuts, data):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(pieces, st.lists(st.integers(1, 1500), max_size=8), st.data())
-def test_order_and_replays_change_nothing(layout, cuts, data):
+def test_order_and_repetition_change_nothing(layout, cuts, data):
     batches, _, end_ms = batches_of(layout, cuts)
     again = data.draw(st.lists(st.sampled_from(batches), max_size=6))
     shuffled = data.draw(st.permutations([*batches, *again]))
@@ -108,7 +108,7 @@ def test_order_and_replays_change_nothing(layout, cuts, data):
 
 @settings(max_examples=examples(100), deadline=None)
 @given(pieces, st.lists(st.integers(1, 1500), max_size=8), st.lists(st.integers(0, 1500), max_size=5))
-def test_windows_side_by_side_add_up_to_the_whole(layout, cuts, edges):
+def test_adjacent_windows_add_up_to_the_whole(layout, cuts, edges):
     batches, _, end_ms = batches_of(layout, cuts)
     timeline = timeline_of(batches)
     edges = sorted({0, end_ms, *(edge for edge in edges if edge < end_ms)})
@@ -127,7 +127,7 @@ def test_windows_side_by_side_add_up_to_the_whole(layout, cuts, edges):
     st.integers(0, 80),
     st.integers(0, 80),
 )
-def test_intervals_are_the_set_of_what_was_added(spans, low, high):
+def test_intervals_are_the_union_of_what_was_added(spans, low, high):
     intervals, points = Intervals(), set()
     for start, end in spans:
         intervals.add(start, end)

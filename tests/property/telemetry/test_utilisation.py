@@ -1,4 +1,4 @@
-"""FLOPs and bytes of steps, and their share of a device's peaks."""
+"""Properties of FLOPs and bytes of steps, and of their share of a device's peaks."""
 
 from itertools import pairwise
 
@@ -26,11 +26,11 @@ LLAMA_8B = Compute(
 
 
 def step_effort(work: StepWork, share: float) -> Effort:
-    """Of one step."""
+    """Return the effort of one step."""
     return effort_of(LLAMA_8B, work, prefill_steps=share, decode_steps=1 - share)
 
 
-def test_a_prompt_costs_two_flops_a_parameter_and_token_and_its_causal_attention() -> None:
+def test_a_prompt_costs_two_flops_per_parameter_and_token_plus_its_causal_attention() -> None:
     effort = step_effort(chunks_work([(0, 1000)]), 1.0)
     pairs = 1000 * 1000 / 2
     expected = 2 * 6_979_321_856 * 1000 + 2 * 525_336_576 + 4 * 131_072 * pairs
@@ -56,7 +56,7 @@ def test_attention_costs_the_same_however_a_prompt_is_cut(sizes: list[int], shar
     assert both == pytest.approx(LLAMA_8B.weight_bytes + 131_072 * 2 * ends[-1])
 
 
-def test_unknown_peaks_and_unspent_time_have_no_utilisation() -> None:
+def test_unknown_peaks_and_unused_time_have_no_utilisation() -> None:
     assert utilisation(1e9, 0, 1000) is None
     assert utilisation(0, 1e12, 0) is None
 
@@ -74,11 +74,11 @@ def test_unknown_peaks_and_unspent_time_have_no_utilisation() -> None:
         ("NVIDIA Something", 0.0, 0.0),
     ],
 )
-def test_gpus_are_known_by_their_drivers_names(name: str, tera_flops: float, tera_bytes: float) -> None:
+def test_gpus_are_recognised_by_their_drivers_names(name: str, tera_flops: float, tera_bytes: float) -> None:
     assert gpu_peaks(name) == (tera_flops * 1e12, tera_bytes * 1e12)
 
 
-def test_no_name_could_mean_two_gpus() -> None:
+def test_no_name_matches_two_gpus() -> None:
     for words in PEAKS:
         assert gpu_peaks("NVIDIA " + " ".join(words)) == (PEAKS[words][0] * 1e12, PEAKS[words][1] * 1e12)
 
@@ -87,7 +87,7 @@ spans = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 80)), max_size=20)
 
 
 @given(spans, st.lists(st.integers(0, 3000), min_size=2, max_size=6))
-def test_windows_that_touch_add_to_the_whole(steps: list[tuple[int, int]], cuts: list[int]) -> None:
+def test_adjacent_windows_add_up_to_the_whole(steps: list[tuple[int, int]], cuts: list[int]) -> None:
     log, at = StepLog(), 0
     for gap, length in steps:
         log.add(at + gap, at + gap + length, FULL_SHARE // 2, StepCounts(length, 1, length, 3, 100))
@@ -104,7 +104,7 @@ def test_windows_that_touch_add_to_the_whole(steps: list[tuple[int, int]], cuts:
     assert sum(part.decode_bytes for part in parts) == pytest.approx(sum(each.decode_bytes for each in whole))
 
 
-def test_a_step_that_is_only_announced_and_one_of_no_time_have_no_effort() -> None:
+def test_an_announced_step_and_one_without_duration_have_no_effort() -> None:
     log = StepLog()
     log.add(5, 5, 0, StepCounts(decode_sequences=1))
     log.add(10, 90, 0, StepCounts(decode_sequences=1), announced=True)
@@ -113,7 +113,7 @@ def test_a_step_that_is_only_announced_and_one_of_no_time_have_no_effort() -> No
     assert effort_within(LLAMA_8B, log.finished(0, 100), 0, 100).decode_bytes == LLAMA_8B.weight_bytes + 131_072
 
 
-def test_a_step_that_was_cut_off_has_no_effort_and_the_columns_stay_beside_one_another() -> None:
+def test_a_truncated_step_has_no_effort_and_the_columns_stay_aligned() -> None:
     log = StepLog()
     for number in range(6):
         log.add(100 * number, 100 * number + 90, 0, StepCounts(decode_sequences=number + 1))
@@ -129,14 +129,14 @@ def test_a_step_that_was_cut_off_has_no_effort_and_the_columns_stay_beside_one_a
     assert kv == pytest.approx(7 * LLAMA_8B.kv_token_bytes)
 
 
-def test_a_shape_comes_back_from_the_wire() -> None:
+def test_a_shape_round_trips_over_the_wire() -> None:
     assert compute_of(compute_message(LLAMA_8B)) == LLAMA_8B
     message = compute_message(LLAMA_8B)
     message.peak_flops_per_s = float("nan")
     assert compute_of(message) is None
 
 
-def test_steps_count_from_when_their_worker_tells_its_shape() -> None:
+def test_steps_count_from_the_report_of_their_workers_shape_on() -> None:
     timeline = Timeline(prefill_shares)
     for number in range(4):
         batch = step_batch(

@@ -1,4 +1,4 @@
-"""Pressure grows with work, shrinks with workers, and does not depend on how large a cluster is."""
+"""Properties of pressure: it grows with work, falls with workers, and does not depend on cluster size."""
 
 from dataclasses import replace
 
@@ -58,14 +58,14 @@ def test_twice_the_work_needs_twice_the_workers(before: Prompts, times: float) -
 
 
 @given(prompts, st.floats(0.3e9, 60e9))
-def test_no_horizon_needs_more_than_is_said(each: Prompts, horizon_ns: float) -> None:
+def test_no_horizon_needs_more_workers_than_reported(each: Prompts, horizon_ns: float) -> None:
     assume(horizon_ns <= each.limit_ns + AHEAD_NS)
     due = sum(work for left_ns, work in each.waiting if left_ns <= horizon_ns)
     need = (due + each.rate * max(horizon_ns - each.limit_ns, 0)) / horizon_ns
     assert workers_needed(each)[0] >= need - 1e-9
 
 
-def test_what_only_comes_is_seen_before_any_of_it_waits() -> None:
+def test_arriving_prompts_count_before_any_of_them_waits() -> None:
     """Ten seconds beyond the deadline at twice what one worker computes."""
     need, horizon_ns = workers_needed(Prompts((), 2.0, 5e9))
     assert (need, horizon_ns) == (pytest.approx(2.0 * 10 / 15), 15e9)
@@ -96,7 +96,7 @@ def test_pressures_do_not_depend_on_the_size_of_the_cluster(work: Workload, stan
 
 
 @given(works, standings)
-def test_no_other_roles_are_pressed_less_than_the_cluster(work: Workload, standing: RoleCounts) -> None:
+def test_no_other_split_has_less_pressure_than_the_cluster(work: Workload, standing: RoleCounts) -> None:
     found = pressures(ENGINE, work, standing)
     all_lend = pressures(ENGINE, work, replace(standing, lending=standing.mixed))
     assert found.cluster <= max(all_lend.prefill, all_lend.decode) + 1e-9
@@ -117,7 +117,7 @@ def test_a_mixed_worker_counts_once(prompts: float, context: int, standing: Role
 
 
 @given(works, st.integers(1, 8))
-def test_the_workers_that_would_do_are_the_fewest(work: Workload, workers: int) -> None:
+def test_the_sufficient_number_of_workers_is_the_smallest(work: Workload, workers: int) -> None:
     needed = fewest_workers(ENGINE, work, workers, workers * 16)
     if needed is not None:
         assert least_pressed(ENGINE, work, needed).pressure <= 1

@@ -1,4 +1,4 @@
-"""KV wait and starvation are exact, apart from each other, and never during a step."""
+"""Properties of KV wait and starvation: exact, disjoint, and never during a step."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ changes = st.lists(
 
 
 @given(changes)
-def test_every_nanosecond_without_a_step_in_which_kv_is_awaited_is_one_of_the_two(told):
+def test_every_nanosecond_of_awaiting_kv_without_a_step_is_exactly_one_of_the_two(told):
     wait, now = KvWait(), 1
     awaiting = ready = stepping = False
     waited = starved = 0

@@ -1,4 +1,4 @@
-"""Which submitted sequences a worker takes, and what it says of the others."""
+"""Properties of which submitted sequences a worker accepts, and of its refusals."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ standings = st.builds(WorkerReadiness, assignments, st.booleans(), st.sampled_fr
 
 
 @given(st.sampled_from(Phase), st.sampled_from([None, "a", "b"]), standings)
-def test_a_sequence_is_taken_just_where_role_layout_and_credit_fit(
+def test_a_sequence_is_accepted_exactly_if_role_layout_and_credit_fit(
     phase: Phase, kv_layout: str | None, worker: WorkerReadiness
 ) -> None:
     reasons = [
@@ -59,7 +59,7 @@ WORST = {"phase": 0, "model": "n", "adapter": "a", "prompt_tokens": 0}
          Refusal.NO_CAPACITY, "no credit was held"),
     ],
 )  # fmt: skip
-def test_of_several_faults_the_first_is_said(
+def test_the_first_of_several_faults_is_reported(
     mended: dict[str, object] | None, draining: bool, role: Role, code: Refusal, detail: str
 ) -> None:
     state = AssignmentState("m", role, 64 if role is Role.MIXED else 0)
@@ -70,14 +70,14 @@ def test_of_several_faults_the_first_is_said(
     assert (answer.code, answer.detail) == (code, detail)
 
 
-def test_what_nothing_speaks_against_becomes_the_engines_request() -> None:
+def test_an_acceptable_submit_becomes_the_engines_request() -> None:
     state = AssignmentState("m", Role.MIXED, 0)
     answer = admit(submitted(), assignment=state, has_credit=True, sequence_id=9, model_revision="r", kv_layout="other")
     assert isinstance(answer, EngineRequest)
     assert (answer.sequence_id, answer.kv and answer.kv.address, list(answer.token_ids)) == (9, "there:1", [1, 2])
 
 
-def test_blocks_are_kept_apart_by_the_tenants_salt_and_by_its_name_where_it_has_none() -> None:
+def test_blocks_are_separated_by_the_tenants_salt_or_else_by_its_name() -> None:
     state = AssignmentState("m", Role.MIXED, 0)
 
     def root(**context: str) -> bytes:
@@ -92,7 +92,7 @@ def test_blocks_are_kept_apart_by_the_tenants_salt_and_by_its_name_where_it_has_
 
 
 @given(st.booleans(), st.booleans(), st.booleans())
-def test_an_adapter_is_taken_where_the_worker_was_started_with_it_or_loads_it(
+def test_an_adapter_is_accepted_if_the_worker_was_started_with_it_or_can_load_it(
     named: bool, loads: bool, brought: bool
 ) -> None:
     found = admit(

@@ -1,4 +1,4 @@
-"""The cost model of leaving: what it expects of moves, and that it never holds a sequence that is better gone."""
+"""Properties of the cost model of hand-overs: its expectations, and that it holds no sequence better moved."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ from libs.policy.worker.assignment import (
 )
 
 
-def test_what_is_computed_again_without_noise_by_position_has_neither_noise_nor_counts_of_what_was_generated() -> None:
+def test_only_greedy_sampling_without_output_penalties_can_be_recomputed_from_tokens() -> None:
     assert SamplingParams(temperature=0, repetition_penalty=1.3, logprobs=True).follows_from_tokens
     for sampled in ({"temperature": 0.9}, {"frequency_penalty": 0.6}, {"presence_penalty": -0.2}):
         assert not SamplingParams(**{"temperature": 0, **sampled}).follows_from_tokens
@@ -34,13 +34,13 @@ def learned(moves: list[tuple[int, float]]) -> HandOverTime:
     return moving
 
 
-def test_nothing_observed_leaves_the_assumption() -> None:
+def test_without_observations_the_assumption_stands() -> None:
     for kv_bytes, expected_s in PRIOR:
         assert HandOverTime().seconds(int(kv_bytes)) == pytest.approx(expected_s)
 
 
 @given(observed, sizes, sizes)
-def test_more_bytes_never_take_less_and_nothing_takes_negative_time(
+def test_more_bytes_never_take_less_time_and_no_time_is_negative(
     moves: list[tuple[int, float]], some: int, more: int
 ) -> None:
     moving = learned(moves)
@@ -48,7 +48,7 @@ def test_more_bytes_never_take_less_and_nothing_takes_negative_time(
 
 
 @given(observed, st.floats(0.001, 10), sizes)
-def test_it_comes_to_expect_what_it_sees(before: list[tuple[int, float]], took_s: float, kv_bytes: int) -> None:
+def test_the_model_converges_to_observations(before: list[tuple[int, float]], took_s: float, kv_bytes: int) -> None:
     moving = learned(before + [(kv_bytes, took_s)] * 200)
     assert moving.seconds(kv_bytes) == pytest.approx(took_s, rel=0.1, abs=0.06)
 
@@ -66,7 +66,7 @@ def test_a_longer_answer_is_never_less_inclined_to_move(
     )
 
 
-def test_an_answer_is_expected_to_be_as_long_as_answers_are_but_no_longer_than_it_may() -> None:
+def test_the_expected_length_of_an_answer_is_typical_and_within_its_limit() -> None:
     assert expected_tokens_left(1000, 0) == 1000
     assert expected_tokens_left(1000, 40) == 40
     assert expected_tokens_left(7, 40) == 7
@@ -74,7 +74,7 @@ def test_an_answer_is_expected_to_be_as_long_as_answers_are_but_no_longer_than_i
 
 
 @given(st.integers(0, 20_000), seconds, stays)
-def test_nobody_waits_longer_for_an_end_than_computing_again_takes_or_the_deadline(
+def test_no_sequence_waits_for_its_end_longer_than_recomputation_or_the_deadline(
     most_left: int, recompute_s: float, staying: Staying
 ) -> None:
     bound_s = min(recompute_s, MAX_WAIT_S)
@@ -83,7 +83,7 @@ def test_nobody_waits_longer_for_an_end_than_computing_again_takes_or_the_deadli
 
 
 @given(st.integers(0, 20_000), seconds, seconds, stays)
-def test_what_surely_ends_in_that_time_stays_and_what_is_expected_to_take_longer_goes_at_once(
+def test_a_sequence_sure_to_end_in_that_time_stays_and_one_expected_to_take_longer_leaves_at_once(
     most_left: int, recompute_s: float, waited_s: float, staying: Staying
 ) -> None:
     goes = sooner_recomputed(most_left, recompute_s, waited_s, staying)

@@ -1,4 +1,4 @@
-"""The decode admission guard: who waits, for whose sake, and how long at most."""
+"""Properties of the decode admission guard: who waits, for whose sake, and how long at most."""
 
 from dataclasses import replace
 from functools import partial
@@ -46,7 +46,7 @@ def lengths(*ended: int) -> AnswerLengths:
 
 
 def decoding(tokens: int, left: int, *, ahead_ms: int = 0, target_ms: int = 100) -> Decoding:
-    """On its line, or ahead of it."""
+    """Draw a sequence that is on schedule, or ahead of it."""
     line = TokenLine(NOW_NS + (ahead_ms - target_ms * tokens) * MS, target_ms * MS, tokens)
     return Decoding(tokens, left, target_ms * MS, line)
 
@@ -55,7 +55,7 @@ beside_eight = partial(joins, MODEL, EIGHT, kv_tokens=1, lengths=lengths(), held
 
 
 @given(models, running, known, held, dues)
-def test_who_waits_does_so_for_somebody_who_would_miss_a_target_and_never_for_long(
+def test_a_newcomer_waits_only_to_save_a_target_of_another_and_for_a_bounded_time(
     model: StepTimeModel, beside_whom: list[Decoding], ended: list[int], held_ns: int, due_ns: int
 ) -> None:
     work = StepWork(decode_sequences=len(beside_whom), decode_kv_tokens=100 * len(beside_whom))
@@ -71,7 +71,7 @@ def test_who_waits_does_so_for_somebody_who_would_miss_a_target_and_never_for_lo
 
 
 @given(models, running, known, held, dues, st.integers(0, MAX_HOLD_NS))
-def test_who_was_not_worth_holding_is_not_held_later(  # noqa: PLR0917
+def test_a_newcomer_once_admissible_stays_admissible(  # noqa: PLR0917
     model: StepTimeModel, beside_whom: list[Decoding], ended: list[int], held_ns: int, due_ns: int, more_ns: int
 ) -> None:
     work = StepWork(decode_sequences=len(beside_whom), decode_kv_tokens=100 * len(beside_whom))
@@ -100,13 +100,13 @@ def test_who_was_not_worth_holding_is_not_held_later(  # noqa: PLR0917
         ([replace(decoding(12, 20), line=None)], (), False),  # its first token is yet to come
     ],
 )
-def test_a_newcomer_waits_where_that_is_of_use_to_somebody(
+def test_a_newcomer_waits_if_that_helps_another_sequence(
     beside_whom: list[Decoding], ended: tuple[int, ...], joined: bool
 ) -> None:
     assert beside_eight(running=beside_whom, lengths=lengths(*ended)) == joined
 
 
-def test_a_newcomer_waits_no_longer_than_its_own_first_token_bears_unless_that_is_late_already() -> None:
+def test_a_newcomer_waits_only_as_long_as_its_own_first_token_allows_unless_that_is_late_already() -> None:
     at = partial(beside_eight, running=[decoding(22, 10)], lengths=lengths(32))
     assert not at(), "the other one ends after a second"
     assert at(held_ns=MAX_HOLD_NS - 900 * MS)
@@ -123,7 +123,7 @@ def test_only_the_latest_answers_count() -> None:
     assert made.one_ends([decoding(12, 500)], 20)
 
 
-def test_answers_are_expected_to_be_as_long_as_those_of_their_kind_once_enough_have_ended() -> None:
+def test_answers_are_expected_to_be_as_long_as_their_kind_once_enough_have_ended() -> None:
     made = lengths(*[300] * 100)
     brief = Decoding(12, 500, 100 * MS, None, "tenant/chat")
     for _ in range(ENOUGH_LENGTHS - 1):
@@ -136,7 +136,7 @@ def test_answers_are_expected_to_be_as_long_as_those_of_their_kind_once_enough_h
     )
 
 
-def test_of_ever_new_kinds_only_the_latest_are_remembered() -> None:
+def test_only_the_latest_of_ever_new_kinds_are_remembered() -> None:
     made = lengths()
     for number in range(3 * MOST_KINDS):
         made.ended(16, f"tenant-{number}/chat")

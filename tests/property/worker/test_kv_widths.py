@@ -1,4 +1,4 @@
-"""Which widths are taken to read each other's KV, beside the conditions that vLLM 0.32 has for it."""
+"""Properties of which tensor-parallel widths can read each other's KV, against vLLM 0.32's own conditions."""
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ ORDERS = st.sampled_from(["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"])
 
 
 def theirs(reader: KvSplit, source: KvSplit) -> bool:
-    """Whether a decode side of one reads a prefill side of the other, by the checks of vLLM's NIXL connector."""
+    """Return whether a decode side of one width reads a prefill side of the other, by vLLM's NIXL connector."""
     wide, narrow = max(reader.width, source.width), min(reader.width, source.width)
     if wide % narrow or (reader.order != source.order and not reader.is_latent):
         return False
@@ -24,7 +24,7 @@ def theirs(reader: KvSplit, source: KvSplit) -> bool:
 
 
 @given(WIDTHS, WIDTHS, HEADS, ORDERS, st.booleans())
-def test_whoever_is_of_one_class_can_read_each_other_both_ways(
+def test_widths_of_one_class_can_read_each_other_both_ways(
     one: int, other: int, heads: int, order: str, latent: bool
 ) -> None:
     pair = [KvSplit(width, heads, is_latent=latent, order=order) for width in (one, other)]
@@ -55,7 +55,7 @@ def test_powers_of_two_that_vllm_reads_both_ways_are_of_one_class(
         (KvSplit(2, 8, order="LBHNC", over_nixl=False), "tp2 (only NIXL reads other widths)"),
     ],
 )
-def test_a_width_that_reads_its_own_alone_says_why(split: KvSplit, says: str) -> None:
+def test_a_width_that_reads_only_its_own_kv_gives_the_reason(split: KvSplit, says: str) -> None:
     assert width_class(split) == says
 
 

@@ -1,4 +1,4 @@
-"""How many prompt tokens a step may compute: by the role, and by the prompts that were taken before it."""
+"""Properties of the prompt tokens that a step may compute, by role and by earlier prompts."""
 
 from dataclasses import dataclass, replace
 
@@ -36,7 +36,7 @@ def test_each_role_has_its_slots_and_its_budget() -> None:
 
 
 @given(budgets, taken)
-def test_a_prompt_is_computed_at_no_slower_pace_than_it_was_taken_for(own_tokens: int, before: list[Taken]) -> None:
+def test_a_prompt_is_computed_at_least_at_the_pace_of_its_acceptance(own_tokens: int, before: list[Taken]) -> None:
     budget = engine_budget(own_tokens, before)
     awaited = [each for each in before if each.awaits_prompt]
     assert all(budget >= each.budget_tokens for each in awaited if not each.yields)
@@ -46,7 +46,9 @@ def test_a_prompt_is_computed_at_no_slower_pace_than_it_was_taken_for(own_tokens
 
 
 @given(st.integers(1, 10_000), budgets)
-def test_a_prompt_that_yields_is_waited_for_only_where_it_would_never_be_computed(own_tokens: int, was: int) -> None:
+def test_a_yielding_prompt_is_waited_for_only_if_it_would_otherwise_never_be_computed(
+    own_tokens: int, was: int
+) -> None:
     prompt = Taken(was, yields=True)
     assert engine_budget(own_tokens, [prompt]) == own_tokens
     assert engine_budget(0, [prompt]) == was

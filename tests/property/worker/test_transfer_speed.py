@@ -1,4 +1,4 @@
-"""What a worker learns of its KV link from transfers of any length and speed."""
+"""Properties of the KV link's speed that a worker learns from transfers of any length."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def test_a_faster_transfer_counts_at_once_and_a_slower_one_little(
 
 
 @given(transfers)
-def test_short_transfers_and_those_without_a_duration_say_nothing(before: list[tuple[int, int]]) -> None:
+def test_short_transfers_and_those_without_a_duration_are_ignored(before: list[tuple[int, int]]) -> None:
     speed = TransferSpeed(BLOCK)
     for blocks, duration_ns in before:
         speed.arrived(blocks, min(duration_ns, 0) if blocks >= MIN_TRANSFER_BLOCKS else duration_ns)
@@ -32,7 +32,7 @@ def test_short_transfers_and_those_without_a_duration_say_nothing(before: list[t
     assert not speed.differs(0.0)
 
 
-def test_others_are_told_anew_once_the_link_differs_by_a_twentieth() -> None:
+def test_the_speed_is_reported_again_once_it_differs_by_a_twentieth() -> None:
     speed = TransferSpeed(BLOCK)
     speed.arrived(10, 10 * BLOCK * 100)
     assert speed.token_ns == 100
@@ -59,7 +59,7 @@ def test_a_link_is_not_judged_by_its_first_transfers() -> None:
         pytest.param(500, 80, 0, id="computed meanwhile in one step: nothing is known"),
     ],
 )
-def test_the_time_on_the_link_leaves_out_the_time_in_which_the_prompt_was_computed(
+def test_the_time_on_the_link_excludes_the_computation_of_the_prompt(
     prompt_tokens: int, ready_ns: int, link_ns: int
 ) -> None:
     report = KvTransferReport("r", "p", 10, 0, 5, 1_005, prompt_tokens, 0, ready_ns=ready_ns)

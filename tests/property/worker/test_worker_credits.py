@@ -1,4 +1,4 @@
-"""Credits under every interleaving of gateways that use, return, come, go and wait."""
+"""Properties of credits under every interleaving of gateways that use, return, come, go and wait."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Gateway:
         self.balance.grant(grant)
 
     def answer(self) -> None:
-        """As a link does wherever something may have come free."""
+        """Answer as a link does whenever a credit may have become free."""
         for kind, count in (("return", self.balance.give_back()), ("spent", self.balance.take_spent())):
             if count:
                 self.outbox.append((kind, count))

@@ -1,4 +1,4 @@
-"""What a tenant may have of batch, and what goes by itself: bytes, lines, old files, answers in Kafka."""
+"""Tests of a tenant's bounds on batch files, bytes and lines, and of the removal of old files and answers."""
 
 import asyncio
 import json
@@ -89,7 +89,7 @@ class World:
         self.view.apply(pb.JobEvent(job_id=job_id, at_unix_ns=3, finished=finished))
 
 
-async def test_a_tenant_stores_no_more_than_it_may_and_another_is_not_held_to_it(tmp_path: Path) -> None:
+async def test_a_tenants_storage_is_bounded_without_affecting_another_tenant(tmp_path: Path) -> None:
     world = World(tmp_path, TenantLimits(stored_bytes=3 * len(LINE)))
     first = await world.upload("a", LINE * 2)
     assert first.status_code == 200
@@ -106,7 +106,7 @@ async def test_a_tenant_stores_no_more_than_it_may_and_another_is_not_held_to_it
     assert (await world.upload("a", LINE * 2)).status_code == 200
 
 
-async def test_a_tenant_has_no_more_files_than_it_may_and_others_have_room(tmp_path: Path) -> None:
+async def test_a_tenants_number_of_files_is_bounded_and_others_have_room(tmp_path: Path) -> None:
     world = World(tmp_path, TenantLimits(), store=StoreTotals(40, 10**6), tenant_files=8)
     made = [await world.upload("a", LINE) for _ in range(8)]
     assert {answer.status_code for answer in made} == {200}
@@ -123,7 +123,7 @@ async def test_a_tenant_has_no_more_files_than_it_may_and_others_have_room(tmp_p
     assert (await world.upload("a", LINE)).status_code == 429
 
 
-async def test_a_tenant_leaves_room_in_the_store_for_files_and_bytes_of_the_next_one(tmp_path: Path) -> None:
+async def test_a_tenant_that_fills_its_part_of_the_store_leaves_room_for_the_next_one(tmp_path: Path) -> None:
     world = World(tmp_path, TenantLimits(), store=StoreTotals(20, 10**6))
     answers = [(await world.upload("a", LINE)).status_code for _ in range(11)]
     assert answers == [200] * 10 + [507], "half of what the store takes"
@@ -134,7 +134,7 @@ async def test_a_tenant_leaves_room_in_the_store_for_files_and_bytes_of_the_next
     assert (await world.upload("b", LINE * 5)).status_code == 200
 
 
-async def test_an_accepted_batch_has_room_for_its_answers(tmp_path: Path) -> None:
+async def test_room_for_its_answers_is_reserved_when_a_batch_is_accepted(tmp_path: Path) -> None:
     """Two files of each unfinished batch count as written."""
     world = World(tmp_path, TenantLimits(), store=StoreTotals(100, 10**6), tenant_files=8)
     file = (await world.upload("a", LINE)).json()["id"]
@@ -153,7 +153,7 @@ async def test_an_accepted_batch_has_room_for_its_answers(tmp_path: Path) -> Non
     assert len(await world.files.of("a")) == 8
 
 
-async def test_a_batch_by_topic_for_whose_answers_there_is_no_room_fails_and_says_so(tmp_path: Path) -> None:
+async def test_a_batch_by_topic_without_room_for_its_answers_fails_with_the_reason(tmp_path: Path) -> None:
     world = World(tmp_path, TenantLimits(), store=StoreTotals(2, 10**6))
     check = partial(world.bounds.check_answer_room, world.files, world.view)
     submissions = Submissions(world.view, world.clock, "cluster", AllowedTopics("lines"), check)
@@ -162,7 +162,7 @@ async def test_a_batch_by_topic_for_whose_answers_there_is_no_room_fails_and_say
     assert ended.finished.error_code == "store_full"
 
 
-async def test_slow_uploads_of_a_tenant_leave_places_to_another(tmp_path: Path) -> None:
+async def test_slow_uploads_of_one_tenant_do_not_block_another(tmp_path: Path) -> None:
     world, begun = World(tmp_path, TenantLimits()), asyncio.Event()
 
     async def drips() -> AsyncIterator[bytes]:
@@ -181,7 +181,7 @@ async def test_slow_uploads_of_a_tenant_leave_places_to_another(tmp_path: Path) 
     assert (world.bounds.uploads.held, len(world.bounds.uploads)) == (0, 0)
 
 
-async def test_a_file_goes_when_its_maker_said_and_is_not_there_from_that_moment_on(tmp_path: Path) -> None:
+async def test_a_file_expires_at_the_time_set_by_its_owner(tmp_path: Path) -> None:
     world = World(tmp_path, TenantLimits())
     made = await world.upload("b", LINE, **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"})
     file = made.json()
@@ -206,14 +206,14 @@ async def test_a_file_goes_when_its_maker_said_and_is_not_there_from_that_moment
         {"expires_after[anchor]": "last_used", "expires_after[seconds]": "3600"},
     ],
 )
-async def test_an_expiry_that_is_none_keeps_nothing(tmp_path: Path, fields: dict[str, str]) -> None:
+async def test_an_invalid_expiry_stores_nothing(tmp_path: Path, fields: dict[str, str]) -> None:
     world = World(tmp_path, TenantLimits())
     answer = await world.upload("b", LINE, **fields)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "expires_after"
     assert await world.files.infos() == []
 
 
-async def test_a_tenants_files_go_after_its_days_unless_a_batch_still_reads_them(tmp_path: Path) -> None:
+async def test_a_tenants_files_expire_unless_a_batch_still_reads_them(tmp_path: Path) -> None:
     world = World(tmp_path, TenantLimits(file_days=7))
     read, idle = (await world.upload("a", LINE)).json(), (await world.upload("a", LINE)).json()
     other = (await world.upload("b", LINE)).json()
@@ -227,7 +227,9 @@ async def test_a_tenants_files_go_after_its_days_unless_a_batch_still_reads_them
     assert {each.id for each in await world.files.infos()} == {other["id"]}
 
 
-async def test_a_batch_with_more_lines_than_its_tenant_has_left_fails_and_names_the_limit(tmp_path: Path) -> None:
+async def test_a_batch_with_more_lines_than_its_tenant_has_left_fails_with_the_name_of_the_limit(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, TenantLimits(batch_lines=10))
     file = (await world.upload("a", LINE * 4)).json()["id"]
     first = world.job("one", file, lines=8)
@@ -247,7 +249,7 @@ async def test_a_batch_with_more_lines_than_its_tenant_has_left_fails_and_names_
     assert (await begun()).started.lines == 4
 
 
-async def test_answers_in_kafka_go_once_no_job_needs_them(tmp_path: Path) -> None:
+async def test_answers_in_kafka_are_trimmed_once_no_job_needs_them(tmp_path: Path) -> None:
     world = World(tmp_path, TenantLimits())
     for place in range(5):
         await world.work.send(BATCH_RESULTS, pb.Result(job_id="batch_one", place=place))
@@ -262,7 +264,7 @@ async def test_answers_in_kafka_go_once_no_job_needs_them(tmp_path: Path) -> Non
     assert world.work.trimmed[BATCH_RESULTS.stem] == [5]
 
 
-async def test_answers_of_the_last_minutes_stay_even_where_no_job_is_known(tmp_path: Path) -> None:
+async def test_recent_answers_stay_even_if_no_job_is_known(tmp_path: Path) -> None:
     """Another gateway may have begun a job that is not known here yet."""
     world = World(tmp_path, TenantLimits())
     for _ in range(round(SETTLED_S / LOOK_S)):
@@ -273,7 +275,7 @@ async def test_answers_of_the_last_minutes_stay_even_where_no_job_is_known(tmp_p
     assert world.work.trimmed.get(BATCH_RESULTS.stem, [0]) == [0]
 
 
-def test_of_several_jobs_the_one_that_began_first_holds_each_partition(tmp_path: Path) -> None:
+def test_the_earliest_start_among_unfinished_jobs_bounds_the_trim_of_each_partition(tmp_path: Path) -> None:
     view = JobView(MemoryWork(BATCH_JOBS))
     for name, since in (("a", [3, 9]), ("b", [5, 1])):
         view.apply(pb.JobEvent(job_id=name, at_unix_ns=1, created=pb.Created(tenant="a")))
@@ -286,7 +288,7 @@ def asks(file_id: str) -> dict[str, str]:
     return {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
 
 
-async def test_what_a_deleted_tenant_had_is_nobodys_at_once_and_is_deleted_by_and_by(tmp_path: Path) -> None:
+async def test_files_of_a_deleted_tenant_are_inaccessible_at_once_and_deleted_later(tmp_path: Path) -> None:
     world = World(tmp_path, TenantLimits())
     files = {tenant: (await world.upload(tenant, LINE)).json()["id"] for tenant in ("a", "b")}
     running, ended = world.job("running", files["a"], lines=1), world.job("ended", files["a"])
@@ -314,7 +316,7 @@ async def test_what_a_deleted_tenant_had_is_nobodys_at_once_and_is_deleted_by_an
     assert {info.id for info in await world.files.infos()} == {files["b"]}
 
 
-async def test_a_tenant_that_gets_the_name_of_a_deleted_one_begins_with_nothing_and_keeps_what_it_makes(
+async def test_a_tenant_that_reuses_a_deleted_name_begins_empty_and_keeps_its_new_files(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path, TenantLimits())

@@ -1,4 +1,4 @@
-"""Files and batches through OpenAI's client as it comes, with the retries that it makes by itself."""
+"""Tests of files and batches through OpenAI's client with its default retries."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,7 +30,7 @@ JOB = f"batch_{'1' * 32}"
 
 
 class Gateway:
-    """The routes of one, which counts what it is asked."""
+    """The routes of a gateway that counts its requests."""
 
     def __init__(self, app: FastAPI, view: JobView) -> None:
         self._app = app
@@ -44,7 +44,7 @@ class Gateway:
 
 @asynccontextmanager
 async def serving(tmp_path: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, Gateway]]:
-    """With one file of one line, `file-1`."""
+    """A gateway with one file of one line, `file-1`."""
     work, files, app = MemoryWork(BATCH_JOBS), await store(tmp_path, max_bytes=STORE_BYTES), FastAPI()
     view = JobView(work)
     app.include_router(
@@ -67,7 +67,7 @@ async def serving(tmp_path: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, Gat
         yield client, gateway
 
 
-async def test_what_a_retry_cannot_mend_is_asked_once(tmp_path: Path) -> None:
+async def test_a_permanent_error_is_not_retried(tmp_path: Path) -> None:
     async with serving(tmp_path) as (client, gateway):
         assert client.max_retries > 0
         with pytest.raises(openai.APIStatusError) as full:
@@ -80,7 +80,7 @@ async def test_what_a_retry_cannot_mend_is_asked_once(tmp_path: Path) -> None:
         assert gateway.asked == 2
 
 
-async def test_a_job_asked_for_twice_with_a_key_in_extra_headers_is_one(tmp_path: Path) -> None:
+async def test_a_job_created_twice_with_one_key_in_extra_headers_is_one_job(tmp_path: Path) -> None:
     async with serving(tmp_path) as (client, _):
         ids = {
             (
@@ -96,7 +96,7 @@ async def test_a_job_asked_for_twice_with_a_key_in_extra_headers_is_one(tmp_path
         assert len(ids) == 1
 
 
-async def test_an_input_that_is_not_there_is_told_by_the_name_of_its_field(tmp_path: Path) -> None:
+async def test_a_missing_input_is_refused_by_the_name_of_its_field(tmp_path: Path) -> None:
     async with serving(tmp_path) as (client, _):
         with pytest.raises(openai.NotFoundError) as missing:
             await client.batches.create(input_file_id="file-none", endpoint=ENDPOINT, completion_window="24h")
@@ -112,7 +112,7 @@ async def test_an_input_that_is_not_there_is_told_by_the_name_of_its_field(tmp_p
         (None, "default", 0),
     ],
 )
-async def test_metadata_is_the_clients_own_unless_it_can_be_meant_for_us(
+async def test_metadata_belongs_to_the_client_unless_it_looks_like_our_own(
     tmp_path: Path, metadata: dict[str, str] | None, tenant: str, priority: int
 ) -> None:
     async with serving(tmp_path) as (client, _):

@@ -1,4 +1,4 @@
-"""Answers that go to a client's topic: one that it cannot hold costs the others nothing."""
+"""Tests of answers copied to a client's topic: one that does not fit does not affect the others."""
 
 import json
 import time
@@ -30,7 +30,7 @@ MAX_BYTES = 1_000
 
 
 class SmallTopics(MemoryWork):
-    """Clients' topics that take small records, or none."""
+    """Clients' topics that accept small records, or none."""
 
     def __init__(self, takes: bool) -> None:
         super().__init__(BATCH_SHARES)
@@ -50,7 +50,7 @@ class SmallTopics(MemoryWork):
 
 
 class Answers:
-    """Answers each line, some at length."""
+    """A requester that answers each line, some at length."""
 
     def __init__(self, large: Container[int]) -> None:
         self._large = large
@@ -101,7 +101,7 @@ def a_share(error_topic: str) -> pb.Share:
 
 
 @pytest.mark.parametrize("error_topic", ["errors", ""])
-async def test_one_answer_too_large_for_a_topic_is_in_the_file_and_all_others_in_both(
+async def test_an_answer_too_large_for_a_topic_is_in_the_file_and_all_others_are_in_both(
     tmp_path: Path, error_topic: str
 ) -> None:
     work = SmallTopics(takes=True)
@@ -118,7 +118,7 @@ async def test_one_answer_too_large_for_a_topic_is_in_the_file_and_all_others_in
     assert max(progress.completed for progress in notes) == LINES
 
 
-async def test_a_topic_that_takes_nothing_is_told_nothing_more(tmp_path: Path) -> None:
+async def test_a_topic_that_refuses_everything_gets_no_more_copies(tmp_path: Path) -> None:
     work = SmallTopics(takes=False)
     results = await answer_a_job(work, tmp_path, a_share("errors"))
     assert len(results) == LINES

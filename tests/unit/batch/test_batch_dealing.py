@@ -1,4 +1,4 @@
-"""Inputs that end too soon, go away or cannot be read while their lines are dealt."""
+"""Tests of inputs that end too soon, disappear or cannot be read while their lines are dealt."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from services.gateway.batch.job import Job
 from services.gateway.batch.shares import Dealer, ShareSpan
 
 
-async def test_an_input_that_ends_too_soon_is_dealt_as_one_that_is_gone(tmp_path: Path) -> None:
+async def test_an_input_that_ends_too_soon_is_dealt_as_missing(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path / "files", max_bytes=10**6)
     async with files.draft("file-1", max_bytes=10**6) as draft:
         await draft.write(b"{}\n" * SHARE_LINES)
@@ -30,7 +30,7 @@ async def test_an_input_that_ends_too_soon_is_dealt_as_one_that_is_gone(tmp_path
     assert [span.bytes for span in spans] == [3 * SHARE_LINES, 0, 0]
 
 
-async def test_lines_dealt_as_gone_are_followed_by_no_others_though_the_file_comes_back(tmp_path: Path) -> None:
+async def test_no_lines_follow_those_dealt_as_missing_even_if_the_file_returns(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path / "files", max_bytes=10**6)
     job = Job("job", pb.Created(input_file_id="file-1"), 1, started=pb.Started(lines=3 * SHARE_LINES))
     dealer = Dealer(job, files, ())
@@ -43,7 +43,7 @@ async def test_lines_dealt_as_gone_are_followed_by_no_others_though_the_file_com
 
 
 @pytest.mark.parametrize("told", [b"", b"{}\n"])
-async def test_a_file_that_the_store_fails_to_tell_is_not_dealt_as_gone(tmp_path: Path, told: bytes) -> None:
+async def test_a_file_that_the_store_fails_to_read_is_not_dealt_as_missing(tmp_path: Path, told: bytes) -> None:
     class Faulty(LocalFiles):
         well = False
 

@@ -1,4 +1,4 @@
-"""Jobs that have not ended: none holds up another, and a gateway that does not know them yet says so."""
+"""Tests of unfinished jobs: none delays another, and a gateway that does not know them yet reports so."""
 
 import asyncio
 import json
@@ -42,13 +42,13 @@ def keeper(work: MemoryWork, files: LocalFiles, view: JobView, *, clock: Clock |
 
 
 class CountingWork(MemoryWork):
-    """Tells what was read of it."""
+    """A work bus that records what is read from it."""
 
     def __init__(self, topic: Topic) -> None:
         super().__init__(topic)
         self.read: Counter[str] = Counter()
         self.first: dict[str, int] = {}
-        """Offset at which the last reader of a topic began."""
+        """The offset at which the last reader of a topic began."""
 
     async def follow(
         self, topic: Topic, since: Sequence[int] = (), *, on_replayed: Callable[[], None] | None = None
@@ -72,7 +72,7 @@ async def answer(work: MemoryWork, job_id: str, answer: bytes = b"{}") -> None:
     await work.send(BATCH_JOBS, pb.JobEvent(job_id=job_id, at_unix_ns=1, progress=pb.Progress(completed=1)))
 
 
-async def test_a_job_ends_while_more_than_are_assembled_at_once_have_not(tmp_path: Path) -> None:
+async def test_a_job_ends_while_more_jobs_than_are_assembled_at_once_run(tmp_path: Path) -> None:
     work, files = MemoryWork(BATCH_JOBS), await store(tmp_path)
     view = JobView(work)
     slow = [f"slow-{number}" for number in range(MAX_ASSEMBLED + 2)]
@@ -89,7 +89,7 @@ async def test_a_job_ends_while_more_than_are_assembled_at_once_have_not(tmp_pat
         await until(lambda: not view.unfinished(), what="the end of all")
 
 
-async def test_tenants_share_what_is_dealt_urgent_jobs_come_first_and_late_ones_are_told_early(tmp_path: Path) -> None:
+async def test_tenants_share_lines_urgent_jobs_run_first_and_late_jobs_are_reported_early(tmp_path: Path) -> None:
     work, files = MemoryWork(BATCH_JOBS), await store(tmp_path)
     async with files.draft("file-long", max_bytes=10**6) as draft:
         await draft.write(b"{}\n" * SHARE_LINES * 30)
@@ -138,7 +138,7 @@ async def test_tenants_share_what_is_dealt_urgent_jobs_come_first_and_late_ones_
 
 
 @pytest.mark.parametrize("status", ["cancelled", "expired"])
-async def test_a_stopped_jobs_lines_are_answered_though_other_tenants_fill_all_lanes(
+async def test_a_stopped_jobs_lines_are_answered_while_other_tenants_fill_all_lanes(
     tmp_path: Path, status: str
 ) -> None:
     work, files, clock = MemoryWork(BATCH_JOBS), await store(tmp_path, max_bytes=10**7), ManualClock()
@@ -171,7 +171,7 @@ async def test_a_stopped_jobs_lines_are_answered_though_other_tenants_fill_all_l
     assert {share.job_id for share in work.values_of(BATCH_SHARES) if isinstance(share, pb.Share)} == {"other"}
 
 
-async def test_who_takes_a_lane_over_reads_neither_events_nor_lines_nor_answers_again(
+async def test_a_member_that_takes_over_a_lane_rereads_no_events_lines_or_answers(
     tmp_path: Path,
 ) -> None:
     bounds = {"part_bytes": 2_000, "snapshot_events": 20}
@@ -222,7 +222,7 @@ async def test_who_takes_a_lane_over_reads_neither_events_nor_lines_nor_answers_
     assert sorted(places) == list(range(shares * SHARE_LINES))
 
 
-async def test_a_job_that_cannot_begin_names_the_field_that_is_why(tmp_path: Path) -> None:
+async def test_a_job_that_cannot_start_names_the_field_at_fault(tmp_path: Path) -> None:
     class Topics(MemoryWork):
         async def check_topic(self, name: str, *, param: str) -> None:
             raise TopicNotFound("no such topic", param=param)
@@ -242,7 +242,7 @@ async def test_a_job_that_cannot_begin_names_the_field_that_is_why(tmp_path: Pat
     }
 
 
-async def test_a_job_that_cannot_be_counted_can_be_cancelled(tmp_path: Path) -> None:
+async def test_a_job_whose_lines_cannot_be_counted_can_be_cancelled(tmp_path: Path) -> None:
     class Away(LocalFiles):
         def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
             raise BrokerUnavailable("away")
@@ -277,7 +277,7 @@ async def test_a_full_store_delays_a_jobs_end_and_loses_none_of_its_answers(tmp_
     assert b"".join([part async for part in files.read("file-job-output")]) == b"y" * 500 + b"\n"
 
 
-async def test_a_job_whose_answers_are_there_is_not_failed_by_what_befalls_its_files(tmp_path: Path) -> None:
+async def test_a_job_with_all_its_answers_does_not_fail_if_its_files_are_lost(tmp_path: Path) -> None:
     work, files = MemoryWork(BATCH_JOBS), await store(tmp_path)
     async with files.draft("file-long", max_bytes=10**6) as draft:
         await draft.write(b"{}\n" * 100)
@@ -308,7 +308,7 @@ async def test_a_job_whose_answers_are_there_is_not_failed_by_what_befalls_its_f
     assert sorted((await content(files, "file-job-output")).split()) == [b"%04d" % place for place in range(100)]
 
 
-async def test_parts_that_nobody_was_told_of_are_removed_when_their_job_has_ended(tmp_path: Path) -> None:
+async def test_parts_without_a_record_are_removed_once_their_job_has_ended(tmp_path: Path) -> None:
     work, files = MemoryWork(BATCH_JOBS), await store(tmp_path)
     view = JobView(work)
     async with running(view.follow(), keeper(work, files, view).work(work)):
@@ -322,7 +322,7 @@ async def test_parts_that_nobody_was_told_of_are_removed_when_their_job_has_ende
         assert list(parts.glob("file-other-output-*"))
 
 
-async def test_a_topic_is_copied_for_whoever_copies_it_and_copies_that_nobody_was_told_of_are_removed(
+async def test_each_lane_copies_a_topic_for_itself_and_copies_without_a_record_are_removed(
     tmp_path: Path,
 ) -> None:
     class MemoryTopic(MemoryWork):

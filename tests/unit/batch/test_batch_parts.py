@@ -1,4 +1,4 @@
-"""What one line, one client or one topic may cost a batch gateway."""
+"""Tests of what one line, one client or one topic may cost a batch gateway."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def read(**change: object) -> BatchLine:
         {"method": "x" * 1_100_000},
     ],
 )
-def test_a_line_that_is_refused_costs_no_more_than_its_reason(change: dict[str, object]) -> None:
+def test_a_refused_line_costs_only_its_reason(change: dict[str, object]) -> None:
     line = read(**change)
     assert line.refusal is not None
     result = refused("batch_1", line, line.refusal)
@@ -55,14 +55,14 @@ def test_a_line_that_is_refused_costs_no_more_than_its_reason(change: dict[str, 
     assert json.loads(result.answer)["error"]["line"] == 7
 
 
-def test_what_an_error_echoes_is_cut_wherever_it_is_told() -> None:
+def test_every_echo_of_input_in_an_error_is_truncated() -> None:
     name = "m" * 1_100_000
     result = refused("batch_1", read(), UnknownModel(f"model {name} is not served", param=name))
     assert result.ByteSize() < SMALL_BYTES
     assert json.loads(result.answer)["response"]["body"]["error"]["code"] == "model_not_found"
 
 
-def test_a_result_that_no_record_holds_becomes_an_error_of_its_line() -> None:
+def test_a_result_too_large_for_a_record_becomes_an_error_of_its_line() -> None:
     whole = Result(job_id="batch_1", custom_id="a", ok=True, answer=b"{}")
     assert fitting(whole, read()) is whole
     found = fitting(Result(job_id="batch_1", custom_id="a", ok=True, answer=b"x" * MAX_RESULT_BYTES), read())
@@ -71,7 +71,7 @@ def test_a_result_that_no_record_holds_becomes_an_error_of_its_line() -> None:
     assert found.ByteSize() < SMALL_BYTES
 
 
-def test_custom_ids_that_come_again_are_found_in_little_memory_however_long_they_are() -> None:
+def test_repeated_custom_ids_are_found_in_bounded_memory_whatever_their_length() -> None:
     lines = [b'{"custom_id": "%d%s"}' % (number % 100, b"x" * 50_000) for number in range(200)]
     hashes = IdHashes()
     for line in lines:
@@ -86,7 +86,7 @@ def test_custom_ids_that_come_again_are_found_in_little_memory_however_long_they
     assert held_bytes < 100_000
 
 
-def test_an_upload_that_drips_is_ended_and_one_that_flows_is_not() -> None:
+def test_a_slow_upload_is_ended_and_a_steady_one_is_not() -> None:
     async def body(part: bytes, count: int, every_s: float = 1.0) -> int:
         parts = iter([part] * count)
 
@@ -114,7 +114,7 @@ def test_an_upload_that_drips_is_ended_and_one_that_flows_is_not() -> None:
         assert loop.time() - began_s <= MAX_UPLOAD_S + 1
 
 
-async def test_a_line_whose_model_has_no_workers_lets_others_have_its_slot_and_is_given_up_in_the_end() -> None:
+async def test_a_line_for_a_model_without_workers_yields_its_slot_and_is_given_up_in_the_end() -> None:
     load = GatewayLoad(free=100, bound=0, people_waiting=0, lines_waiting=0)
     slots = Slots(lambda: load, share=1, max_in_flight=1)
     back = False
@@ -134,7 +134,7 @@ async def test_a_line_whose_model_has_no_workers_lets_others_have_its_slot_and_i
     assert slots.in_flight == 1, "its holder gives it"
 
 
-async def test_shares_that_want_slots_have_them_in_turn() -> None:
+async def test_shares_that_wait_for_slots_get_them_in_turn() -> None:
     load = GatewayLoad(free=100, bound=0, people_waiting=0, lines_waiting=0)
     slots = Slots(lambda: load, share=1, max_in_flight=2)
     taken: list[str] = []
@@ -220,7 +220,7 @@ async def test_lines_with_images_wait_for_room_without_their_slots_and_all_are_a
 
 
 @pytest.mark.parametrize(("others", "expected_s"), [(True, AWAY_S), (False, 0.0)])
-def test_a_model_counts_as_away_only_while_others_have_workers(others: bool, expected_s: float) -> None:
+def test_a_model_counts_as_absent_only_while_others_have_workers(others: bool, expected_s: float) -> None:
     clock = ManualClock()
     there = {"other"} if others else set()
     views = {name: WorkerView(name, name, "k", True, True, True, 0, 0, 0) for name in ("mine", "other")}
@@ -236,4 +236,4 @@ def test_a_model_counts_as_away_only_while_others_have_workers(others: bool, exp
     clock.advance_ms(1000)
     assert served.away_s("mine") == 0.0
     clock.advance_ms((FORGET_S + 1) * 1000)
-    assert served.away_s("mine") == 0.0, "nobody knows what was meanwhile"
+    assert served.away_s("mine") == 0.0, "the state in between is unknown"

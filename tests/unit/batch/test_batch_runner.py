@@ -1,4 +1,4 @@
-"""Lines of shares that a broker hands out again though they were answered."""
+"""Tests of shares that a broker delivers again after their lines were answered."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ HOUR_NS = 3_600 * 10**9
 
 
 class FewAnswers:
-    """Has an answer for so many lines, and none for what is asked after them."""
+    """Answers for that many lines, and none after them."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -46,7 +46,7 @@ class FewAnswers:
 
 
 def a_runner(files: LocalFiles, view: JobView, count: int) -> LaneRunner:
-    """One that has so many answers."""
+    """Create a runner with that many answers."""
     slots = Slots(
         lambda: GatewayLoad(free=1000, bound=0, people_waiting=0, lines_waiting=0), share=1, max_in_flight=1000
     )
@@ -96,11 +96,11 @@ async def put_out(work: MemoryWork, files: LocalFiles) -> None:
 
 
 def answers(work: MemoryWork) -> Counter[int]:
-    """How often each line has been answered."""
+    """Return how often each line has been answered."""
     return Counter(result.place for result in work.values_of(BATCH_RESULTS) if isinstance(result, pb.Result))
 
 
-async def test_a_broker_that_forgets_how_far_shares_are_makes_no_line_be_answered_twice(tmp_path: Path) -> None:
+async def test_no_line_is_answered_twice_if_the_broker_loses_the_offsets_of_shares(tmp_path: Path) -> None:
     work, files = MemoryWork(BATCH_SHARES), LocalFiles(tmp_path / "files", max_bytes=10**6)
     await put_out(work, files)
     await run(work, files, LINES + 50, LINES + 50)
@@ -113,7 +113,7 @@ async def test_a_broker_that_forgets_how_far_shares_are_makes_no_line_be_answere
     assert answers(work) == Counter(range(SHARES * LINES))
 
 
-async def test_an_old_offset_is_not_believed_while_the_gateway_does_not_know_all_jobs(tmp_path: Path) -> None:
+async def test_an_old_offset_is_not_trusted_while_the_gateway_does_not_know_all_jobs(tmp_path: Path) -> None:
     """A job's snapshot is published after the runner has its lane: a token before that would be read too early."""
 
     class SlowToTell(MemoryWork):
@@ -154,7 +154,7 @@ async def test_an_old_offset_is_not_believed_while_the_gateway_does_not_know_all
     assert answers(work) == Counter(range(SHARES * LINES))
 
 
-async def test_shares_of_a_job_that_all_have_forgotten_are_not_run(tmp_path: Path) -> None:
+async def test_shares_of_a_forgotten_job_do_not_run(tmp_path: Path) -> None:
     class Forgetful(JobView):
         def apply(self, event: pb.JobEvent) -> None:
             if event.HasField("look_back"):
@@ -170,9 +170,7 @@ async def test_shares_of_a_job_that_all_have_forgotten_are_not_run(tmp_path: Pat
     assert not answers(work)
 
 
-async def test_a_token_that_does_not_come_back_is_followed_by_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lost_look_back_token_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Deaf(JobView):
         tokens = 0
 

@@ -1,4 +1,4 @@
-"""What a gateway knows of jobs: nothing is called unknown too soon, none comes twice, and there is a bound."""
+"""Tests of a gateway's view of jobs: none is reported unknown too soon or twice, and the view is bounded."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ TOPICS = AllowedTopics("batch.*")
 
 
 class HandleBlocks(MemoryWork):
-    """Nothing that is published can be read, as behind a transaction of one that was killed, until it is let go."""
+    """A bus whose records are unreadable until released, as behind an open transaction of a killed producer."""
 
     def __init__(self) -> None:
         super().__init__(BATCH_JOBS)
@@ -58,7 +58,7 @@ class HandleBlocks(MemoryWork):
 
 @asynccontextmanager
 async def gateway(work: MemoryWork, tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, JobView]]:
-    """One that has read what there is to read."""
+    """Run a gateway that has read all existing records."""
     view = JobView(work)
     app = FastAPI()
     app.include_router(
@@ -80,7 +80,7 @@ async def gateway(work: MemoryWork, tmp_path: Path) -> AsyncIterator[tuple[httpx
         yield http, view
 
 
-def test_a_tenants_finished_jobs_push_out_its_own_and_none_of_another() -> None:
+def test_a_tenants_finished_jobs_evict_only_its_own() -> None:
     book = JobTable(max_jobs=10)
     for number in range(40):
         tenant = "modest" if number < 2 else "flood"
@@ -89,7 +89,7 @@ def test_a_tenants_finished_jobs_push_out_its_own_and_none_of_another() -> None:
     assert [job.id for job in book] == [f"batch_{number}" for number in (0, 1, *range(32, 40))]
 
 
-async def test_a_job_that_was_created_is_there_at_once_however_long_the_broker_hides_it(tmp_path: Path) -> None:
+async def test_a_created_job_is_listed_at_once_even_if_the_broker_is_slow_to_return_it(tmp_path: Path) -> None:
     async with gateway(HandleBlocks(), tmp_path) as (http, _):
         job = (await http.post("/v1/batches", json=ASKED)).json()
         assert job["status"] == "validating"
@@ -98,7 +98,7 @@ async def test_a_job_that_was_created_is_there_at_once_however_long_the_broker_h
         assert (await http.post(f"/v1/batches/{job['id']}/cancel")).json()["status"] == "cancelling"
 
 
-def test_of_all_jobs_only_those_on_the_page_are_rendered() -> None:
+def test_only_the_jobs_on_the_page_are_rendered() -> None:
     view, rendered = JobView(MemoryWork(BATCH_JOBS)), list[str]()
     for number in range(10):
         view.apply(created(f"job-{number}"))
@@ -112,7 +112,7 @@ def test_of_all_jobs_only_those_on_the_page_are_rendered() -> None:
     assert (page["first_id"], page["last_id"], page["has_more"]) == (rendered[0], rendered[-1], True)
 
 
-async def test_a_job_that_is_asked_for_again_with_its_key_is_the_same(tmp_path: Path) -> None:
+async def test_a_job_requested_again_with_its_key_is_the_same_job(tmp_path: Path) -> None:
     work = HandleBlocks()
 
     async def post(http: httpx.AsyncClient, key: str = "mine", **change: Any) -> str:
@@ -138,7 +138,7 @@ async def test_a_job_that_is_asked_for_again_with_its_key_is_the_same(tmp_path: 
         assert all(found.jobs()[-1].created_unix_ns == first.at_unix_ns for found in (view, other_view))
 
 
-async def test_a_job_is_only_made_of_json_that_says_so(tmp_path: Path) -> None:
+async def test_a_job_is_created_only_from_a_json_body(tmp_path: Path) -> None:
     work = HandleBlocks()
     async with gateway(work, tmp_path) as (http, _):
         for headers in ({}, {"content-type": "text/plain"}, {"content-encoding": "gzip"}):
@@ -153,7 +153,7 @@ async def test_a_job_is_only_made_of_json_that_says_so(tmp_path: Path) -> None:
     assert not job_events(work)
 
 
-async def test_an_error_of_files_and_batches_is_short_however_long_what_it_names(tmp_path: Path) -> None:
+async def test_an_error_of_files_and_batches_is_short_whatever_it_names(tmp_path: Path) -> None:
     long = "x" * 10_000
     form = {"files": {"file": ("f", b"{}")}, "data": {"purpose": "batch", long[:3000]: "1"}}
     async with gateway(HandleBlocks(), tmp_path) as (http, _):
@@ -174,7 +174,7 @@ async def test_an_error_of_files_and_batches_is_short_however_long_what_it_names
 
 
 @pytest.mark.parametrize("change", [{"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, {"any": 1}])
-async def test_a_field_of_batches_that_is_not_served_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:
+async def test_an_unsupported_field_of_batches_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:
     async with gateway(HandleBlocks(), tmp_path) as (http, _):
         with pytest.raises(UnsupportedField) as refused:
             await http.post("/v1/batches", json={**ASKED, **change})
@@ -185,7 +185,7 @@ async def test_a_field_of_batches_that_is_not_served_is_refused_by_name(tmp_path
 
 
 @pytest.mark.parametrize("order", ["desc", "asc"])
-async def test_files_of_one_second_are_listed_and_paged_in_the_order_they_were_made(tmp_path: Path, order: str) -> None:
+async def test_files_of_one_second_are_listed_and_paged_in_the_order_of_creation(tmp_path: Path, order: str) -> None:
     async with gateway(HandleBlocks(), tmp_path) as (http, _):
 
         async def upload(name: str) -> str:
@@ -207,7 +207,7 @@ async def test_files_of_one_second_are_listed_and_paged_in_the_order_they_were_m
         assert listed == (made if order == "asc" else made[::-1])
 
 
-async def test_a_job_that_does_not_fit_names_its_field(tmp_path: Path) -> None:
+async def test_a_job_that_does_not_fit_is_refused_by_field_name(tmp_path: Path) -> None:
     async with gateway(HandleBlocks(), tmp_path) as (http, _):
         for change, param in (({"priority": "high"}, "priority"), ({"metadata": {"a": 1}}, "metadata")):
             with pytest.raises(InvalidRequest) as refused:
@@ -215,7 +215,7 @@ async def test_a_job_that_does_not_fit_names_its_field(tmp_path: Path) -> None:
             assert refused.value.param == param
 
 
-async def test_clients_do_not_repeat_by_themselves_what_may_have_created_a_job(tmp_path: Path) -> None:
+async def test_clients_do_not_retry_a_request_that_may_have_created_a_job(tmp_path: Path) -> None:
     class Unsure(HandleBlocks):
         async def send(self, topic: Topic, value: Message) -> None:
             raise BrokerUnavailable("the broker did not reply in time")
@@ -227,7 +227,7 @@ async def test_clients_do_not_repeat_by_themselves_what_may_have_created_a_job(t
             assert (unsure.value.code, unsure.value.repeatable) == ("broker_unavailable", repeatable)
 
 
-async def test_what_a_gateway_has_not_read_yet_is_not_called_unknown(
+async def test_a_job_is_not_called_unknown_before_the_gateway_has_read_all_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view_module, "READY_TIMEOUT_S", 0.05)
@@ -251,7 +251,7 @@ async def test_what_a_gateway_has_not_read_yet_is_not_called_unknown(
             assert (await http.get(f"/v1/batches/{job_id}")).json()["id"] == job_id
 
 
-def test_unfinished_jobs_have_a_bound_for_all_and_for_each_tenant() -> None:
+def test_unfinished_jobs_are_bounded_in_total_and_per_tenant() -> None:
     view = JobView(MemoryWork(BATCH_JOBS))
     for number in range(MAX_UNFINISHED):
         tenant = f"tenant-{number // MAX_TENANT_UNFINISHED}"
@@ -271,7 +271,7 @@ def test_unfinished_jobs_have_a_bound_for_all_and_for_each_tenant() -> None:
     view.check_room("tenant-0")
 
 
-async def test_a_record_that_asks_for_one_job_too_many_becomes_one_that_has_failed() -> None:
+async def test_a_record_that_submits_one_job_too_many_becomes_a_failed_job() -> None:
     records = MemoryWork(BATCH_SUBMIT)
     view = JobView(records)
     for number in range(MAX_TENANT_UNFINISHED):
@@ -296,7 +296,7 @@ async def test_a_record_that_asks_for_one_job_too_many_becomes_one_that_has_fail
         ),
     ],
 )
-async def test_a_record_that_asks_for_too_much_becomes_a_job_that_fits_its_record(body: bytes, code: str) -> None:
+async def test_a_record_with_too_much_metadata_becomes_a_job_that_fits_its_record(body: bytes, code: str) -> None:
     records = MemoryWork(BATCH_SUBMIT)
     view = JobView(records)
     await records.send(BATCH_SUBMIT, pb.Submission(body=body))
@@ -307,9 +307,9 @@ async def test_a_record_that_asks_for_too_much_becomes_a_job_that_fits_its_recor
     assert sum(event.ByteSize() for event in events) < 2_000
 
 
-async def test_a_record_that_a_broker_hands_out_again_makes_no_second_job() -> None:
+async def test_a_record_that_is_delivered_again_creates_no_second_job() -> None:
     class Behind(JobView):
-        """Has read all that was there, and not yet what was told since."""
+        """A view that has read the existing records, and none sent since."""
 
         async def follow(self) -> None:
             self.replayed.set()
@@ -331,7 +331,7 @@ async def test_a_record_that_a_broker_hands_out_again_makes_no_second_job() -> N
     assert [event.WhichOneof("event") for event in job_events(records)].count("created") == 1
 
 
-async def test_a_record_is_held_to_the_list_of_topics_as_a_request_is(tmp_path: Path) -> None:
+async def test_a_record_is_checked_against_the_list_of_topics_as_a_request_is(tmp_path: Path) -> None:
     records = MemoryWork(BATCH_SUBMIT)
     view = JobView(records)
     body = {"endpoint": "/v1/completions", "input_file_id": "file-1", "output_topic": "payments"}

@@ -1,4 +1,4 @@
-"""Jobs that wait for room in the file store: they say so, cost little meanwhile, and can be ended."""
+"""Tests of jobs that wait for room in the file store: they report it, cost little and can be cancelled."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -26,7 +26,7 @@ STORE_BYTES = 2_000
 
 
 class CountingFiles(LocalFiles):
-    """Tells how often a part of an output was read."""
+    """A file store that counts the reads of each part of an output."""
 
     parts_read = 0
 
@@ -65,7 +65,7 @@ async def answer_all(work: MemoryWork) -> None:
     await work.send(BATCH_JOBS, pb.JobEvent(job_id="job", at_unix_ns=1, progress=counts))
 
 
-async def test_a_job_without_room_says_so_and_copies_nothing_until_there_is_some(
+async def test_a_job_without_room_reports_it_and_copies_nothing_until_there_is_room(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work, files = MemoryWork(BATCH_JOBS), await files_with_room_for_parts_alone(tmp_path)
@@ -82,14 +82,14 @@ async def test_a_job_without_room_says_so_and_copies_nothing_until_there_is_some
         tell(shown(), as_json=False)
         assert "room" in capsys.readouterr().err
         told = len(work.values_of(BATCH_JOBS))
-        assert told < 40, "the wait is told once"
+        assert told < 40, "the wait is logged once"
         await files.delete("file-2")
         await until(lambda: not view.unfinished(), what="the end")
         assert (shown()["status"], shown()["fulcrum"]["waits_for"]) == ("completed", None)
     assert (await files.info("file-job-output")).bytes == 5 * LINES
 
 
-async def test_a_cancelled_job_that_finds_no_room_ends_without_its_answers_and_says_why(tmp_path: Path) -> None:
+async def test_a_cancelled_job_that_finds_no_room_ends_without_its_answers_and_gives_the_reason(tmp_path: Path) -> None:
     work, files, clock = MemoryWork(BATCH_JOBS), await files_with_room_for_parts_alone(tmp_path), ManualClock()
     view = JobView(work)
     async with running(view.follow(), keeper(work, files, view, clock).work(work)):

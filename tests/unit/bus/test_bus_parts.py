@@ -1,4 +1,4 @@
-"""The bus's pure parts: buffer, record format, progress, addresses."""
+"""Tests of the bus's pure parts: buffer, record format, progress and addresses."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
@@ -26,9 +26,7 @@ def record(number: int, size: int = 1) -> Outgoing:
 
 @pytest.mark.parametrize("topic", ALL, ids=lambda topic: topic.stem)
 @given(copies=st.integers(1, 9))
-def test_of_three_copies_or_more_two_must_have_what_counts_as_written_and_of_fewer_one(
-    topic: Topic, copies: int
-) -> None:
+def test_min_insync_replicas_is_two_from_three_copies_on_and_otherwise_one(topic: Topic, copies: int) -> None:
     """Two of two would stop all writing whenever one broker restarts."""
     settings = topic_settings(topic, copies)
     assert settings.get("min.insync.replicas") == ("2" if copies >= 3 else None)
@@ -47,14 +45,14 @@ def test_of_three_copies_or_more_two_must_have_what_counts_as_written_and_of_few
         (5, 3, "a:1", 5),
     ],
 )
-def test_a_topic_has_three_copies_once_there_are_as_many_brokers_as_are_named(
+def test_a_topic_has_three_copies_if_at_least_three_brokers_are_named(
     asked: int, brokers: int, servers: str, copies: int
 ) -> None:
     assert Copies(asked).wanted(brokers, named_brokers(servers)) == copies
 
 
 @given(copies=st.integers(1, 9), asked=st.integers(0, 9))
-def test_never_more_copies_must_have_a_record_than_there_are(copies: int, asked: int) -> None:
+def test_min_insync_replicas_never_exceeds_the_number_of_copies(copies: int, asked: int) -> None:
     needed = Copies(in_sync=asked).needed(copies)
     assert needed <= copies
     assert not asked or needed == min(asked, copies)
@@ -63,14 +61,14 @@ def test_never_more_copies_must_have_a_record_than_there_are(copies: int, asked:
     )
 
 
-def test_a_topic_is_named_if_any_of_its_partitions_has_too_few_copies() -> None:
+def test_a_topic_is_reported_if_any_of_its_partitions_has_too_few_copies() -> None:
     one, three = {"replicas": [1]}, {"replicas": [1, 2, 3]}
     described = [{"topic": "some", "partitions": [three, one]}, {"topic": "all", "partitions": [three, three]}]
     assert few_copies(described, 3) == ["some"]
     assert few_copies(described, 1) == []
 
 
-def test_a_topic_that_the_broker_does_not_tell_about_is_not_called_weak() -> None:
+def test_a_topic_without_a_description_is_not_reported_as_weak() -> None:
     one, two = ("min.insync.replicas", "1", False), ("min.insync.replicas", "2", False)
     told = [(0, "", 2, "strong", [two]), (0, "", 2, "weak", [one]), (29, "refused", 2, "secret", [])]
     assert weak_topics(told) == ["weak"]
@@ -99,7 +97,7 @@ def test_the_buffer_stays_within_its_bounds_and_accounts_for_every_record_in_ord
     assert all(any(one is other for other in remaining) for one in taken), "taken in the order put"
 
 
-def test_what_is_put_back_goes_first_and_is_the_first_to_be_dropped() -> None:
+def test_records_put_back_come_first_and_are_dropped_first() -> None:
     buffer = Buffer(max_records=3)
     records = [record(number) for number in range(4)]
     for one in records[:3]:
@@ -110,14 +108,14 @@ def test_what_is_put_back_goes_first_and_is_the_first_to_be_dropped() -> None:
     assert buffer.take(9) == records[1:]
 
 
-def test_a_record_beyond_the_byte_bound_is_dropped_itself() -> None:
+def test_a_record_beyond_the_byte_bound_is_itself_dropped() -> None:
     buffer = Buffer(max_bytes=10)
     assert buffer.append(record(1, 11)) == 1
     assert buffer.append(record(2, 10)) == 0
     assert len(buffer) == 1
 
 
-def test_a_record_names_its_message_and_is_read_only_as_that() -> None:
+def test_a_record_names_its_message_type_and_is_decoded_only_as_that() -> None:
     value = StepBatch(worker_id="w", sequence=3)
     sent = encode(STEPS, "local", value)
     assert (sent.topic, sent.key) == ("fulcrum.local.steps.v2", b"w")
@@ -131,7 +129,7 @@ def test_a_record_names_its_message_and_is_read_only_as_that() -> None:
         encode(STEPS, "local", Decision())
 
 
-def test_a_partition_has_stalled_only_when_it_is_behind_at_one_position_for_the_bound() -> None:
+def test_a_partition_is_stalled_only_if_it_lags_at_one_position_for_the_bound() -> None:
     progress: Progress[str] = Progress(stall_s=3)
     assert progress.stalled(0, {"a": 5, "b": 0}, {"a": 5, "b": 9}) == []
     assert progress.stalled(4, {"a": 5, "b": 1}, {"a": 5, "b": 9}) == [], "at its end, and moving"
@@ -141,7 +139,7 @@ def test_a_partition_has_stalled_only_when_it_is_behind_at_one_position_for_the_
 
 
 class Broker:
-    """As a consumer shows it: each partition holds [0, 900), the last ten seconds' records from 800 on."""
+    """A consumer's view: each partition holds [0, 900), the last ten seconds' records from 800 on."""
 
     def __init__(self) -> None:
         self.away = False
@@ -171,7 +169,7 @@ class Broker:
         return dict.fromkeys(partitions, offset)
 
 
-async def test_a_partition_whose_taking_over_failed_is_taken_over_at_the_next_try() -> None:
+async def test_a_partition_whose_takeover_failed_is_taken_over_at_the_next_try() -> None:
     name = STEPS.name("c")
     wanted = {0}
     subscription = Subscription(
@@ -207,7 +205,7 @@ def _topics(name: str) -> Callable[[], Awaitable[list[dict[str, Any]]]]:
     return describe_topics
 
 
-def test_backoff_doubles_to_its_bound_and_starts_over_after_a_success() -> None:
+def test_a_backoff_doubles_up_to_its_bound_and_restarts_after_a_success() -> None:
     backoff = Backoff(first_s=0.1, max_s=0.5, draw=lambda: 0.0)
     assert [backoff.next_s() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
     assert backoff.failures == 5
@@ -215,13 +213,13 @@ def test_backoff_doubles_to_its_bound_and_starts_over_after_a_success() -> None:
     assert (backoff.failures, backoff.next_s()) == (0, 0.1)
 
 
-def test_those_whom_one_outage_met_come_back_at_different_times_and_none_later_than_the_bound() -> None:
+def test_clients_of_one_outage_return_at_different_times_within_the_bound() -> None:
     waits = [Backoff(first_s=2.0, max_s=8.0).next_s() for _ in range(200)]
     assert len(set(waits)) > 150
     assert 1.0 <= min(waits) < 1.2 and 1.8 < max(waits) <= 2.0
 
 
-def test_retry_after_is_never_sooner_than_said_and_spread_where_many_are_refused_at_once() -> None:
+def test_retry_after_is_never_early_and_spread_if_many_are_refused_at_once() -> None:
     seconds = {int(QueueFull("full", retry_after_s=40).http_headers["retry-after"]) for _ in range(400)}
     assert min(seconds) >= 40 and max(seconds) <= 50 and len(seconds) > 5
     exact = {RateLimited("used", retry_after_s=40, headers={}).http_headers["retry-after"] for _ in range(50)}

@@ -1,4 +1,4 @@
-"""The sending half of the bus over a producer that fails as it is told."""
+"""Test of the sending half of the bus over a producer with scripted failures."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from libs.testing.wait import until
 
 
 class Producer:
-    """Takes nothing on its first connection, everything after."""
+    """A producer that refuses everything on its first connection, and accepts it afterwards."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -31,7 +31,7 @@ class Producer:
         return confirmation
 
 
-async def test_what_one_connection_did_not_get_rid_of_leaves_on_the_next_without_another_publish(
+async def test_records_left_by_a_failed_connection_leave_on_the_next_without_another_publish(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     producer = Producer()

@@ -1,4 +1,4 @@
-"""Well-formed records with one field at an end of its type: services live, and others are served beside them."""
+"""Tests of well-formed records with one field at a limit of its type: services survive and serve others."""
 
 import asyncio
 import time
@@ -85,14 +85,14 @@ def records(topic: Topic, now_ns: int) -> Iterator[bytes]:
 
 
 def taken(topic: Topic, now_ns: int) -> list[Message]:
-    """Extremes of a topic that readers do not skip."""
+    """Return the extremes of a topic that readers do not skip."""
     schema = [(SCHEMA_HEADER, topic.value.DESCRIPTOR.full_name.encode())]
     decoded = [decode(topic, value, schema) for value in records(topic, now_ns)]
     return [each for each in decoded if not isinstance(each, str)]
 
 
 class Broker(MemoryBroker):
-    """Takes records of strangers."""
+    """A broker that accepts records of strangers."""
 
     def put(self, topic: Topic, value: bytes) -> None:
         schema = ((SCHEMA_HEADER, topic.value.DESCRIPTOR.full_name.encode()),)
@@ -101,7 +101,7 @@ class Broker(MemoryBroker):
 
 
 class CapturingTransport(SystemTransport):
-    """Keeps the app that would be served."""
+    """A transport that records the app that would be served."""
 
     app: Any = None
 
@@ -131,7 +131,7 @@ async def metrics(folder: Path, bus: MemoryBus, tasks: TaskOwner) -> AsyncIterat
 
 
 def of_others(now_ns: int) -> list[tuple[Topic, Message]]:
-    """What an honest gateway publishes of another tenant."""
+    """Records of another tenant by a well-behaved gateway."""
     count = DemandCount(model="honest", service_class="online", tenant="b", requests=7, known_requests=7)
     return [
         (REQUESTS, REQUESTS.value(request_id="r", model="honest", arrival_unix_ns=now_ns, outcome=1)),
@@ -140,7 +140,7 @@ def of_others(now_ns: int) -> list[tuple[Topic, Message]]:
 
 
 @pytest.mark.parametrize("topic", METRICS_READS, ids=lambda topic: topic.stem)
-async def test_metrics_lives_with_any_well_formed_record_and_counts_others(topic: Topic, tmp_path: Path) -> None:
+async def test_metrics_survives_any_well_formed_record_and_counts_others(topic: Topic, tmp_path: Path) -> None:
     broker, tasks = Broker(), TaskOwner()
     bus, began_s = MemoryBus(broker, CLUSTER), time.thread_time()
     async with metrics(tmp_path, bus, tasks) as http:
@@ -167,7 +167,7 @@ async def test_metrics_lives_with_any_well_formed_record_and_counts_others(topic
 
 
 @pytest.mark.parametrize("topic", [LOADS, QUEUES, CAPACITY], ids=lambda topic: topic.stem)
-async def test_a_planner_lives_with_any_well_formed_record_and_hears_others(topic: Topic) -> None:
+async def test_a_planner_survives_any_well_formed_record_and_reads_others(topic: Topic) -> None:
     settings = PlannerSettings.model_validate({"cluster": CLUSTER})
     tasks, broker, clock, transport = TaskOwner(), Broker(), SystemClock(), CapturingTransport(settings)
     bus, began_s = MemoryBus(broker, CLUSTER), time.thread_time()
@@ -203,7 +203,7 @@ async def test_a_planner_lives_with_any_well_formed_record_and_hears_others(topi
 
 
 @pytest.mark.slow
-async def test_shares_of_any_values_keep_no_line_of_others_from_its_answer(tmp_path: Path) -> None:
+async def test_shares_of_any_values_do_not_prevent_answers_of_other_lines(tmp_path: Path) -> None:
     work, files = MemoryWork(BATCH_SHARES), LocalFiles(tmp_path / "files", max_bytes=10**6)
     now_ns, began_s, view = time.time_ns(), time.thread_time(), JobView(work)
     await work.send(BATCH_JOBS, JobEvent(job_id="a", at_unix_ns=now_ns, created=Created(expires_unix_ns=now_ns * 2)))
@@ -217,7 +217,7 @@ async def test_shares_of_any_values_keep_no_line_of_others_from_its_answer(tmp_p
     assert time.thread_time() - began_s < MOST_CPU_S
 
 
-async def test_a_share_of_a_job_that_nobody_created_is_not_run(tmp_path: Path) -> None:
+async def test_a_share_of_an_unknown_job_does_not_run(tmp_path: Path) -> None:
     work, files = MemoryWork(BATCH_SHARES), LocalFiles(tmp_path / "files", max_bytes=10**6)
     view = JobView(work)
     async with running(view.follow(), a_runner(files, view, 10**9).work(work)):
@@ -227,7 +227,7 @@ async def test_a_share_of_a_job_that_nobody_created_is_not_run(tmp_path: Path) -
 
 
 @pytest.mark.slow
-async def test_events_and_answers_of_any_values_keep_no_job_of_others_from_its_end(tmp_path: Path) -> None:
+async def test_events_and_answers_of_any_values_do_not_prevent_the_end_of_other_jobs(tmp_path: Path) -> None:
     work, files, now_ns = MemoryWork(BATCH_JOBS), await store(tmp_path), time.time_ns()
     view, began_s = JobView(work), time.thread_time()
     async with running(view.follow(), keeper(work, files, view).work(work)):
@@ -244,7 +244,7 @@ async def test_events_and_answers_of_any_values_keep_no_job_of_others_from_its_e
     assert time.thread_time() - began_s < MOST_CPU_S
 
 
-async def test_submissions_of_any_bytes_keep_none_of_others_from_its_job() -> None:
+async def test_submissions_of_any_bytes_do_not_prevent_other_submissions() -> None:
     work, now_ns = MemoryWork(BATCH_SUBMIT), time.time_ns()
     view = JobView(work)
     submissions = Submissions(view, SystemClock(), CLUSTER, AllowedTopics(""))
@@ -259,11 +259,11 @@ async def test_submissions_of_any_bytes_keep_none_of_others_from_its_job() -> No
 
 
 def answers(work: MemoryWork) -> Counter[str]:
-    """Answers by job."""
+    """Return the answers by job."""
     return Counter(each.job_id for each in work.values_of(BATCH_RESULTS) if isinstance(each, Result))
 
 
-def test_every_topic_takes_what_is_plain_and_every_entry_names_a_field() -> None:
+def test_every_topic_accepts_ordinary_records_and_every_entry_names_a_field() -> None:
     fields: dict[str, set[str]] = {}
 
     def walk(descriptor: Any) -> None:
@@ -282,7 +282,7 @@ def test_every_topic_takes_what_is_plain_and_every_entry_names_a_field() -> None
         assert set(entries) <= fields[name], name
 
 
-def test_one_line_is_logged_of_many_skipped_records() -> None:
+def test_many_skipped_records_log_one_line() -> None:
     now_s = [100.0]
     skipped = SkippedRecords(lambda: now_s[0])
     with capture_logs() as lines:
@@ -294,14 +294,14 @@ def test_one_line_is_logged_of_many_skipped_records() -> None:
     assert skipped.counts == {("steps.v2", "StepBatch.gpus"): 1_000, ("steps.v2", UNREADABLE): 1}
 
 
-def test_what_a_record_of_demand_costs_is_bounded() -> None:
+def test_the_cost_of_a_demand_record_is_bounded() -> None:
     rows = {DemandKey(f"m{number}", "online", "a"): Counts(*[2**49] * 7) for number in range(2 * MAX_ROWS)}
     fold = DemandFold(60 * 10**9)
     fold.take(("a", 1), Mark(time.time_ns(), rows))
     assert 0 < sum(len(delta.rows) for delta in fold.take_deltas().values()) <= MOST_SPREAD + len(rows)
 
 
-def test_a_bin_holds_no_more_than_sums_have_room_for_however_many_gateways_claim_the_most() -> None:
+def test_a_bin_fits_its_sums_even_if_every_gateway_reports_the_maximum() -> None:
     file, fold, key = DemandFile(":memory:", CLUSTER), DemandFold(60 * 10**9), DemandKey("m", "online", "a")
     for number in range(1_000):
         fold.take((f"g{number}", 60 * 10**9), Mark(120 * 10**9, {key: Counts(*[2**49] * 7)}))
@@ -311,6 +311,6 @@ def test_a_bin_holds_no_more_than_sums_have_room_for_however_many_gateways_claim
 
 
 @pytest.mark.parametrize("note", ["no note", "0x1/0", "-1/0", "1/2/3", "f" * 5_000 + "/0", "ff/ff/ff", "\u0661/0"])
-def test_a_note_that_is_none_means_that_no_line_is_answered(note: str) -> None:
+def test_an_invalid_note_means_that_no_line_is_answered(note: str) -> None:
     assert ShareNote.read(note, 4) == ShareNote(4)
     assert ShareNote.read("ff/3", 4) == ShareNote(4, 0b1111, 0b0011)

@@ -1,4 +1,4 @@
-"""The bus of a service that runs alone."""
+"""Tests of the bus of a service that runs alone."""
 
 import asyncio
 from contextlib import suppress
@@ -22,7 +22,7 @@ async def test_every_reader_gets_the_records_of_its_topics_in_order() -> None:
     assert bus.stats().published == 3
 
 
-async def test_a_reader_that_is_behind_loses_the_oldest_and_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_loses_the_oldest_records_and_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "MAX_QUEUED_RECORDS", 2)
     bus = LocalBus()
     steps = bus.subscribe((STEPS,))
@@ -36,7 +36,7 @@ async def test_readers_end_with_the_bus_and_wrong_messages_are_refused() -> None
     bus = LocalBus()
     with pytest.raises(TypeError, match="StepBatch"):
         bus.publish(STEPS, GatewayQueues())
-    bus.publish(LOADS, LOADS.value())  # nobody reads it
+    bus.publish(LOADS, LOADS.value())  # without a reader
     steps = bus.subscribe((STEPS,))
     waiting = asyncio.ensure_future(anext(steps))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Plans from inputs, over tables that are given in place of measured ones."""
+"""Tests of capacity plans from inputs, over given tables instead of measured ones."""
 
 import json
 import re
@@ -38,7 +38,7 @@ HARDWARE = resolve("llama-3.1-8b", "h100")
 
 
 def daily(days: int = 6) -> PlanInput:
-    """Arrivals with a hump at two in the afternoon."""
+    """Return arrivals with a peak at two in the afternoon."""
     hours = np.arange(days * 96) / 4 % 24
     noise = np.exp(np.random.default_rng(1).normal(0, 0.05, len(hours)))
     requests = (20 + 180 * np.exp(-(((hours - 14) / 3) ** 2))) * noise
@@ -50,7 +50,7 @@ def daily(days: int = 6) -> PlanInput:
 
 
 def table_folder(folder: Path, found: PlanInput, asked: PlanQuery) -> Path:
-    """As if the lab had measured 0.6, 1.4 and 3.2 workers' worth of work on 1, 2 and 4."""
+    """Write tables as if the lab had measured 0.6, 1.4 and 3.2 workers' worth of work on 1, 2 and 4."""
     table = {"workers": [1, 2, 4], "work": [0.6, 1.4, 3.2]}
     name = fingerprint(rounded(bench_of(found, asked, HARDWARE)))
     (folder / f"{name}.json").write_text(json.dumps({"prefill": table, "decode": table}))
@@ -63,7 +63,7 @@ def plan_row(tmp_path: Path, asked: PlanQuery) -> dict[str, Any]:
     return plan_json(found, asked, planned, None)
 
 
-def test_the_plan_follows_the_day_and_says_when_what_is_there_runs_short(tmp_path: Path) -> None:
+def test_the_plan_follows_the_day_and_reports_when_capacity_runs_short(tmp_path: Path) -> None:
     row = plan_row(tmp_path, PlanQuery(SLO, 86_400.0, gpu_hour=2.0))
     gpus = row["pools"]["prefill"]["gpus"]
     starts = row["starts_unix_s"]
@@ -79,7 +79,7 @@ def test_the_plan_follows_the_day_and_says_when_what_is_there_runs_short(tmp_pat
     json.dumps(row, allow_nan=False)
 
 
-def test_more_traffic_and_longer_prompts_take_more_gpus_of_their_pool(tmp_path: Path) -> None:
+def test_more_traffic_and_longer_prompts_need_more_gpus_in_their_pool(tmp_path: Path) -> None:
     most = {}
     for name, asked in {
         "now": PlanQuery(SLO, 86_400.0),
@@ -94,18 +94,18 @@ def test_more_traffic_and_longer_prompts_take_more_gpus_of_their_pool(tmp_path: 
 
 
 @pytest.mark.parametrize("days, ahead_days, said", [(2, 5, True), (6, 1, False)])
-def test_a_plan_far_beyond_what_came_so_far_says_so(tmp_path: Path, days: int, ahead_days: int, said: bool) -> None:
+def test_a_plan_far_beyond_past_demand_says_so(tmp_path: Path, days: int, ahead_days: int, said: bool) -> None:
     found, asked = daily(days), PlanQuery(SLO, ahead_days * 86_400.0)
     folder = table_folder(tmp_path, found, asked)
     notes = plan_capacity(found, asked, HARDWARE, folder).notes
     assert any("times the busiest stretch so far" in note for note in notes) == said
 
 
-def test_a_plan_is_the_same_each_time(tmp_path: Path) -> None:
+def test_a_plan_is_deterministic(tmp_path: Path) -> None:
     assert plan_row(tmp_path, PlanQuery(SLO, 7200.0)) == plan_row(tmp_path, PlanQuery(SLO, 7200.0))
 
 
-def test_a_planner_reads_the_plan_that_the_metrics_service_sends(tmp_path: Path) -> None:
+def test_a_planner_decodes_the_plan_that_the_metrics_service_sends(tmp_path: Path) -> None:
     row = plan_row(tmp_path, PlanQuery(SLO, 86_400.0, spare=1))
     sent = plan_message(plan_from_json(row), "llama", "metrics-0", 1).SerializeToString()
 
@@ -119,7 +119,7 @@ def test_a_planner_reads_the_plan_that_the_metrics_service_sends(tmp_path: Path)
     assert wishes(Kept(), "another", start_s, 240.0) == {}
 
 
-def test_a_plans_input_survives_json() -> None:
+def test_a_plans_input_survives_a_json_round_trip() -> None:
     found = daily()
     again = input_from_json(json.loads(json.dumps(input_json(found))))
     assert again.mix == found.mix
@@ -128,7 +128,7 @@ def test_a_plans_input_survives_json() -> None:
     assert np.allclose(again.history.decode, found.history.decode)
 
 
-def test_a_trace_is_planned_for_with_its_own_lengths_and_bursts() -> None:
+def test_a_trace_is_planned_with_its_own_lengths_and_bursts() -> None:
     found = input_of_trace(generate("gamma:rate=20,isl=500,osl=100,seconds=1800,cv=3", seed=1), "llama-3.1-8b")
     assert found.known
     assert found.mix.prompt_tokens == pytest.approx(500, rel=0.1)
@@ -136,7 +136,7 @@ def test_a_trace_is_planned_for_with_its_own_lengths_and_bursts() -> None:
     assert len(found.history) == 3
 
 
-def test_a_slo_that_not_one_sequence_keeps_is_refused_in_words() -> None:
+def test_an_slo_that_even_a_single_sequence_misses_is_refused_with_a_message() -> None:
     found, asked = daily(), PlanQuery(parse_slo("ttft=2s,tpot=1ms"), 3600.0)
     with pytest.raises(InvalidRequest, match=r"one sequence alone takes [0-9.]+ ms a token; set --slo with") as caught:
         plan_capacity(found, asked, HARDWARE)
@@ -145,26 +145,26 @@ def test_a_slo_that_not_one_sequence_keeps_is_refused_in_words() -> None:
     plan_capacity(found, PlanQuery(parse_slo(f"ttft=2s,{least.group(1)}"), 3600.0), HARDWARE)
 
 
-def test_the_edge_is_found_to_seven_percent_from_either_side() -> None:
+def test_the_edge_is_found_within_seven_percent_from_either_side() -> None:
     for start in (0.5, 5.0, 50.0):
         assert 4.6 <= edge(lambda rate: rate <= 5.0, start) <= 5.0
     assert edge(lambda rate: False, 5.0) == 0.0
 
 
-def test_arrivals_of_the_lab_are_as_bursty_as_those_measured() -> None:
+def test_simulated_arrivals_are_as_bursty_as_the_measured_ones() -> None:
     trace = made_trace([(10, 10)], 50.0, gap_cv(4.0), 2000.0, 1)
     counts = np.bincount([each.arrival_ns // 10**10 for each in trace.requests])
     assert counts.var() / counts.mean() == pytest.approx(4.0, rel=0.35)
 
 
-def test_hardware_that_workers_told_of_is_as_they_told() -> None:
+def test_hardware_reported_by_workers_is_used_as_reported() -> None:
     kind = daily().kind
     assert kind is not None
     assert reported_hardware(kind, "llama").profile.step_time == kind.speed.step_time
 
 
 @pytest.mark.slow
-def test_a_plan_measures_its_pools_with_the_lab_and_finds_them_kept_the_next_time(tmp_path: Path) -> None:
+def test_a_plan_measures_its_pools_in_the_lab_once_and_then_uses_the_cached_result(tmp_path: Path) -> None:
     found, asked, notes = daily(), PlanQuery(SLO, 7200.0), list[str]()
     first = plan_capacity(found, asked, HARDWARE, tmp_path, notes.append)
     measured = list(notes)
@@ -180,13 +180,13 @@ def test_a_plan_measures_its_pools_with_the_lab_and_finds_them_kept_the_next_tim
     assert check["slo_attainment"] > 0.9
 
 
-def test_a_part_of_a_plan_keeps_its_balance() -> None:
+def test_a_part_of_a_plan_has_the_same_balance() -> None:
     assert part_of({"prefill": 10, "decode": 20}, 0.3) == (0.3, {"prefill": 3, "decode": 6})
     assert part_of({"prefill": 3, "decode": 7}, 1.0) == (1.0, {"prefill": 3, "decode": 7})
     assert part_of({"prefill": 1, "decode": 9}, 0.1)[1]["prefill"] == 1
 
 
-def test_a_queue_finds_where_a_pool_is_full() -> None:
+def test_the_queue_estimate_finds_the_rate_at_which_a_pool_is_full() -> None:
     bench = bench_of(daily(), PlanQuery(SLO, 7200.0), HARDWARE)
     for phase, each in bench.work_each().items():
         assert bench.rough_attempt(phase, 2, 1.0 / each) == 1.0

@@ -1,4 +1,4 @@
-"""The command line itself, without a suite."""
+"""Tests of the command line without a suite."""
 
 import io
 import json
@@ -45,7 +45,7 @@ def test_help_has_an_example(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.system
-def test_the_command_line_starts_without_loading_what_commands_need() -> None:
+def test_the_command_line_starts_without_imports_of_its_commands() -> None:
     heavy = ("grpc", "httpx", "torch", "pydantic", "rich")
     code = f"import sys, libs.cli.main; libs.cli.main.app; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -56,7 +56,9 @@ def test_the_command_line_starts_without_loading_what_commands_need() -> None:
 @pytest.mark.parametrize(
     "command", [("chat", "hi"), ("workers",), ("occupancy",), ("status",), ("events",), ("request", "x")]
 )
-def test_without_a_suite_there_is_one_line_that_says_how_to_start_one(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_without_a_suite_a_command_prints_one_line_that_says_how_to_start_one(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
     run = [sys.executable, "-m", "libs.cli.main", *command, "--json", "--ready", str(tmp_path / "none")]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -66,7 +68,7 @@ def test_without_a_suite_there_is_one_line_that_says_how_to_start_one(command: t
 
 
 @given(st.tuples(*[st.integers(0, 10**9)] * len(PHASES)).filter(any))
-def test_a_bar_is_always_full(times_ns: tuple[int, ...]) -> None:
+def test_a_bar_always_has_its_full_width(times_ns: tuple[int, ...]) -> None:
     total_ns = sum(times_ns)
     figures = {phase: time_ns / total_ns for phase, time_ns in zip(PHASES, times_ns, strict=True)}
     assert len(phase_bar(figures).plain) == BAR_CELLS
@@ -77,7 +79,7 @@ def test_a_bar_can_be_read_without_colours() -> None:
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_process_has_its_tick_when_it_is_ready_and_not_when_its_last_stage_is_done(*, ready: bool) -> None:
+def test_a_process_is_ticked_once_it_is_ready_and_not_after_its_last_stage(*, ready: bool) -> None:
     screen = io.StringIO()
     bars = Bars(Console(file=screen, force_terminal=True, width=80))
     bars.progress("prefill-1", "warming up", 1.0)
@@ -91,7 +93,7 @@ def test_a_worker_without_telemetry_has_no_bar() -> None:
     assert "no telemetry" in phase_bar(dict.fromkeys(PHASES)).plain
 
 
-def test_an_answer_is_put_together_from_its_chunks() -> None:
+def test_an_answer_is_assembled_from_its_chunks() -> None:
     chunks = [
         {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
         {"choices": [{"delta": {"content": "Par"}}]},
@@ -114,12 +116,12 @@ def test_an_answer_is_put_together_from_its_chunks() -> None:
     assert answer.served_by() == "p → d, first token after 90 ms, 3 + 2 tokens"
 
 
-def test_an_error_in_mid_stream_is_told() -> None:
+def test_an_error_in_mid_stream_is_printed() -> None:
     with pytest.raises(StartupError, match="worker gone"):
         take_line('data: {"error": {"message": "worker gone"}}', ChatAnswer())
 
 
-def test_roles_are_named_with_or_without_a_budget() -> None:
+def test_roles_are_parsed_with_or_without_a_budget() -> None:
     assert parse_role("prefill") == (ROLE_PREFILL, 0)
     assert parse_role("decode") == (ROLE_MIXED, 0)
     assert parse_role("mixed:64") == (ROLE_MIXED, 64)
@@ -128,7 +130,7 @@ def test_roles_are_named_with_or_without_a_budget() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "both", "prefill:64", "mixed:", "mixed:many", "mixed:-1", "mixed:²"])
-def test_a_bad_role_says_what_is_allowed(text: str) -> None:
+def test_an_invalid_role_lists_the_allowed_ones(text: str) -> None:
     with pytest.raises(StartupError, match="prefill, decode, mixed"):
         parse_role(text)
     for budget in ("0", "1000001", "9" * 30):
@@ -136,7 +138,7 @@ def test_a_bad_role_says_what_is_allowed(text: str) -> None:
             parse_role(f"mixed:{budget}")
 
 
-def test_of_several_suites_one_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_suites_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULCRUM_CACHE", str(tmp_path))
     for port in (8000, 9000):
         assert find_one_suite(None).pid == (os.getpid() if port == 9000 else 0)
@@ -170,7 +172,7 @@ def test_the_only_suite_that_answers_is_found_at_any_port(
         default_port = at_default.getsockname()[1] - 2
         monkeypatch.setattr("libs.cli.find.DEFAULT_GATEWAY_PORT", default_port)
         write_suite(tmp_path, 9000, urls[0])
-        assert find_suite(None).pid == 0  # whoever wrote it answers no more
+        assert find_suite(None).pid == 0  # its process no longer answers
         one.listen()
         file = write_suite(tmp_path, 9010, urls[2])
         assert find_suite(None).metrics == urls[2]
@@ -214,14 +216,14 @@ def test_a_forecast_without_history_prints_no_zeros(
     assert "requests/s, 90 % band" in capsys.readouterr().out
 
 
-def test_the_last_move_is_told_by_its_age() -> None:
+def test_the_last_move_is_shown_with_its_age() -> None:
     for age_s, said in ((0, "0.0 s ago"), (59, "59 s ago"), (61, "1 min ago"), (7300, "2 h ago"), (200_000, "2 d ago")):
         moved = {"moved_unix_ns": 10**18, "moved_by": "somebody"}
         assert str(last_move(moved, 10**18 + age_s * 10**9)) == f"{said}, somebody"
     assert str(last_move({"moved_unix_ns": 0}, 1)) == "–"
 
 
-def test_one_workers_error_leaves_the_figures_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_one_worker_leaves_the_figures_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     def ask(worker: dict[str, Any]) -> dict[str, Any]:
         if worker["id"] == "two":
             raise QueueFull("two: another measurement runs")
@@ -246,14 +248,14 @@ def test_one_workers_error_leaves_the_figures_of_the_others(capsys: pytest.Captu
         (None, 8, "No step of its kind ended within 0.5 s: 8 sequences are there, of the old role or not begun."),
     ],
 )
-def test_why_no_step_came_after_a_move_is_told_as_it_is(first_step_s: float | None, there: int, says: str) -> None:
+def test_a_missing_first_step_after_a_move_is_explained(first_step_s: float | None, there: int, says: str) -> None:
     assignment = Assignment(role=ROLE_PREFILL, epoch=2)
     move = RoleMove(assignment, effect_s=0.002, call_s=0.001, gateways_behind=0, running=8)
     moved = WorkerMove("decode-1", assignment, move, first_step_s, there)
     assert reported(moved, 0.5).splitlines()[-1] == says
 
 
-def test_a_worker_that_has_the_role_already_is_unchanged() -> None:
+def test_a_worker_that_already_has_the_role_is_unchanged() -> None:
     assert reported(WorkerMove("gpu-1", Assignment(role=ROLE_PREFILL, epoch=7)), 2.0) == (
         "gpu-1 is prefill already: unchanged, epoch 7."
     )

@@ -1,4 +1,4 @@
-"""`fulcrum batch` against a gateway that does as it is told: what is there stays there, and failures say so."""
+"""Tests of `fulcrum batch` against a scripted gateway: existing files survive and failures are reported."""
 
 import json
 import os
@@ -24,7 +24,7 @@ REQUEST = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body"
 
 
 class Gateway(ThreadingHTTPServer):
-    """Takes one job, which has ended at once."""
+    """A gateway that accepts one job, which has ended at once."""
 
     daemon_threads = True
 
@@ -32,15 +32,15 @@ class Gateway(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: list[str] = []
         self.sent = b""
-        """Body of the last POST."""
+        """The body of the last POST."""
         self.refuses = ""
-        """Why it takes no job."""
+        """The reason why it refuses a job."""
         self.breaks: list[int] = []
-        """After how many bytes the next downloads break off."""
+        """The bytes after which the next downloads break off."""
         self.starting = 0
-        """How many questions it still answers with 503, as it has not read which jobs there are."""
+        """The number of requests that it still answers with 503, as it has not read its jobs."""
         self.failing = 0
-        """How many questions after its job it still answers with 500."""
+        """The number of requests after its job that it still answers with 500."""
         self.job: dict[str, Any] = {
             "id": "batch_1", "status": "completed", "output_file_id": "good", "error_file_id": "bad", "errors": None,
             "request_counts": {"total": 2001, "completed": 2000, "failed": 1},
@@ -103,7 +103,7 @@ def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway
 
 
 def names() -> list[str]:
-    """Of what is there."""
+    """Return the names of the existing files."""
     return sorted(path.name for path in Path().iterdir())
 
 
@@ -111,11 +111,11 @@ def batch(*arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(app, ["batch", *arguments], input=stdin)
 
 
-def test_answers_and_errors_come_into_files_of_their_own(gateway: Gateway) -> None:
+def test_answers_and_errors_are_written_to_separate_files(gateway: Gateway) -> None:
     done = batch("submit", "in.jsonl", "--output", "good", "--errors", "bad", "--json")
     assert (done.exit_code, Path("good").read_bytes(), Path("bad").read_bytes()) == (0, ANSWERS, ERRORS)
     assert names() == ["bad", "good", "in.jsonl", "ready.json"]
-    assert done.stderr.startswith("batch_1: validating"), "whoever waits knows what for, from the start"
+    assert done.stderr.startswith("batch_1: validating"), "progress is printed from the start"
     figures = json.loads(done.stdout)
     assert (figures["output_file_id"], figures["error_file_id"]) == ("good", "bad")
 
@@ -131,7 +131,7 @@ def test_answers_and_errors_come_into_files_of_their_own(gateway: Gateway) -> No
         ("submit", "elsewhere.jsonl"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_sent(gateway: Gateway, arguments: tuple[str, ...]) -> None:
+def test_an_impossible_command_is_refused_before_anything_is_sent(gateway: Gateway, arguments: tuple[str, ...]) -> None:
     Path("link").symlink_to("in.jsonl")
     Path("elsewhere.jsonl").write_text('{"url": "/v1/images"}')
     done = batch(*arguments)
@@ -140,14 +140,14 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(gateway: Gateway, arg
     assert Path("in.jsonl").read_text() == REQUEST
 
 
-def test_results_too_want_two_files(gateway: Gateway) -> None:
+def test_results_need_two_different_files(gateway: Gateway) -> None:
     Path("same").write_text("here before")
     assert batch("results", "batch_1", "--output", "same", "--errors", "same").exit_code == 1
     assert Path("same").read_text() == "here before"
     assert batch("results", "batch_1", "--output", os.devnull, "--errors", os.devnull).exit_code == 0
 
 
-def test_a_file_is_whole_or_as_it_was(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_file_is_complete_or_unchanged(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_files, "RETRY_S", 0.0)
     monkeypatch.setattr(batch_files, "MAX_OUTAGE_S", 0.0)
     Path("good").write_text("here before")
@@ -161,7 +161,7 @@ def test_a_file_is_whole_or_as_it_was(gateway: Gateway, monkeypatch: pytest.Monk
     assert Path("good").read_bytes() == ANSWERS
 
 
-def test_patience_begins_again_with_each_byte_that_is_new(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_retry_limit_restarts_with_each_new_byte(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
 
     def monotonic() -> float:
@@ -178,7 +178,7 @@ def test_patience_begins_again_with_each_byte_that_is_new(gateway: Gateway, monk
     assert Path("good").read_bytes() == ANSWERS
 
 
-def test_the_input_of_a_job_that_is_refused_is_deleted(gateway: Gateway) -> None:
+def test_the_input_of_a_refused_job_is_deleted(gateway: Gateway) -> None:
     gateway.refuses = "no such topic"
     done = batch("submit", "in.jsonl", "--output-topic", "none")
     assert (done.exit_code, "no such topic" in str(done.exception)) == (1, True)
@@ -186,7 +186,7 @@ def test_the_input_of_a_job_that_is_refused_is_deleted(gateway: Gateway) -> None
 
 
 @pytest.mark.parametrize("arguments", [("submit", "in.jsonl"), ("status", "batch_1")])
-def test_a_gateway_that_still_reads_its_jobs_is_asked_again(
+def test_a_gateway_that_is_still_reading_its_jobs_is_retried(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(batch_jobs, "POLL_S", 0.01)
@@ -195,7 +195,9 @@ def test_a_gateway_that_still_reads_its_jobs_is_asked_again(
     assert (done.exit_code, gateway.starting) == (0, 0), done.output
 
 
-def test_a_gateway_that_never_reads_its_jobs_is_given_up(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_never_finishes_reading_its_jobs_is_given_up(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batch_jobs, "MAX_OUTAGE_S", 0.05)
     monkeypatch.setattr(batch_jobs, "POLL_S", 0.01)
     gateway.starting = 1_000
@@ -205,7 +207,7 @@ def test_a_gateway_that_never_reads_its_jobs_is_given_up(gateway: Gateway, monke
     assert gateway.asked == []  # no file was left there, no job begun
 
 
-def test_who_waits_for_a_job_goes_on_after_faults_of_the_gateway_and_who_asks_once_hears_of_them(
+def test_waiting_for_a_job_survives_gateway_errors_and_a_single_query_reports_them(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_jobs, "POLL_S", 0.01)
@@ -217,7 +219,7 @@ def test_who_waits_for_a_job_goes_on_after_faults_of_the_gateway_and_who_asks_on
     assert (done.exit_code, gateway.failing, "broken" in str(done.output) + str(done.exception)) == (1, 2, True)
 
 
-def test_a_job_that_failed_tells_a_program_why(gateway: Gateway) -> None:
+def test_a_failed_job_has_its_reason_in_the_json(gateway: Gateway) -> None:
     reason = {"code": "empty_file", "message": "no line", "param": "input_file_id", "line": None}
     gateway.job |= {
         "status": "failed", "errors": {"object": "list", "data": [reason]}, "output_file_id": None,
@@ -227,19 +229,19 @@ def test_a_job_that_failed_tells_a_program_why(gateway: Gateway) -> None:
     assert (done.exit_code, json.loads(done.stdout)["errors"]) == (1, [reason])
 
 
-def test_a_job_of_which_every_line_failed_is_no_success(gateway: Gateway) -> None:
+def test_a_job_whose_every_line_failed_exits_nonzero(gateway: Gateway) -> None:
     gateway.job |= {"output_file_id": None, "request_counts": {"total": 3, "completed": 0, "failed": 3}}
     assert batch("submit", "in.jsonl", "--wait").exit_code == 1
 
 
-def test_requests_come_from_stdin_too(gateway: Gateway) -> None:
+def test_requests_can_come_from_stdin(gateway: Gateway) -> None:
     assert batch("submit", "-", stdin=REQUEST).exit_code == 0
     assert json.loads(gateway.sent)["endpoint"] == "/v1/completions", "as the first line says"
     assert batch("submit", "none.jsonl").exit_code == 2
     assert len(gateway.asked) == 2
 
 
-def test_figures_are_not_taken_for_answers(gateway: Gateway) -> None:
+def test_numbers_are_not_mistaken_for_answers(gateway: Gateway) -> None:
     done = batch("results", "batch_1", "--json")
     assert (done.exit_code, "--output" in done.stderr) == (2, True)
     assert batch("results", "batch_1").stdout_bytes == ANSWERS

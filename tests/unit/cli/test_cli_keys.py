@@ -1,4 +1,4 @@
-"""`fulcrum keys`, without a suite: on the file that one would read."""
+"""Tests of `fulcrum keys` without a suite, on the file that a suite would read."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def value(*arguments: str) -> Any:
     return json.loads(out)
 
 
-def test_a_key_is_shown_once_and_listed_without_itself(keys_file: Path) -> None:
+def test_a_key_is_shown_once_and_listed_without_its_secret(keys_file: Path) -> None:
     assert "There is no key" in run("list")
     made = value("create", "--tenant", "a", "--models", "m, n", "--expires", "1d", "--role", "operator")
     assert made["key"].startswith(PREFIX) and made["models"] == ["m", "n"]
@@ -52,7 +52,7 @@ def test_a_key_is_shown_once_and_listed_without_itself(keys_file: Path) -> None:
     assert made["id"] in run("list") and "operator" in run("list")
 
 
-def test_a_key_that_is_revoked_stays_listed_as_such() -> None:
+def test_a_revoked_key_stays_listed_as_revoked() -> None:
     made = value("create", "--tenant", "a")
     assert value("revoke", made["id"])["status"] == "revoked"
     assert [each["status"] for each in value("list")] == ["revoked"]
@@ -60,7 +60,7 @@ def test_a_key_that_is_revoked_stays_listed_as_such() -> None:
         run("revoke", "key_none")
 
 
-def test_for_people_the_key_stands_alone_on_a_line_and_the_first_says_what_it_changes() -> None:
+def test_a_new_key_is_printed_alone_on_a_line_and_the_first_one_explains_its_effect() -> None:
     first = CliRunner().invoke(app, ["keys", "create", "--tenant", "a"])
     second = CliRunner().invoke(app, ["keys", "create", "--tenant", "a"])
     assert first.stdout.startswith(PREFIX) and first.stdout.count("\n") == 1
@@ -85,7 +85,7 @@ def test_limits_are_set_shown_and_removed() -> None:
     "arguments",
     [("--tenant", "a b"), ("--tenant", "a", "--expires", "soon"), ("--tenant", "a", "--role", "root")],
 )
-def test_a_bad_option_makes_no_key(arguments: tuple[str, ...], keys_file: Path) -> None:
+def test_an_invalid_option_creates_no_key(arguments: tuple[str, ...], keys_file: Path) -> None:
     with pytest.raises(FulcrumError):
         run("create", *arguments)
     assert not keys_file.exists()
@@ -97,12 +97,12 @@ def test_times_are_numbers_with_a_unit(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0d", "1", "d", "1.5h", "-1h", "1w", "999999999d", "١d"])
-def test_other_times_are_refused(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="such as 30d"):
         span_s(text)
 
 
-def test_the_suites_token_goes_to_its_own_services_on_this_machine_alone(
+def test_the_suites_token_is_sent_only_to_its_own_services_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = "http://127.0.0.1:1", "http://10.0.0.1:1"
@@ -115,7 +115,7 @@ def test_the_suites_token_goes_to_its_own_services_on_this_machine_alone(
     assert key_headers(near) == key_headers(far) == {"authorization": "Bearer sk-own"}
 
 
-def test_a_suite_that_runs_says_where_its_keys_are(tmp_path: Path) -> None:
+def test_a_running_suite_names_the_store_of_its_keys(tmp_path: Path) -> None:
     url, file = "http://127.0.0.1:1", tmp_path / "ready.json"
     rest = dict.fromkeys(("token", "kafka", "redis", "cluster", "model", "engine"), "x")
     write_ready(file, Ready(url, (url,), url, url, os.getpid(), **rest, keys=str(tmp_path / "its.json")))
@@ -123,7 +123,7 @@ def test_a_suite_that_runs_says_where_its_keys_are(tmp_path: Path) -> None:
     assert (tmp_path / "its.json").exists()
 
 
-def test_a_tenant_is_deleted_once_it_was_said_twice(keys_file: Path) -> None:
+def test_a_tenant_is_deleted_only_after_a_confirmation(keys_file: Path) -> None:
     made, other = value("create", "--tenant", "a"), value("create", "--tenant", "b")
     run("limits", "a", "--requests", "5")
     asked = CliRunner().invoke(app, ["keys", "delete-tenant", "a"], input="n\n")
@@ -137,7 +137,7 @@ def test_a_tenant_is_deleted_once_it_was_said_twice(keys_file: Path) -> None:
     assert (change["action"], change["tenant"]) == ("delete-tenant", "a")
 
 
-def test_the_secret_of_salts_is_kept_with_the_keys_and_drawn_again_on_request(keys_file: Path) -> None:
+def test_the_salt_secret_is_stored_with_the_keys_and_rotated_on_request(keys_file: Path) -> None:
     value("create", "--tenant", "a")
     before = json.loads(keys_file.read_text())["cache_secret"]
     assert len(bytes.fromhex(before)) == 32
@@ -155,7 +155,7 @@ class _Refuses(BaseHTTPRequestHandler):
 
 
 @pytest.mark.system
-def test_a_command_without_a_key_says_that_the_suite_may_still_be_starting() -> None:
+def test_a_command_without_a_key_mentions_that_the_suite_may_still_be_starting() -> None:
     with HTTPServer(("127.0.0.1", 0), _Refuses) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(StartupError, match="wait until `fulcrum up` says that its suite serves"):

@@ -1,4 +1,4 @@
-"""What others wrote is text to every command: no escape code, line end or markup of theirs is obeyed."""
+"""Tests that foreign text is plain text to every command: no escape code, line end or markup in it takes effect."""
 
 import json
 import re
@@ -38,7 +38,7 @@ ENUMERATED = {
 
 
 def dirty(value: Any, key: str = "") -> Any:
-    """The same answer, as somebody would have it who can write all of its free text."""
+    """Return the same answer as if an attacker had written all of its free text."""
     if isinstance(value, dict):
         return {name: dirty(each, name) for name, each in value.items()}
     if isinstance(value, list):
@@ -155,7 +155,7 @@ def assert_plain(text: str, what: str = "") -> None:
 
 
 @pytest.mark.system
-def test_no_command_obeys_what_others_wrote(tmp_path: Path) -> None:
+def test_no_command_interprets_foreign_text(tmp_path: Path) -> None:
     """Escape codes coloured the terminal, and a line end made a record that looked real."""
     told = []
     with a_service(dirty(ANSWERS), tmp_path) as ready:
@@ -177,7 +177,7 @@ def test_no_command_obeys_what_others_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_json_is_exact(tmp_path: Path) -> None:
+def test_json_output_is_exact(tmp_path: Path) -> None:
     with a_service(dirty(ANSWERS), tmp_path) as ready:
         done = CliRunner().invoke(PROGRAM, ["workers", "--json", *ready])
         assert json.loads(done.stdout) == dirty(ANSWERS["/v1/workers"])
@@ -186,7 +186,7 @@ def test_json_is_exact(tmp_path: Path) -> None:
         assert json.loads(done.stderr) == {"older": True, "complete_since_unix_ms": 1}
 
 
-def test_every_command_is_held_to_it() -> None:
+def test_every_command_has_a_case() -> None:
     def leaves(command: Any, name: str = "") -> Iterator[str]:
         found = getattr(command, "commands", None)
         if found is None:
@@ -209,14 +209,16 @@ def test_the_page_sets_text_and_never_html() -> None:
         assert not obeyed, script
 
 
-def test_a_log_line_shows_what_a_client_wrote_as_text() -> None:
+def test_a_log_line_shows_a_clients_text_as_plain_text() -> None:
     line = json.dumps({"event": f"refused {EVIL}", "level": "info", "path": EVIL, "timestamp": EVIL})
     assert_plain(readable(line).plain)
     assert_plain(readable(f"no json {EVIL}").plain)
 
 
 @pytest.mark.system
-def test_an_error_of_a_service_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_an_error_of_a_service_is_printed_as_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
     from libs.cli.main import main
 
     with a_service({}, tmp_path) as ready:
@@ -226,14 +228,14 @@ def test_an_error_of_a_service_is_text(tmp_path: Path, monkeypatch: pytest.Monke
     assert "\x1b" not in capfd.readouterr().err
 
 
-def test_a_console_obeys_no_code_in_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_console_cell_interprets_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     make_console().print("[bold]x[/bold] :smile: \x1b]0;title \x9b2J")
     out = capsys.readouterr().out
     assert out == "[bold]x[/bold] :smile: \\x1b]0;title \\x9b2J\n"
 
 
 @given(st.text(max_size=40))
-def test_plain_text_is_one_line_that_says_all(text: str) -> None:
+def test_plain_text_is_one_line_that_loses_nothing(text: str) -> None:
     shown = plain(text)
     assert len(shown.splitlines()) <= 1
     assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", shown)
@@ -244,7 +246,7 @@ def test_plain_text_is_one_line_that_says_all(text: str) -> None:
 
 
 @given(st.text("ab -_/.", max_size=12), st.text("ab -_/.", max_size=12))
-def test_a_key_is_masked_wherever_it_stands(before: str, after: str) -> None:
+def test_a_key_is_masked_wherever_it_appears(before: str, after: str) -> None:
     secret, _ = draw_key("a", now_s=0)
     kept = masked(f"{before}{secret} {after}")
     assert secret not in kept and MASK in kept
@@ -254,16 +256,16 @@ def test_a_key_is_masked_wherever_it_stands(before: str, after: str) -> None:
 @pytest.mark.parametrize("text", [
     "Bearer abcdefghijklmnopqrstuvwxyz", "sk-proj-" + "a" * 40, "authorization: bearer%20" + "b" * 20, "hf_" + "c" * 30,
 ])  # fmt: skip
-def test_what_looks_like_a_key_of_others_is_masked(text: str) -> None:
+def test_text_that_looks_like_a_foreign_key_is_masked(text: str) -> None:
     assert masked(text) != text and "***" in masked(text)
 
 
 @pytest.mark.parametrize("text", ["task-failed-because-of-a-long-name", "disk-usage-of-0123456789", "the bearer token"])
-def test_what_is_no_key_stays(text: str) -> None:
+def test_text_that_is_no_key_is_unchanged(text: str) -> None:
     assert masked(text) == text
 
 
-def test_logs_hold_no_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_contain_no_key(capsys: pytest.CaptureFixture[str]) -> None:
     secret, _ = draw_key("a", now_s=0)
     before = structlog.get_config()
     try:

@@ -1,4 +1,4 @@
-"""Plain command lines without typer: the same calls as through it, and everything else left to it."""
+"""Tests of plain command lines that bypass typer, and of those left to it."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from libs.cli.main import QUICK, app, plain_call
 
 
 def called(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
-    """Calls of what a command does, in place of doing it."""
+    """Record the calls of a command instead of making them."""
     calls: list[tuple[Any, ...]] = []
 
     def record(*given: Any, **named: Any) -> None:
@@ -26,12 +26,12 @@ def called(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
 
 
 def asked(name: str) -> list[str]:
-    """Arguments that the command cannot do without."""
+    """Return the arguments that the command requires."""
     return ["gpu-1", "gpu-2", "prefill"] if QUICK[name].words else []
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_plain_line_calls_what_typer_would(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_command_line_makes_the_same_call_as_typer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FULCRUM_READY", raising=False)
     calls = called(monkeypatch, name)
     words = [*([flag] for flag in (*QUICK[name].flags, "--json")), ["--ready", "suite.json"]]
@@ -67,11 +67,11 @@ def test_a_plain_line_calls_what_typer_would(name: str, monkeypatch: pytest.Monk
         ["top", "--metrics", "http://a"],
     ],
 )
-def test_what_is_not_plain_is_left_to_typer(line: list[str]) -> None:
+def test_a_command_line_that_is_not_plain_is_left_to_typer(line: list[str]) -> None:
     assert plain_call(line) is None
 
 
-def test_a_shell_that_completes_is_left_to_typer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_completion_is_left_to_typer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_FULCRUM_COMPLETE", "complete_bash")
     assert plain_call(["status"]) is None
 
@@ -86,7 +86,7 @@ def test_a_shell_that_completes_is_left_to_typer(monkeypatch: pytest.MonkeyPatch
         (["role", "gpu-1", "prefill"], ("httpx", "typer", "pydantic", "torch", "structlog", "rich")),
     ],
 )
-def test_a_plain_line_imports_none_of_the_packages_that_are_slow_to(line: list[str], heavy: tuple[str, ...]) -> None:
+def test_a_plain_command_line_imports_no_slow_package(line: list[str], heavy: tuple[str, ...]) -> None:
     code = (
         f"import sys; sys.argv = {['fulcrum', *line, '--ready', 'none']}\n"
         "from libs.cli.main import main\n"

@@ -1,4 +1,4 @@
-"""`fulcrum request`: what it prints of a recorded answer."""
+"""Tests of `fulcrum request`: the output for a recorded answer."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def printed(tmp_path: Path, answers: dict[str, Any], *words: str) -> str:
 
 
 @pytest.mark.system
-def test_one_request_is_a_sentence_a_table_of_stages_and_the_targets(tmp_path: Path) -> None:
+def test_one_request_is_printed_as_a_sentence_a_table_of_stages_and_the_targets(tmp_path: Path) -> None:
     first, *rest = printed(tmp_path, {"/v1/requests/3f2a9c": RECORDED}, "3f2a9c").splitlines()
     assert first == "3f2a9c1e: finished (length) after 300 ms, of which 57%, 170 ms, went to decoding (gpu-1)."
     assert [" ".join(line.split()[:6]) for line in rest[:5]] == [
@@ -75,13 +75,13 @@ def test_one_request_is_a_sentence_a_table_of_stages_and_the_targets(tmp_path: P
         ),
     ],
 )
-def test_what_is_not_known_of_a_request_is_said(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_unknown_facts_of_a_request_are_named_as_unknown(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     first, *_ = printed(tmp_path, {"/v1/requests/x": RECORDED | changes}, "x").splitlines()
     assert first == f"3f2a9c1e: {said}"
 
 
 @pytest.mark.system
-def test_the_slowest_are_a_row_each_and_json_is_the_answer_itself(tmp_path: Path) -> None:
+def test_the_slowest_requests_have_a_row_each_and_json_is_the_answer_itself(tmp_path: Path) -> None:
     answers = {"/v1/requests": [RECORDED], "/v1/requests/a%2Fb": RECORDED}
     row = printed(tmp_path, answers, "--slowest").splitlines()[1].split()
     assert (row[0], row[-1]) == ("3f2a9c1e", "ok")
@@ -93,7 +93,7 @@ def test_the_slowest_are_a_row_each_and_json_is_the_answer_itself(tmp_path: Path
 
 
 @pytest.mark.system
-def test_mistakes_are_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_mistakes_are_refused_with_a_sentence(tmp_path: Path) -> None:
     assert "name a request" in run(tmp_path, {}).output
     assert "--slowest takes the number to list" in run(tmp_path, {}, "--slowest", "3f2a9c").output
     unknown = run(tmp_path, {}, "3f2a9c").exception

@@ -1,4 +1,4 @@
-"""`fulcrum role`: which moves it refuses before it asks a worker."""
+"""Tests of the moves that `fulcrum role` refuses before it calls a worker."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ PREFILL, DECODE = Assignment(role=ROLE_PREFILL), Assignment(role=ROLE_MIXED)
 
 
 def listed(**roles: str) -> list[dict[str, Any]]:
-    """As the planner lists them; a colon names a budget."""
+    """Return workers as the planner lists them; a colon names a budget."""
     found = []
     for name, role in roles.items():
         word, _, budget = role.partition(":")
@@ -26,7 +26,7 @@ def listed(**roles: str) -> list[dict[str, Any]]:
     (listed(p="prefill", d="decode"), "d", PREFILL, "d is the last worker of sim that decodes"),
     (listed(m="mixed:64", d="decode"), "m", DECODE, "m is the last worker of sim that computes prompts"),
 ])  # fmt: skip
-def test_moves_that_leave_nobody_for_a_phase_are_refused(
+def test_moves_that_leave_no_worker_for_a_phase_are_refused(
     known: list[dict[str, Any]], movers: str, wanted: Assignment, said: str
 ) -> None:
     with pytest.raises(Conflict, match=said) as refused:
@@ -40,7 +40,7 @@ def test_moves_that_leave_nobody_for_a_phase_are_refused(
     (listed(d="decode", e="decode"), "d", DECODE),
     (listed(d="mixed:64"), "d", DECODE),
 ])  # fmt: skip
-def test_others_pass(known: list[dict[str, Any]], movers: str, wanted: Assignment) -> None:
+def test_other_moves_are_accepted(known: list[dict[str, Any]], movers: str, wanted: Assignment) -> None:
     change._check_others(dict.fromkeys(movers, wanted), known)
 
 
@@ -48,14 +48,14 @@ def roles_of(words: str, known: list[dict[str, Any]]) -> dict[str, Assignment]:
     return {worker["id"]: wanted for worker, wanted in change.wanted_roles(change.split_groups(words.split()), known)}
 
 
-def test_several_groups_of_workers_take_a_role_each() -> None:
+def test_several_groups_of_workers_get_a_role_each() -> None:
     known = listed(a="decode", b="decode", c="prefill", d="prefill", e="decode")
     assert roles_of("a b prefill", known) == {"a": PREFILL, "b": PREFILL}
     assert roles_of("a b prefill c d decode", known) == {"a": PREFILL, "b": PREFILL, "c": DECODE, "d": DECODE}
     assert roles_of("a mixed:64 a mixed:64", known) == {"a": Assignment(role=ROLE_MIXED, budget_tokens=64)}
 
 
-def test_groups_are_held_against_what_all_of_them_leave() -> None:
+def test_moves_of_several_groups_are_checked_together() -> None:
     known = listed(p="prefill", d="decode")
     change._check_others(roles_of("p decode d prefill", known), known)  # a swap leaves one of each
     with pytest.raises(Conflict, match="p, d are the last workers of sim that compute prompts"):
@@ -74,6 +74,6 @@ def test_groups_are_held_against_what_all_of_them_leave() -> None:
         ("a prefill a b decode", "a is given two roles, prefill and decode: name one"),
     ],
 )
-def test_groups_that_contradict_themselves_are_refused_before_anything_is_sent(words: str, said: str) -> None:
+def test_contradictory_groups_are_refused_before_anything_is_sent(words: str, said: str) -> None:
     with pytest.raises(StartupError, match=said):
         roles_of(words, listed(a="prefill", b="decode"))

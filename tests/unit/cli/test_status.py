@@ -1,4 +1,4 @@
-"""`fulcrum status`, `advice`, `alerts`, `events`: what they print of a service's answers."""
+"""Tests of `fulcrum status`, `advice`, `alerts` and `events`: their output for a service's answers."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def printed(**changes: Any) -> list[str]:
     return [line.plain for line in lines(parse_status(answer(**changes)))]
 
 
-def test_the_first_line_is_the_verdict_and_the_rest_says_why() -> None:
+def test_the_first_line_is_the_verdict_and_the_rest_explains_it() -> None:
     first, *rest = printed()
     assert first == "Prefill-bound: pressure 1.8 against 0.2."
     text = "\n".join(rest)
@@ -44,7 +44,7 @@ def test_the_first_line_is_the_verdict_and_the_rest_says_why() -> None:
         assert part in text
 
 
-def test_encoding_is_shown_as_a_part_of_the_busy_time_where_there_is_any() -> None:
+def test_encoding_is_shown_as_a_part_of_busy_time_if_there_is_any() -> None:
     models = answer()["models"]
     models[0]["prefill"] |= {"busy": 0.75, "encode": 0.25}
     text = "\n".join(printed(models=models))
@@ -53,7 +53,7 @@ def test_encoding_is_shown_as_a_part_of_the_busy_time_where_there_is_any() -> No
     assert "encode" not in "\n".join(printed())
 
 
-def test_what_is_refused_and_who_waits_are_told_though_no_request_has_ended() -> None:
+def test_refused_and_waiting_requests_are_shown_even_if_no_request_has_ended() -> None:
     refused = [{"status": 403, "code": "permission_denied", "per_s": 9.0}, {"status": 0, "code": "other", "per_s": 1.0}]
     traffic = {"window_ms": 10_000, "requests_per_s": 0.0, "rejected_per_s": 10.0, "refused": refused}
     waiting = {"ttft_p50_ms": 28_000.0, "ttft_p95_ms": 29_000.0, "awaited": 92}
@@ -63,24 +63,24 @@ def test_what_is_refused_and_who_waits_are_told_though_no_request_has_ended() ->
     assert "TTFT 28000 ms p50, 29000 ms p95 (92 without a first token count as long as they wait)" in text
 
 
-def test_a_cause_of_another_release_is_printed_like_those_that_are_known() -> None:
+def test_a_cause_of_another_release_is_printed_like_a_known_one() -> None:
     new = {"code": "brand_new", "sentence": "Something new.", "since_unix_ms": NOW_MS - 3000, "action": None}
     first, second, *_ = printed(verdict={**new, "causes": [new]})
     assert (first, second) == ("Something new.", "brand new for 3.0 s")
 
 
-def test_data_that_are_behind_are_never_passed_off_as_live() -> None:
+def test_old_data_are_never_shown_as_live() -> None:
     told = printed(live=False, not_live_because="nothing came for 95 s", age_ms=95_000)
     assert told[1] == "Not live: nothing came for 95 s."
     assert told[-1] == "Data are 1 min behind."
 
 
-def test_what_is_not_known_is_a_question_mark_and_no_zero() -> None:
+def test_an_unknown_figure_is_a_question_mark_and_not_a_zero() -> None:
     unknown = {**answer()["models"][0], "known": False, "unknown_because": "no step time of gpu-1 is known"}
     assert "  no step time of gpu-1 is known" in printed(models=[unknown])
 
 
-def test_workers_that_do_not_simply_run_are_listed_with_their_state() -> None:
+def test_workers_that_are_not_simply_running_are_listed_with_their_state() -> None:
     lives = [("gpu-0", "running"), ("gpu-1", "silent"), ("gpu-2", "back"), ("gpu-3", "gone")]
     workers = [{"id": name, "life": life, "life_since_unix_ms": NOW_MS - 4_200} for name, life in lives]
     assert "Workers: gpu-1 silent for 4.2 s, gpu-2 back for 4.2 s" in printed(workers=workers)
@@ -96,29 +96,29 @@ def test_workers_that_do_not_simply_run_are_listed_with_their_state() -> None:
         ("ready", "restarting", "restarting 4.2 s"),
     ],
 )  # fmt: skip
-def test_a_workers_state_is_what_the_status_says_of_it(state: str, life: str, shown: str) -> None:
+def test_a_workers_state_is_taken_from_the_status(state: str, life: str, shown: str) -> None:
     worker = {"state": state, "life": life, "life_since_unix_ms": NOW_MS - 4_200}
     assert life_text(worker, NOW_MS).plain == shown
 
 
-def test_nothing_to_do_advises_nothing() -> None:
+def test_a_balanced_cluster_has_no_advice() -> None:
     balanced = {"code": "balanced", "sentence": "Balanced.", "since_unix_ms": NOW_MS, "action": None, "causes": []}
     assert commands(parse_status(answer(verdict=balanced)).verdict) == []
     assert not any(line.startswith("Do:") for line in printed(verdict=balanced))
 
 
-def test_an_answer_of_another_shape_is_told_in_one_line() -> None:
+def test_an_answer_of_another_shape_is_one_line() -> None:
     with pytest.raises(StartupError, match="unknown form"):
         parse_status({"verdict": 7})
 
 
 @given(st.one_of(st.none(), st.floats(0, 1e6)), st.integers(4, 60))
-def test_a_bar_is_as_wide_as_asked_whatever_the_pressure(pressure: float | None, cells: int) -> None:
+def test_a_bar_has_the_requested_width_at_any_pressure(pressure: float | None, cells: int) -> None:
     assert len(pressure_bar(pressure, cells).plain) == cells
 
 
 @given(st.floats(0, 1e12), st.floats(0, 1e12))
-def test_a_span_never_says_more_than_it_is(one_ms: float, other_ms: float) -> None:
+def test_a_duration_is_never_rounded_up(one_ms: float, other_ms: float) -> None:
     sizes = {"s": 1e3, "min": 60e3, "h": 3600e3, "d": 86_400e3}
 
     def told(ms: float) -> float:
@@ -130,7 +130,7 @@ def test_a_span_never_says_more_than_it_is(one_ms: float, other_ms: float) -> No
     assert told(low) <= told(high)
 
 
-def test_a_split_without_prefill_workers_is_of_workers_that_do_both() -> None:
+def test_a_split_without_prefill_workers_counts_mixed_workers() -> None:
     assert split_words(SplitAnswer(3, 5)) == "3 prefill + 5 decode"
     assert split_words(SplitAnswer(0, 8)) == "8 workers that do both"
 
@@ -148,7 +148,7 @@ def alert(number: int, started_ms: int, ended_ms: int | None = None) -> dict[str
     }  # fmt: skip
 
 
-def test_events_and_alerts_are_one_list_by_time() -> None:
+def test_events_and_alerts_are_merged_by_time() -> None:
     told = merged([event(2, 30), event(1, 10)], [alert(2, 5, 40), alert(1, 20)])
     assert [(each.unix_ms, each.kind) for each in told] == [
         (10, "role_moved"), (20, "alert"), (30, "role_moved"), (40, "alert_over"),
@@ -164,18 +164,18 @@ def test_events_and_alerts_are_one_list_by_time() -> None:
         ("1970-01-12T14:46:39+01:00", 999_999_000), (" 30s ", 999_970_000),
     ],
 )  # fmt: skip
-def test_since_is_a_span_before_now_or_a_time(text: str, unix_ms: int) -> None:
+def test_since_is_a_duration_before_now_or_a_time(text: str, unix_ms: int) -> None:
     assert unix_ms_of(text, 1_000_000, option="--since") == unix_ms
 
 
 @pytest.mark.parametrize("text", ["", "10", "soon", "10 minutes", "-5m", "2026-13-01", "9999-01-01T00:00Z"])
-def test_what_is_no_time_in_the_past_is_refused_in_a_sentence(text: str) -> None:
+def test_a_time_that_is_not_in_the_past_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--since"):
         unix_ms_of(text, 1_000_000, option="--since")
 
 
 @pytest.mark.system
-def test_events_since_a_time_leave_out_what_was_before(tmp_path: Path) -> None:
+def test_events_since_a_time_omit_earlier_ones(tmp_path: Path) -> None:
     now_ms = time.time_ns() // 1_000_000
     happened = [event(number, now_ms - minutes * 60_000) for number, minutes in ((3, 1), (2, 5), (1, 60))]
     over = alert(1, now_ms - 7_200_000, now_ms - 120_000)
@@ -197,7 +197,7 @@ def test_events_since_a_time_leave_out_what_was_before(tmp_path: Path) -> None:
 
 @contextmanager
 def a_service(answers: dict[str, Any], tmp_path: Path) -> Iterator[list[str]]:
-    """Options that name a suite whose services all answer this."""
+    """Yield options that name a suite whose services all give this answer."""
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None: ...
@@ -229,7 +229,7 @@ def a_service(answers: dict[str, Any], tmp_path: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.system
-def test_each_command_prints_what_the_service_answers(tmp_path: Path) -> None:
+def test_each_command_prints_the_answer_of_the_service(tmp_path: Path) -> None:
     answers = {
         "/v1/status": answer(),
         "/v1/alerts": {
@@ -257,7 +257,7 @@ def test_each_command_prints_what_the_service_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_a_past_moment_is_shown_with_the_verdict_that_stood_then(tmp_path: Path) -> None:
+def test_a_past_time_is_shown_with_the_verdict_of_that_time(tmp_path: Path) -> None:
     now_ms = int(time.time() * 1000)
     stood = [
         {"unix_ms": now_ms - 900_000, "code": "balanced", "sentence": "Balanced.", "command": ""},
@@ -282,7 +282,7 @@ def test_a_past_moment_is_shown_with_the_verdict_that_stood_then(tmp_path: Path)
 
 
 @pytest.mark.system
-def test_a_past_moment_of_which_nothing_is_known_or_that_is_none_is_said_to_be(tmp_path: Path) -> None:
+def test_an_unknown_or_invalid_past_time_is_reported(tmp_path: Path) -> None:
     nothing = {"window_ms": 1_000, "models": {}, "traffic": {"requests_per_s": [None]}, "verdicts": []}
     with a_service({"/v1/status/history": nothing}, tmp_path) as ready:
         assert "Nothing is known of " in CliRunner().invoke(app, ["status", "--at", "5m", *ready]).output
@@ -309,7 +309,7 @@ PROMISE = {
 
 
 @pytest.mark.system
-def test_the_score_of_advice_shows_what_each_command_promised_and_brought(tmp_path: Path) -> None:
+def test_the_score_of_advice_shows_promised_and_achieved_effects_of_each_command(tmp_path: Path) -> None:
     counted = {"kept": 1, "of": 2, "by_cause": [], "promises": [PROMISE, {**PROMISE, "came": 0.8, "kept": True}]}
     with a_service({"/v1/advice": counted}, tmp_path) as ready:
         done = CliRunner().invoke(app, ["advice", "--score", *ready])
@@ -320,7 +320,7 @@ def test_the_score_of_advice_shows_what_each_command_promised_and_brought(tmp_pa
 
 
 @pytest.mark.system
-def test_the_score_of_advice_shows_backlog_and_ttft_apart_from_pressure(tmp_path: Path) -> None:
+def test_the_score_of_advice_shows_backlog_and_ttft_separately_from_pressure(tmp_path: Path) -> None:
     outcome = {key: PROMISE[key] for key in ("id", "model", "code", "command", "followed_unix_ms")}
     outcomes = [
         {**outcome, "figure": "pressure", "least": 0.7, "most": 0.9, "came": 1.3, "kept": False},
@@ -343,7 +343,7 @@ def test_the_score_of_advice_shows_backlog_and_ttft_apart_from_pressure(tmp_path
 
 
 @pytest.mark.system
-def test_advice_prints_what_its_command_promises_beside_the_command_and_not_among_commands(tmp_path: Path) -> None:
+def test_advice_prints_the_expected_effect_beside_its_command(tmp_path: Path) -> None:
     said = answer()
     promised = {
         "backlog_least_s": 6.0, "backlog_most_s": 9.4, "ttft_p95_least_ms": 200.0, "ttft_p95_most_ms": 800.0,
@@ -359,14 +359,14 @@ def test_advice_prints_what_its_command_promises_beside_the_command_and_not_amon
 
 
 @pytest.mark.system
-def test_the_score_of_advice_says_so_where_nobody_has_followed_any(tmp_path: Path) -> None:
+def test_the_score_of_advice_is_empty_if_none_was_followed(tmp_path: Path) -> None:
     with a_service({"/v1/advice": {"kept": 0, "of": 0, "by_cause": [], "promises": []}}, tmp_path) as ready:
         done = CliRunner().invoke(app, ["advice", "--score", *ready])
     assert (done.exit_code, done.stdout) == (0, "")
     assert "No advised command has been followed" in done.stderr
 
 
-def test_pressure_above_one_is_not_green_though_no_cause_is_named_yet() -> None:
+def test_pressure_above_one_is_not_green_even_without_a_named_cause() -> None:
     calm = {"code": "balanced", "sentence": "Balanced.", "since_unix_ms": NOW_MS - 3000, "action": None, "causes": []}
     pressed = next(lines(parse_status(answer(verdict=calm))))
     assert pressed.style == f"bold {NEAR}"

@@ -1,4 +1,4 @@
-"""`fulcrum logs` and `down`, without a suite."""
+"""Tests of `fulcrum logs` and `down` without a suite."""
 
 import json
 import os
@@ -29,7 +29,7 @@ LINE = st.text(st.characters(codec="utf-8", exclude_characters=BREAKS))
 
 
 @given(st.lists(LINE, max_size=60), st.integers(1, 40))
-def test_the_end_of_a_log_is_its_last_lines(
+def test_the_tail_of_a_log_is_its_last_lines(
     tmp_path_factory: pytest.TempPathFactory, said: list[str], limit: int
 ) -> None:
     log = tmp_path_factory.mktemp("logs") / "a.log"
@@ -38,7 +38,7 @@ def test_the_end_of_a_log_is_its_last_lines(
 
 
 @pytest.mark.system
-def test_lines_come_as_they_are_written_also_after_the_log_was_cut(tmp_path: Path) -> None:
+def test_lines_are_printed_as_they_are_written_even_after_the_log_was_truncated(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("old\nfirst\n")
     lines = tail(log, 1, follow=True)
@@ -61,13 +61,13 @@ def test_lines_come_as_they_are_written_also_after_the_log_was_cut(tmp_path: Pat
     assert next_after("new\n") == "new"
 
 
-def test_a_structured_line_is_made_readable_and_any_other_is_left() -> None:
+def test_a_structured_line_is_formatted_and_any_other_is_unchanged() -> None:
     line = {"event": "role set", "level": "info", "timestamp": "2026-11-23T19:30:57.123456Z", "role": "prefill"}
     assert readable(json.dumps(line)).plain == "19:30:57.123 info    role set role=prefill"
     assert readable("Traceback (most recent call last):").plain == "Traceback (most recent call last):"
 
 
-def test_a_log_that_is_not_there_names_those_that_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_log_lists_the_existing_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULCRUM_CACHE", str(tmp_path))
     file = ready_file(tmp_path)
     with pytest.raises(StartupError, match="a suite logs on the machine on which it runs"):
@@ -80,19 +80,21 @@ def test_a_log_that_is_not_there_names_those_that_are(tmp_path: Path, monkeypatc
     assert complete_log("pre") == ["prefill-1"]
 
 
-def test_a_process_that_is_no_suite_is_never_stopped(tmp_path: Path) -> None:
+def test_a_process_that_is_not_a_suite_is_never_stopped(tmp_path: Path) -> None:
     assert not is_suite(os.getpid())
     with pytest.raises(StartupError, match="is not `fulcrum up`"):
         stop_suite(ready_file(tmp_path), now=False, as_json=True)
 
 
-def test_a_shell_is_offered_roles_even_where_no_suite_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_completion_offers_roles_without_a_running_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULCRUM_CACHE", str(tmp_path))
     monkeypatch.setattr("libs.cli.find.DEFAULT_GATEWAY_PORT", 1)
     assert complete_role("de") == ["decode"]
 
 
-def test_top_without_a_terminal_names_what_prints_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_without_a_terminal_names_the_commands_that_print_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(StartupError, match="`fulcrum top --once` or `fulcrum top --json`"):
         show_top(ready_file(tmp_path), metrics=None, once=False, light=False, as_json=False)
     assert capsys.readouterr().out == ""

@@ -1,4 +1,4 @@
-"""`fulcrum top` by textual's own pilot, over a real metrics service's app, tick and stream."""
+"""Tests of `fulcrum top` with textual's pilot, over a real metrics service's app, tick and stream."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ class Service:
     state: MetricsState
     clock: SystemClock
     group: str = ""
-    """Of those whose names end in -dp0 and -dp1."""
+    """The group of workers whose names end in -dp0 and -dp1."""
     busy: dict[str, float] = field(default_factory=lambda: {"prefill-0": 0.6, "decode-0": 0.2, "decode-1": 0.1})
     url: str = ""
 
@@ -108,7 +108,7 @@ def rows(app: Top) -> list[str]:
     return [str(key.value) for key in app.query_one(DataTable).rows]
 
 
-async def test_ratio_pools_and_workers_are_those_of_the_service_and_follow_it() -> None:
+async def test_ratio_pools_and_workers_equal_the_services_and_stay_live() -> None:
     async with serving() as service:
         app = Top(Feed(service.url))
         async with app.run_test(size=SIZE) as pilot:
@@ -148,7 +148,7 @@ async def test_keys_sort_filter_pause_and_open_a_worker() -> None:
             assert app.theme == "textual-light"
 
 
-async def test_what_waits_at_gateways_is_shown_and_is_unknown_while_they_are_not_heard() -> None:
+async def test_waiting_requests_are_shown_and_unknown_while_no_gateway_reports() -> None:
     async with serving() as service:
         app = Top(Feed(service.url))
         async with app.run_test(size=SIZE) as pilot:
@@ -161,7 +161,7 @@ async def test_what_waits_at_gateways_is_shown_and_is_unknown_while_they_are_not
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
-async def test_every_line_fits_the_terminal_and_the_wide_one_has_more_columns(size: tuple[int, int]) -> None:
+async def test_every_line_fits_the_terminal_and_a_wide_one_has_more_columns(size: tuple[int, int]) -> None:
     async with serving() as service:
         app = Top(Feed(service.url))
         service.finish("r-1", "prefill-0", "decode-1")
@@ -176,7 +176,7 @@ async def test_every_line_fits_the_terminal_and_the_wide_one_has_more_columns(si
             assert ("MBU" in [str(key.value) for key in table.columns]) == (size[0] > 100)
 
 
-async def test_the_cursor_stays_on_its_worker_whatever_the_order() -> None:
+async def test_the_cursor_stays_on_its_worker_in_any_order() -> None:
     async with serving() as service:
         app = Top(Feed(service.url))
         async with app.run_test(size=SIZE) as pilot:
@@ -242,7 +242,7 @@ async def test_one_key_leads_from_a_worker_to_its_steps_and_back() -> None:
             await seen(pilot, lambda: "no request" in lines()[0])
 
 
-async def test_why_there_are_no_steps_is_told_in_place_of_those_of_before() -> None:
+async def test_a_reason_for_missing_steps_replaces_the_old_steps() -> None:
     app = Top(Feed(""))
 
     def listed() -> str:
@@ -259,7 +259,7 @@ async def test_why_there_are_no_steps_is_told_in_place_of_those_of_before() -> N
             await seen(pilot, lambda: "worker='prefill-0' is not known" in listed())
 
 
-async def test_the_newest_of_thousands_of_steps_are_told() -> None:
+async def test_the_newest_of_thousands_of_steps_are_shown() -> None:
     async with serving() as service:
         start_ms = (service.clock.now_ns() - ORIGIN_NS) / MS - 2000
         steps = [step(start_ms + each / 2, start_ms + (each + 1) / 2, decode=1) for each in range(2000)]
@@ -270,7 +270,7 @@ async def test_the_newest_of_thousands_of_steps_are_told() -> None:
         assert told[0].end_unix_ns == steps[-1].end_unix_ns
 
 
-async def test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_back() -> None:
+async def test_a_service_outage_is_shown_and_the_service_is_followed_again_afterwards() -> None:
     with held_port() as port:
         app = Top(Feed(f"http://127.0.0.1:{port}"))
         async with app.run_test(size=SIZE) as pilot:
@@ -280,7 +280,7 @@ async def test_a_service_that_is_away_is_told_and_followed_again_whenever_it_is_
                     await seen(pilot, lambda: len(rows(app)) == 3 and "does not answer" not in text(app, "head"))
 
 
-async def test_data_that_are_old_are_shown_with_their_age() -> None:
+async def test_old_data_are_shown_with_their_age() -> None:
     async with serving() as service:
         app = Top(Feed(service.url))
         async with app.run_test(size=SIZE) as pilot:
@@ -293,7 +293,7 @@ async def test_data_that_are_old_are_shown_with_their_age() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--once",), ("--json",)])
-def test_a_service_that_is_not_there_is_one_line(arguments: tuple[str, ...]) -> None:
+def test_a_missing_service_is_one_line(arguments: tuple[str, ...]) -> None:
     done = CliRunner().invoke(cli, ["top", "--metrics", "http://127.0.0.1:9", *arguments])
     assert done.exit_code == 1
     assert "no suite answers at http://127.0.0.1:9" in str(done.exception)
@@ -322,7 +322,7 @@ def test_a_bar_is_always_full_and_unknown_time_is_no_phase() -> None:
     assert draw.sparkline([None, 0, 1, 2]) == " ▁▅█"
 
 
-async def test_a_frame_renders_the_table_anew_only_where_a_figure_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_frame_updates_the_table_only_for_changed_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = []
 
     def update_cell(self: Workers, row: str, column: str, value: Any) -> None:
@@ -345,7 +345,7 @@ async def test_a_frame_renders_the_table_anew_only_where_a_figure_differs(monkey
         assert changed == [("decode-0", "run")]
 
 
-async def test_what_happens_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw, "REFRESH_S", 3600.0)
     async with serving() as service:
         app = Top(Feed(service.url))
@@ -362,7 +362,7 @@ async def test_what_happens_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def inside(app: Top) -> list[str]:
-    """Ranks of the open group; none until its table has the focus."""
+    """Return the ranks of the open group; none until its table has the focus."""
     table = app.screen.focused
     if not (isinstance(app.screen, GroupDetail) and isinstance(table, Workers)):
         return []
@@ -440,7 +440,7 @@ def test_occupancy_shows_encode_beside_prefill_and_decode_where_images_were_enco
     assert " P:D" in out and "E:P:D" not in out
 
 
-def test_occupancy_of_a_service_that_knows_no_groups_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_occupancy_of_a_service_without_groups_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     shares = {"prefill": 0.0, "decode": 0.25, "kv_wait": 0.0, "idle": 0.75, "ratio": None, "coverage": 1.0}
     show_occupancy_of({"window_ms": 2000, "age_ms": None, **shares, "workers": [{"id": "a", **shares}]})
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Records and workers of another release: new fields are ignored, other schemas are skipped and counted."""
+"""Tests of records and workers of another release: new fields are ignored, other schemas skipped and counted."""
 
 import re
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from libs.contracts.topics import Topic
 from libs.stores.registry import Unusable, read_worker
 
 NEW_FIELD = b"\x80\xfa\x01\x01"
-"""Field 4000, a number: no message has one."""
+"""Field 4000, a number that no message uses."""
 # Values that are in range, where an empty message is not.
 VALID = {topics.CAPACITY: CapacityPlan(step_s=60)}
 OWN_SCHEMA = [topic for topic in topics.ALL if not topic.wraps]
@@ -57,5 +57,5 @@ def test_a_registered_worker_with_a_role_of_a_later_release_is_not_used() -> Non
         read_worker(b"w", the_worker(role=99).SerializeToString())
 
 
-def test_a_release_understands_the_protocol_before_its_own() -> None:
+def test_a_release_understands_the_previous_protocol() -> None:
     assert 1 <= OLDEST <= max(PROTOCOL - 1, 1)

@@ -1,4 +1,4 @@
-"""Contracts: packing, hash chains, roles, topics, errors."""
+"""Tests of contracts: packing, hash chains, roles, topics and errors."""
 
 import grpc
 import numpy as np
@@ -22,16 +22,16 @@ TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=80)
 
 
 @given(st.lists(U32))
-def test_packed_integers_come_back(values: list[int]) -> None:
+def test_packed_integers_round_trip(values: list[int]) -> None:
     assert unpack_u32(pack_u32(values)) == values
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False)))
-def test_packed_floats_come_back(values: list[float]) -> None:
+def test_packed_floats_round_trip(values: list[float]) -> None:
     assert unpack_f32(pack_f32(values)) == values
 
 
-def test_a_cut_packing_is_an_error() -> None:
+def test_a_truncated_packing_is_an_error() -> None:
     with pytest.raises(ValueError, match="buffer size"):
         unpack_u32(b"\x01\x02\x03")
 
@@ -46,30 +46,30 @@ def test_equal_prefixes_have_equal_hashes_and_others_differ(a: list[int], b: lis
         assert (one == other) == (a[: (i + 1) * size] == b[: (i + 1) * size])
 
 
-def test_lists_and_arrays_hash_alike() -> None:
+def test_lists_and_arrays_have_equal_hashes() -> None:
     root = chain_root(model_revision="r", kv_layout="l")
     tokens = list(range(40))
     assert block_hashes(root, tokens, 16) == block_hashes(root, np.array(tokens, np.int32), 16)
 
 
 @pytest.mark.parametrize("changed", ["model_revision", "kv_layout", "adapter", "tenant_salt"])
-def test_what_makes_kv_differ_makes_the_root_differ(changed: str) -> None:
+def test_everything_that_changes_kv_changes_the_root(changed: str) -> None:
     base = {"model_revision": "m", "kv_layout": "l", "adapter": "a", "tenant_salt": "t"}
     assert chain_root(**base) != chain_root(**{**base, changed: "other"})
 
 
-def test_parts_of_a_root_do_not_run_together() -> None:
+def test_adjacent_parts_of_a_root_are_not_confused() -> None:
     assert chain_root(model_revision="ab", kv_layout="c") != chain_root(model_revision="a", kv_layout="bc")
 
 
 @pytest.mark.parametrize("name", ROLE_NAMES)
-def test_role_names_come_back(name: str) -> None:
+def test_role_names_round_trip(name: str) -> None:
     role, budget_tokens = role_from_name(name, budget_tokens=64)
     assert role_name(Assignment(role=role, budget_tokens=budget_tokens)) == name
 
 
 @pytest.mark.parametrize(("name", "budget", "says"), [("boss", 0, "prefill, decode"), ("mixed", 0, "budget of 1 to")])
-def test_a_wrong_role_says_what_is_allowed(name: str, budget: int, says: str) -> None:
+def test_an_invalid_role_lists_the_allowed_ones(name: str, budget: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         role_from_name(name, budget)
 
@@ -83,11 +83,11 @@ def test_a_wrong_role_says_what_is_allowed(name: str, budget: int, says: str) ->
         (Assignment(role=ROLE_STANDBY), set()),
     ],
 )
-def test_an_assignment_serves_its_phases_only(assignment: Assignment, phases: set[Phase]) -> None:
+def test_an_assignment_serves_only_its_phases(assignment: Assignment, phases: set[Phase]) -> None:
     assert {phase for phase in Phase.values() if serves(assignment, phase)} == phases
 
 
-def test_topics_carry_the_cluster_and_key_on_a_field_of_their_value() -> None:
+def test_topics_include_the_cluster_and_key_on_a_field_of_their_value() -> None:
     names = [topic.name("blue") for topic in topics.ALL]
     assert len(set(names)) == len(names)
     for topic in topics.ALL:
@@ -99,8 +99,8 @@ def _error_classes(base: type[errors.FulcrumError]) -> list[type[errors.FulcrumE
     return [base, *(found for child in base.__subclasses__() for found in _error_classes(child))]
 
 
-def test_each_error_has_a_code_of_its_own_and_fitting_statuses() -> None:
-    # Services' narrower ones are told to clients as what they narrow.
+def test_each_error_has_its_own_code_and_fitting_statuses() -> None:
+    # Narrower errors of services reach clients as the error that they narrow.
     trees = (errors.__name__,)
     classes = [error for error in _error_classes(errors.FulcrumError) if error.__module__ in trees]
     assert len({error.code for error in classes}) == len(classes)
@@ -113,7 +113,7 @@ def test_each_error_has_a_code_of_its_own_and_fitting_statuses() -> None:
         assert client_fault == (error.http_status < 500) or not_served or issubclass(error, errors.StaleRole)
 
 
-def test_decisions_and_messages_number_roles_phases_and_refusals_alike() -> None:
+def test_decisions_and_messages_use_the_same_numbers_of_roles_phases_and_refusals() -> None:
     for ours, wire, prefix in (
         (Role, common_pb2.Role, "ROLE_"),
         (PolicyPhase, worker_pb2.Phase, "PHASE_"),

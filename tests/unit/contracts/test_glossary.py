@@ -1,4 +1,5 @@
-"""The glossaries are complete: their terms are in use, and no class is named by a banned word."""
+"""Tests that the glossaries are complete, that their terms are in use, and that no class has a banned word in its
+name."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Field numbers, topics and Redis keys: what running services of two versions have in common."""
+"""Tests that field numbers, topics and Redis keys stay compatible between releases."""
 
 import inspect
 import string
@@ -37,7 +37,7 @@ def values(enum: EnumDescriptor) -> dict[str, int]:
     return {value.name: value.number for value in enum.values}
 
 
-def test_field_numbers_and_types_stay() -> None:
+def test_field_numbers_and_types_are_stable() -> None:
     found: dict[str, Any] = {}
     for file in (each.DESCRIPTOR for each in FILES):
         found |= {message.full_name: fields(message) for message in file.message_types_by_name.values()}
@@ -51,14 +51,14 @@ def test_field_numbers_and_types_stay() -> None:
     golden.hold("protos", found)
 
 
-def test_topics_stay() -> None:
+def test_topics_are_stable() -> None:
     golden.hold(
         "topics",
         {topic.name("c"): {**asdict(topic), "value": topic.value.DESCRIPTOR.full_name} for topic in topics.ALL},
     )
 
 
-def test_redis_keys_stay() -> None:
+def test_redis_keys_are_stable() -> None:
     functions = {name: make for name, make in vars(keys).items() if inspect.isfunction(make)}
     golden.hold(
         "redis_keys",
@@ -84,6 +84,6 @@ def test_redis_keys_stay() -> None:
         ({"decode-1": {"b": 1}}, {"decode-2": {"b": 1}}, []),
     ],
 )
-def test_shapes_differ_where_a_reader_would_notice(was: Any, now: Any, told: list[str]) -> None:
+def test_shapes_differ_if_a_reader_would_notice(was: Any, now: Any, told: list[str]) -> None:
     ids = ("decode-1", "decode-2")
     assert golden.differences(golden.shape(was, ids), golden.shape(now, ids)) == told

@@ -1,4 +1,4 @@
-"""Arrivals as one gateway counts them."""
+"""Tests of arrivals as one gateway counts them."""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ def total(counter: ArrivalCounter) -> Counts:
     return counter.rows().get(KEY, Counts())
 
 
-def test_an_unfinished_answer_counts_with_the_tokens_that_it_has_so_far_and_not_as_ended() -> None:
+def test_an_unfinished_answer_counts_its_tokens_so_far_and_not_as_ended() -> None:
     counter, answer = ArrivalCounter(), FakeAnswer()
     counter.admitted(KEY, [answer], 100, b"", 0)
     answer.output += [1, 2, 3]
@@ -32,14 +32,14 @@ def test_an_unfinished_answer_counts_with_the_tokens_that_it_has_so_far_and_not_
     assert counter.open == 0
 
 
-def test_an_answer_whose_client_left_is_not_taken_for_a_short_one() -> None:
+def test_an_answer_whose_client_left_does_not_count_as_short() -> None:
     counter, answer = ArrivalCounter(), FakeAnswer([1])
     counter.admitted(KEY, [answer], 10, b"", 0)
     counter.ended(answer, well=False)
     assert total(counter).ended == 0
 
 
-def test_a_refused_arrival_that_is_tried_again_and_let_in_counts_once() -> None:
+def test_a_refused_arrival_that_is_retried_and_accepted_counts_once() -> None:
     counter = ArrivalCounter()
     for at_ns in range(3):
         counter.refused(KEY, 1, b"same body", at_ns)
@@ -48,7 +48,7 @@ def test_a_refused_arrival_that_is_tried_again_and_let_in_counts_once() -> None:
     assert counter.retries == 3
 
 
-def test_what_a_full_queue_turned_away_is_counted_apart_each_once() -> None:
+def test_each_arrival_refused_by_a_full_queue_counts_once_and_separately() -> None:
     counter = ArrivalCounter()
     counter.refused(KEY, 4, b"", 0, full=True)
     counter.refused(KEY, 2, b"", 1)
@@ -59,7 +59,7 @@ def test_what_a_full_queue_turned_away_is_counted_apart_each_once() -> None:
     assert (row.refused, row.queue_full) == (7, 5)
 
 
-def test_one_that_was_let_in_and_sent_away_later_counts_its_prompt_once_when_it_comes_again() -> None:
+def test_an_accepted_request_dropped_later_counts_its_prompt_once_when_it_is_retried() -> None:
     counter, first = ArrivalCounter(), FakeAnswer()
     counter.admitted(KEY, [first], 100, b"same body", 0)
     counter.refused(KEY, 1, b"same body", 1, known=True)
@@ -68,14 +68,14 @@ def test_one_that_was_let_in_and_sent_away_later_counts_its_prompt_once_when_it_
     assert total(counter) == Counts(requests=1, known_requests=1, prompt_tokens=100)
 
 
-def test_the_same_body_long_after_a_refusal_is_a_new_wish() -> None:
+def test_the_same_body_long_after_a_refusal_is_a_new_arrival() -> None:
     counter = ArrivalCounter()
     counter.refused(KEY, 1, b"body", 0)
     counter.refused(KEY, 1, b"body", REMEMBER_NS + 1)
     assert total(counter).requests == 2
 
 
-def test_the_same_body_twice_in_a_row_is_two_arrivals_when_none_was_refused() -> None:
+def test_the_same_body_twice_in_a_row_is_two_arrivals_if_none_was_refused() -> None:
     counter = ArrivalCounter()
     for _ in range(2):
         counter.admitted(KEY, [FakeAnswer()], 5, b"body", 0)
@@ -92,7 +92,7 @@ def test_tenants_beyond_the_bound_are_counted_together_and_none_is_lost() -> Non
     assert sum(each.requests for each in rows.values()) == 50
 
 
-def test_classes_that_clients_make_up_are_counted_together() -> None:
+def test_classes_invented_by_clients_are_counted_together() -> None:
     book = RowCounts()
     for number in range(MAX_CLASSES + 5):
         book.add(DemandKey("m", f"c{number}", "acme"), Counts(requests=1))

@@ -1,4 +1,4 @@
-"""History of elsewhere, as `fulcrum forecast import` reads it."""
+"""Tests of foreign history as `fulcrum forecast import` reads it."""
 
 import httpx
 import numpy as np
@@ -14,26 +14,26 @@ def history(start_s: float) -> DemandHistory:
     return DemandHistory(600.0, start_s, *(np.ones(144),) * 3)
 
 
-def test_a_file_that_names_moments_stays_where_it_is_and_another_ends_when_it_is_said_to() -> None:
+def test_a_file_with_times_is_unchanged_and_one_without_ends_at_the_given_time() -> None:
     assert placed(history(1.7e9), end_s=2e9, speed=1) == 1.7e9
     assert placed(history(0.0), end_s=2e9, speed=1) == 2e9 - 86_400
     assert placed(history(0.0), end_s=2e9, speed=60) == 2e9 - 1440
 
 
-def test_queries_are_names_or_three_of_them() -> None:
+def test_queries_are_given_as_one_name_or_three() -> None:
     assert parse_queries("a; b ;c") == ("a", "b", "c")
     assert "vllm" in parse_queries("vllm")[0]
     with pytest.raises(InvalidRequest, match="three PromQL"):
         parse_queries("a;b")
 
 
-def test_a_moment_without_a_zone_is_utc() -> None:
+def test_a_time_without_a_zone_is_utc() -> None:
     assert parse_moment("2026-11-20T00:00") == parse_moment("2026-11-20T01:00+01:00")
     with pytest.raises(InvalidRequest, match="not a time such as"):
         parse_moment("yesterday")
 
 
-def test_samples_that_one_query_lacks_are_not_known_and_none_at_all_is_said_so() -> None:
+def test_samples_missing_from_one_query_are_unknown_and_an_empty_result_is_an_error() -> None:
     found = series_history([{600.0: 1.0, 1200.0: 2.0}, {600.0: 10.0}, {600.0: 5.0, 1200.0: 6.0}])
     assert found.requests.tolist() == [1.0, 2.0]
     assert np.isnan(found.prefill[1])
@@ -51,7 +51,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response) -> None:
     monkeypatch.setattr(bring.httpx, "Client", make)
 
 
-def test_series_of_one_query_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_series_of_one_query_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [[600.0 * place, "1.5"] for place in range(1, 30)]
     body = {"status": "success", "data": {"result": [{"values": values}, {"values": values}]}}
     answering(monkeypatch, httpx.Response(200, json=body))
@@ -63,7 +63,7 @@ def test_series_of_one_query_are_added_up(monkeypatch: pytest.MonkeyPatch) -> No
     "answer",
     [httpx.Response(400, json={"status": "error", "error": "bad"}), httpx.Response(200, text="<html>")],
 )
-def test_a_prometheus_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response) -> None:
+def test_a_prometheus_error_is_quoted(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response) -> None:
     answering(monkeypatch, answer)
     with pytest.raises(StartupError, match="refused 'a'"):
         ask_prometheus("http://prometheus", ("a", "b", "c"), 86_400)

@@ -1,4 +1,4 @@
-"""Demand that is kept, over restarts."""
+"""Tests of stored demand across restarts."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def requests(file: DemandFile, tier: int = FINE) -> int:
     return 0 if span is None else int(file.read(tier, *span, MINUTE_NS).sums()[:, REQUESTS].sum())
 
 
-def test_a_restart_counts_none_twice_and_none_never(tmp_path: Path) -> None:
+def test_a_restart_counts_no_arrival_twice_and_loses_none(tmp_path: Path) -> None:
     path = str(tmp_path / "demand")
     file = DemandFile(path, "local")
     fold = DemandFold(MINUTE_NS, file.marks())
@@ -44,7 +44,7 @@ def test_a_restart_counts_none_twice_and_none_never(tmp_path: Path) -> None:
     assert requests(file) == requests(file, COARSE) == 100
 
 
-def test_coarse_bins_are_the_sums_of_fine_ones_also_where_late_records_change_those() -> None:
+def test_coarse_bins_stay_the_sums_of_fine_ones_when_late_records_arrive() -> None:
     file, fold = DemandFile(":memory:", "local"), DemandFold(MINUTE_NS)
     for each in (mark(1, 5), mark(31, 65), mark(14, 40), mark(16, 50)):
         fold.take(("g", BEGAN_NS), each)
@@ -55,7 +55,7 @@ def test_coarse_bins_are_the_sums_of_fine_ones_also_where_late_records_change_th
         assert file.read(COARSE, number, number + 1, MINUTE_NS).sums()[0].tolist() == parts.sum(axis=0).tolist()
 
 
-def test_what_is_older_than_a_month_is_kept_in_coarse_bins_alone_and_beyond_400_days_not_at_all() -> None:
+def test_demand_older_than_a_month_is_only_in_coarse_bins_and_is_dropped_after_400_days() -> None:
     file = DemandFile(":memory:", "local")
     last = 28_800_000
     old, older = last - FINE_BINS - 5, last - COARSE_BINS * TIMES - 5 * TIMES
@@ -64,7 +64,7 @@ def test_what_is_older_than_a_month_is_kept_in_coarse_bins_alone_and_beyond_400_
     assert requests(file, COARSE) == 14
 
 
-def test_history_from_elsewhere_takes_no_place_of_what_was_heard() -> None:
+def test_imported_history_does_not_replace_measured_demand() -> None:
     file, fold = DemandFile(":memory:", "local"), DemandFold(MINUTE_NS)
     fold.take(("g", BEGAN_NS), mark(1, 5))
     written(file, fold)
@@ -73,7 +73,7 @@ def test_history_from_elsewhere_takes_no_place_of_what_was_heard() -> None:
     assert requests(file) == 14
 
 
-def test_another_clusters_file_is_left_alone(tmp_path: Path) -> None:
+def test_the_file_of_another_cluster_is_not_changed(tmp_path: Path) -> None:
     DemandFile(str(tmp_path / "demand"), "one").close()
     with pytest.raises(StartupError, match="cluster 'one'"):
         DemandFile(str(tmp_path / "demand"), "two")

@@ -1,4 +1,4 @@
-"""Demand and forecasts over REST, from a gateway's records to answers."""
+"""Tests of demand and forecasts over REST, from a gateway's records to answers."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ class Rig:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.plans: list[CapacityPlan] = []
-        """As planners would hear them."""
+        """The plans as planners would receive them."""
         settings = MetricsSettings(token="secret")
         registry = CollectorRegistry()
         state = MetricsState(prefill_shares, RequestMetrics(registry))
@@ -66,7 +66,7 @@ class Rig:
         self.keeper.take(Record(DEMAND, "g", message, 0, 0), at_ns)
 
     async def get(self, path: str, **params: str) -> httpx.Response:
-        """Ask."""
+        """Send a GET."""
         transport = httpx.ASGITransport(self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://m") as client:
             return await client.get(path, params=params)
@@ -77,7 +77,7 @@ def rig() -> Rig:
     return Rig()
 
 
-async def test_what_gateways_say_is_answered_by_the_minute_exactly(rig: Rig) -> None:
+async def test_reported_demand_is_returned_exactly_by_the_minute(rig: Rig) -> None:
     now_ns = rig.clock.now_ns()
     start_ns = 1_795_000_000 * 10**9 // MINUTE_NS * MINUTE_NS
     rig.clock.advance_ms((start_ns + 30 * MINUTE_NS - now_ns) / 1e6)
@@ -89,19 +89,19 @@ async def test_what_gateways_say_is_answered_by_the_minute_exactly(rig: Rig) -> 
     assert sum(found["heard"]) >= 28
 
 
-async def test_without_any_demand_a_forecast_says_what_to_do(rig: Rig) -> None:
+async def test_without_any_demand_a_forecast_names_a_remedy(rig: Rig) -> None:
     answer = await rig.get("/v1/forecast")
     assert answer.status_code == 400
     assert "fulcrum forecast import" in answer.json()["error"]["message"]
 
 
-async def test_a_record_from_a_clock_far_ahead_is_left_out(rig: Rig) -> None:
+async def test_a_record_from_a_clock_far_ahead_is_dropped(rig: Rig) -> None:
     future = totals_message(("g", 1), rig.clock.now_ns() + 10**15, {KEY: Counts(requests=5)})
     rig.keeper.take(Record(DEMAND, "g", future, 0, 0), rig.clock.now_ns())
     assert (await rig.get("/v1/demand")).json()["series"] == []
 
 
-async def test_history_is_brought_with_the_token_only_and_then_there_is_a_forecast(rig: Rig) -> None:
+async def test_history_is_imported_only_with_the_token_and_enables_a_forecast(rig: Rig) -> None:
     now_s = rig.clock.now_ns() / 1e9
     body: dict[str, Any] = {
         "model": "m", "start_unix_s": now_s - 86_400, "step_s": 600,
@@ -131,7 +131,7 @@ async def _fill(rig: Rig, rates: dict[str, float]) -> None:
     await rig.keeper.fill(rows)
 
 
-async def test_medians_of_models_add_up_to_the_fleets_and_are_those_of_each_models_own_forecast(rig: Rig) -> None:
+async def test_medians_of_models_add_up_to_the_fleets_and_equal_each_models_own_forecast(rig: Rig) -> None:
     rates = {"m": 1.0, **{f"m{at}": 0.2 * at for at in range(1, 8)}}
     await _fill(rig, rates)
     parts = (await rig.get("/v1/forecast", horizon="2h", by="model")).json()["parts"]
@@ -165,7 +165,7 @@ async def test_medians_of_tenants_and_classes_add_up_to_the_models(rig: Rig) -> 
             assert [sum(at) for at in zip(*(e[series] for e in found["parts"]["each"].values()), strict=True)] == total
 
 
-async def test_bins_in_which_a_model_is_unknown_are_no_bins_without_demand(rig: Rig) -> None:
+async def test_bins_in_which_a_model_is_unknown_do_not_count_as_zero_demand(rig: Rig) -> None:
     await _fill(rig, {"m": 1.0, "other-model": 1.0})
     start = rig.keeper.now_bin
     rig.clock.advance_ms(180 * MINUTE_NS / 1e6)
@@ -183,7 +183,7 @@ async def test_a_plan_for_the_only_model_makes_its_own_forecast(rig: Rig) -> Non
     assert (await rig.get("/v1/capacity/input", model="m", horizon="2h")).json()["outlook"] is None
 
 
-async def test_a_plans_input_has_the_forecast_that_agrees_with_other_models(rig: Rig) -> None:
+async def test_a_plans_input_uses_the_forecast_that_is_consistent_with_other_models(rig: Rig) -> None:
     await _fill(rig, {"m": 1.0, "other-model": 2.0})
     found = (await rig.get("/v1/forecast", horizon="2h", model="m")).json()
     row = (await rig.get("/v1/capacity/input", model="m", horizon="2h")).json()
@@ -193,13 +193,13 @@ async def test_a_plans_input_has_the_forecast_that_agrees_with_other_models(rig:
 
 
 @pytest.mark.parametrize("rate, days, little", [(10.0, 1, True), (10.0, 3, False), (0.0, 3, True)])
-def test_history_is_little_under_two_days_and_where_nothing_came(rate: float, days: int, little: bool) -> None:
+def test_history_under_two_days_or_without_arrivals_is_flagged_as_little(rate: float, days: int, little: bool) -> None:
     counts = np.full(days * 144, rate)
     outlook = make_outlook(DemandHistory(600.0, 0.0, counts, counts, counts), 3600.0)
     assert outlook.little_history == little
 
 
-def test_rates_brought_add_up_to_the_whole_in_whole_numbers() -> None:
+def test_imported_rates_add_up_to_the_total_in_whole_numbers() -> None:
     history = BroughtHistory(
         model="m", start_unix_s=600, step_s=600, requests_per_s=[0.333, None, 1.0],
         prefill_tokens_per_s=[10.1, 5.0, 0.0], decode_tokens_per_s=[1.0, 2.0, 3.0],
@@ -212,14 +212,16 @@ def test_rates_brought_add_up_to_the_whole_in_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize("span", ["", "h", "²h", "-1h", "0h", "1y", "99999999999h", "1.2.3h"])
-async def test_a_span_that_is_none_is_refused_in_words(rig: Rig, span: str) -> None:
+async def test_an_invalid_span_is_refused_with_a_message(rig: Rig, span: str) -> None:
     for path, name in (("/v1/demand", "span"), ("/v1/forecast", "horizon"), ("/v1/capacity", "horizon")):
         answer = await rig.get(path, **{name: span})
         assert answer.status_code == 400
         assert answer.json()["error"]["message"]
 
 
-async def test_a_plan_that_was_made_is_sent_to_planners_in_workers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_finished_plan_is_sent_to_planners_as_numbers_of_workers(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two_gpus_each = {
         "surely": [2, 4], "p50": [2, 6], "p95": [4, 8], "gpus": [4, 8], "short": [0.0, 0.9], "there": 4, "most": 8,
     }  # fmt: skip
@@ -246,7 +248,7 @@ async def test_a_plan_that_was_made_is_sent_to_planners_in_workers(rig: Rig, mon
     assert (await rig.get("/v1/capacity/plans")).json() == [row]
 
 
-async def test_a_plan_without_demand_says_what_to_do(rig: Rig) -> None:
+async def test_a_plan_without_demand_names_a_remedy(rig: Rig) -> None:
     for path in ("/v1/capacity", "/v1/capacity/input"):
         assert "fulcrum forecast import" in (await rig.get(path)).json()["error"]["message"]
     assert (await rig.get("/v1/capacity/plans")).json() == []

@@ -1,4 +1,4 @@
-"""What changed demand, and by whom, where days have a season of their own."""
+"""Tests of the causes of a change in demand with a daily season."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def _bins(outputs: float, turn: int, count: int, seed: int = 5) -> DemandBins:
 
 @pytest.mark.parametrize("hours", [7, 13, 19, 31])
 @pytest.mark.parametrize("phase_of_day", [0, 24, 48, 72])
-def test_a_part_of_a_day_is_held_against_the_same_hours_of_a_day_before(hours: int, phase_of_day: int) -> None:
+def test_a_part_of_a_day_is_compared_with_the_same_hours_of_the_previous_day(hours: int, phase_of_day: int) -> None:
     turn = 5 * DAY + phase_of_day
     count = turn + 4 * hours
     bins = _bins(1.8, turn, count)
@@ -41,7 +41,7 @@ def test_a_part_of_a_day_is_held_against_the_same_hours_of_a_day_before(hours: i
     assert decode.after - decode.before == pytest.approx(first.tokens_per_s * 3e-3, rel=0.25)
 
 
-def test_rates_of_causes_are_by_the_clock_however_fast_its_days_pass() -> None:
+def test_rates_of_causes_are_in_clock_time_however_fast_simulated_days_pass() -> None:
     bins = _bins(1.8, 5 * DAY, 5 * DAY + 40)
     fast = DemandBins(bins.bin_ns // 60, 0, bins.heard, bins.rows)
     history = demand_history(fast.sums(), fast.heard, start_s=0.0, step_s=STEP_S, seconds=STEP_S / 60)
@@ -49,13 +49,13 @@ def test_rates_of_causes_are_by_the_clock_however_fast_its_days_pass() -> None:
     assert decode.after - decode.before == pytest.approx(decode.causes[0].tokens_per_s * 3e-3, rel=0.25)
 
 
-def test_ten_hours_are_held_against_the_same_ten_of_the_day_before() -> None:
+def test_ten_hours_are_compared_with_the_same_ten_of_the_previous_day() -> None:
     assert spans(500, 540, DAY, STEP_S) == (slice(404, 444), slice(500, 540))
 
 
 @pytest.mark.parametrize("began", range(DAY, 4 * DAY, 7))
 @pytest.mark.parametrize("since", [1, 3, 50, 95, 96, 97, 200])
-def test_what_was_before_never_reaches_into_what_is_after_and_has_its_hours(began: int, since: int) -> None:
+def test_the_span_before_never_overlaps_the_span_after_and_has_the_same_hours(began: int, since: int) -> None:
     before, after = spans(began, began + since, DAY, STEP_S)
     assert before.stop <= max(began, after.start) and 0 <= before.start <= before.stop
     if began >= 2 * DAY:
@@ -64,5 +64,5 @@ def test_what_was_before_never_reaches_into_what_is_after_and_has_its_hours(bega
         assert before.stop <= began
 
 
-def test_without_a_day_before_it_is_what_came_just_before() -> None:
+def test_without_a_previous_day_the_span_just_before_is_used() -> None:
     assert spans(40, 50, DAY, STEP_S) == (slice(30, 40), slice(40, 50))

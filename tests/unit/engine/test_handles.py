@@ -1,4 +1,4 @@
-"""KV handles: nobody foretells one, and all of their chance comes from outside."""
+"""Test that KV handles are unpredictable and draw their randomness from outside."""
 
 from random import Random
 
@@ -9,7 +9,7 @@ def opaques(table: HandleTable, count: int) -> list[bytes]:
     return [table.open(sequence_id, [sequence_id]).opaque for sequence_id in range(count)]
 
 
-def test_two_tables_of_one_seed_make_the_same_handles_and_of_another_seed_no_same_one() -> None:
+def test_tables_with_one_seed_create_equal_handles_and_tables_with_another_seed_different_ones() -> None:
     one, again, other = (
         HandleTable(random_bytes=Random(seed).randbytes, lease_ns=1, left_lease_ns=1) for seed in (1, 1, 2)
     )

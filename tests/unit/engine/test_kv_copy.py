@@ -1,4 +1,4 @@
-"""Blocks copied on threads: whoever stops a writer can free the blocks at once."""
+"""Tests of blocks copied by threads: once a writer is stopped its blocks can be freed at once."""
 
 import asyncio
 import threading
@@ -58,7 +58,7 @@ def chunk(block_bytes: int = BLOCK_BYTES) -> KvChunk:
     return KvChunk(0, BLOCKS, (memoryview(bytes(block_bytes)),) * BLOCKS, BLOCKS * block_bytes, (0,) * BLOCKS)
 
 
-async def test_once_stopped_nothing_is_written_any_more(pool: SlowPool, copies: BlockCopies) -> None:
+async def test_nothing_is_written_after_a_stop(pool: SlowPool, copies: BlockCopies) -> None:
     writer = copies.writer()
     writing = asyncio.create_task(writer.write([*range(BLOCKS)], chunk()))
     await until(lambda: len(pool.begun) == COPY_THREADS)
@@ -70,7 +70,7 @@ async def test_once_stopped_nothing_is_written_any_more(pool: SlowPool, copies: 
     assert len(pool.written) == len(pool.begun) == written == COPY_THREADS
 
 
-async def test_damage_ends_the_write_with_nothing_under_way(pool: SlowPool, copies: BlockCopies) -> None:
+async def test_damage_ends_the_write_with_no_copy_in_progress(pool: SlowPool, copies: BlockCopies) -> None:
     pool.bad = {0}
     threading.Timer(0.05, pool.go.set).start()
     with pytest.raises(KvLost):
@@ -78,7 +78,7 @@ async def test_damage_ends_the_write_with_nothing_under_way(pool: SlowPool, copi
     assert set(pool.written) == set(pool.begun) - pool.bad
 
 
-async def test_little_is_written_at_once_and_much_on_threads(pool: SlowPool, copies: BlockCopies) -> None:
+async def test_small_writes_are_immediate_and_large_ones_run_in_threads(pool: SlowPool, copies: BlockCopies) -> None:
     pool.go.set()
     await copies.writer().write([*range(BLOCKS)], chunk(INLINE_BYTES // BLOCKS))
     assert pool.threads == {threading.current_thread().name}

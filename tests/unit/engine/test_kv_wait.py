@@ -1,4 +1,4 @@
-"""KV wait in phase time: it is what a slow link costs, and nothing else is."""
+"""Test that KV wait in phase time is exactly the cost of a slow link."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ FAST_GBPS, SLOW_GBPS = 1000.0, 10.0
 
 
 async def hand_offs(link_gbps: float) -> PhaseTime:
-    """What a worker's time goes into while prompts computed elsewhere come to it one by one."""
+    """Return the phases of a worker's time while prompts computed elsewhere reach it one by one."""
     clock, fetcher = SystemClock(), DirectFetcher()
     config = EngineConfig(None, "sim", sim_link_gbps=link_gbps)
     source, target = (LocalEngine(SimRunner(config), config, clock) for _ in range(2))
@@ -58,7 +58,7 @@ async def hand_offs(link_gbps: float) -> PhaseTime:
             await engine.close()
 
 
-async def test_a_slow_link_shows_as_kv_wait_not_as_idle_time() -> None:
+async def test_a_slow_link_shows_as_kv_wait_and_not_as_idle_time() -> None:
     fast, slow = await hand_offs(FAST_GBPS), await hand_offs(SLOW_GBPS)
     kv_bytes = HAND_OFFS * PROMPT_TOKENS * 131_072
     longer_ns = kv_bytes * 8 * (1 / SLOW_GBPS - 1 / FAST_GBPS)

@@ -1,4 +1,4 @@
-"""The loop around the engine core: failure, slowness and time."""
+"""Tests of the loop around the engine core: failure, slowness and time."""
 
 import asyncio
 import subprocess
@@ -106,7 +106,7 @@ async def test_a_long_step_is_announced_before_it_ends(started: Started) -> None
     await reader.close()
 
 
-async def test_a_long_measurement_is_announced_as_any_step_is(started: Started) -> None:
+async def test_a_long_measurement_is_announced_like_any_step(started: Started) -> None:
     reader = EventReader(started.engine)
     trial = asyncio.ensure_future(started.engine.measure_prefill(64))
     await until(lambda: started.runner.steps == 1)
@@ -123,7 +123,7 @@ async def test_a_long_measurement_is_announced_as_any_step_is(started: Started) 
     await reader.close()
 
 
-async def test_a_consumer_that_lags_stops_the_engine_and_loses_nothing(started: Started) -> None:
+async def test_a_lagging_consumer_stops_the_engine_and_loses_nothing(started: Started) -> None:
     started.gate.set()
     output = 2 * MAX_UNREAD_STEPS
     started.submit(1, output=output)
@@ -139,7 +139,7 @@ async def test_a_consumer_that_lags_stops_the_engine_and_loses_nothing(started: 
     await reader.close()
 
 
-async def test_work_that_comes_during_a_step_joins_the_next_one(started: Started) -> None:
+async def test_work_that_arrives_during_a_step_joins_the_next_one(started: Started) -> None:
     reader = EventReader(started.engine)
     started.submit(1)
     await until(lambda: started.runner.steps == 1)
@@ -163,7 +163,7 @@ async def test_abort_during_a_step_takes_effect_when_it_ends(started: Started) -
     await reader.close()
 
 
-async def test_an_engine_that_has_lost_a_block_dies_once_nothing_runs(started: Started) -> None:
+async def test_an_engine_that_has_lost_a_block_dies_once_it_is_idle(started: Started) -> None:
     reader = EventReader(started.engine)
     started.gate.set()
     started.submit(1)
@@ -192,7 +192,7 @@ def step(start_ns: int) -> StepReport:
     return StepReport(start_ns, start_ns + 1, 0, 0, 0, 1, 1, 0, 0)
 
 
-async def test_what_happens_between_steps_joins_the_last_unread_event() -> None:
+async def test_changes_between_steps_join_the_last_unread_event() -> None:
     queue = EventQueue()
     queue.put(EngineEvent(outputs=(SequenceOutput(1),), step=step(10), blocks=BlockEvents((b"a", b"b"), (b"c",))))
     queue.put(EngineEvent(outputs=(SequenceOutput(2),), kv_waits=((5, 8),), blocks=BlockEvents((b"c",), (b"a",))))
@@ -203,7 +203,7 @@ async def test_what_happens_between_steps_joins_the_last_unread_event() -> None:
     assert queue.oldest_start_ns() == 0
 
 
-async def test_an_ended_queue_gives_what_is_unread_first() -> None:
+async def test_a_closed_queue_first_returns_its_unread_events() -> None:
     queue = EventQueue()
     queue.put(EngineEvent(step=step(1)))
     queue.end(OSError("gone"))
@@ -218,7 +218,7 @@ def test_an_unknown_engine_names_the_known_ones() -> None:
         make_engine("cuda", CONFIG, SystemClock())
 
 
-async def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     for name in [name for name in sys.modules if name.startswith("libs.engine.torch.")]:
         monkeypatch.delitem(sys.modules, name)

@@ -1,4 +1,5 @@
-"""A worker keeps the promise of its measured chunk in virtual time: prompts fill its steps, however late they come."""
+"""Test in virtual time that a worker's measured chunk keeps its promise: prompts fill its steps, however late they
+come."""
 
 import asyncio
 import io
@@ -99,7 +100,7 @@ def arrivals(tokens_per_s: float, seconds: float, seed: int) -> list[tuple[float
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late_s", [0.0, 0.02, 0.04])
-def test_at_high_load_the_choice_has_the_best_ttft_of_small_and_large_chunks(late_s: float) -> None:
+def test_at_high_load_the_measured_chunk_has_a_better_ttft_than_small_and_large_chunks(late_s: float) -> None:
     choice, plateau = knee_of(profile(SIM_PROFILE).step_time, MOST_TOKENS)
     load = arrivals(PLATEAU_SHARE * plateau, SECONDS, seed=2)
 

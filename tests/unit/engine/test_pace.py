@@ -1,4 +1,4 @@
-"""TPOT targets in the engine: prompts beside decodes, and transferred sequences that wait for room in the pace."""
+"""Tests of TPOT targets in the engine: prompts beside decodes, and transferred sequences that wait to join."""
 
 from random import Random
 
@@ -43,7 +43,7 @@ def pace(budget: int = 512) -> Pace:
     return made
 
 
-def test_a_prompt_gets_what_the_tightest_running_sequence_leaves() -> None:
+def test_a_prompt_gets_the_time_that_the_tightest_running_sequence_leaves() -> None:
     running, prompt = sequence(1, 20, target_ms=20), sequence(2, 900)
     running.start_line(1000 * MS, 20)
     assert pace().prompt_tokens([running], [prompt], 1000 * MS) == 90, "a twentieth of 20 ms stays in hand"
@@ -53,7 +53,7 @@ def test_a_prompt_gets_what_the_tightest_running_sequence_leaves() -> None:
     assert Pace(512).prompt_tokens([running], [prompt], 1000 * MS) == 512, "no model, no limit"
 
 
-def test_prompts_that_stand_for_long_go_on_all_the_same() -> None:
+def test_prompts_that_have_waited_too_long_continue_regardless_of_the_pace() -> None:
     made = pace()
     running, prompt = sequence(1, 20, target_ms=10), sequence(2, 400)
     running.start_line(MS, 20)
@@ -61,7 +61,7 @@ def test_prompts_that_stand_for_long_go_on_all_the_same() -> None:
     assert made.prompt_tokens([running], [prompt], MS + MAX_HOLD_NS) > 0
 
 
-def test_a_prompt_leaves_short_steps_to_a_sequence_that_is_on_its_way() -> None:
+def test_a_prompt_leaves_short_steps_to_a_sequence_in_transfer() -> None:
     coming, prompt = sequence(1, 20, target_ms=20, transferred=True), sequence(2, 900)
     assert pace().prompt_tokens([], [prompt], MS, [coming]) == 300, "30 ms: one and a half tokens of it"
     assert pace().prompt_tokens([], [prompt], MS) == 512
@@ -71,7 +71,7 @@ def test_a_prompt_leaves_short_steps_to_a_sequence_that_is_on_its_way() -> None:
     assert pace().prompt_tokens([running], [prompt], 1000 * MS, [coming]) == 200
 
 
-def test_a_newcomer_waits_while_it_would_break_the_pace_and_then_stays() -> None:
+def test_a_newcomer_that_would_break_the_pace_waits_a_bounded_time_and_then_stays() -> None:
     made = pace()
     running, newcomer = sequence(1, 20, target_ms=12), sequence(2, 30, transferred=True)
     assert made.decodes([running, newcomer], MS) == [running]
@@ -80,7 +80,7 @@ def test_a_newcomer_waits_while_it_would_break_the_pace_and_then_stays() -> None
     assert made.decodes([running, newcomer], MS + MAX_HOLD_NS + 1) == [running, newcomer]
 
 
-def test_a_newcomer_that_fits_or_finds_nobody_joins_at_once() -> None:
+def test_a_newcomer_that_fits_or_meets_no_other_sequence_joins_at_once() -> None:
     assert len(pace().decodes([sequence(1, 20, target_ms=15), sequence(2, 30, transferred=True)], MS)) == 2
     alone = [sequence(2, 30, target_ms=1, transferred=True)]
     assert pace().decodes(alone, MS) == alone
@@ -93,7 +93,7 @@ def engine_bench() -> EngineBench:
     return EngineBench(make)
 
 
-def test_every_token_beside_long_prompts_comes_on_its_line() -> None:
+def test_every_token_beside_long_prompts_meets_its_target() -> None:
     capabilities = Capabilities(16, 2000, 1, 8192, 8, "test")
     core = Core(
         EngineConfig(None, "sim", prefill_chunk_tokens=4096),
@@ -125,7 +125,7 @@ def test_every_token_beside_long_prompts_comes_on_its_line() -> None:
     assert sum(sizes) == 4096
 
 
-async def test_one_measurement_waits_at_a_time_and_a_cancelled_one_frees_its_place() -> None:
+async def test_one_measurement_waits_at_a_time_and_a_cancelled_one_makes_room() -> None:
     import asyncio
 
     bench = engine_bench()
@@ -140,7 +140,7 @@ async def test_one_measurement_waits_at_a_time_and_a_cancelled_one_frees_its_pla
     await bench.close()
 
 
-def test_a_prompt_that_yields_is_computed_only_while_no_other_one_waits() -> None:
+def test_a_prompt_that_yields_is_computed_only_while_no_other_waits() -> None:
     capabilities = Capabilities(16, 2000, 1, 8192, 8, "test")
     core = Core(
         EngineConfig(None, "sim", prefill_chunk_tokens=64),
@@ -174,6 +174,6 @@ def test_a_prompt_that_yields_is_computed_only_while_no_other_one_waits() -> Non
     assert order[-1] == (1, 64 // YIELDING_PART), "the next person does not wait for a whole chunk"
     now_ns += PEOPLE_STAY_NS
     step()
-    assert order[-1] == (1, 64), "nobody has come for long: the device is used well"
+    assert order[-1] == (1, 64), "no sequence has arrived for long, so the device is used well"
     while core.load().running + core.load().waiting:
         step()

@@ -1,4 +1,4 @@
-"""KV pools in files: made whole or not at all, read by whoever shares the folder, gone soon after their owner."""
+"""Tests of KV pools in files: created completely or not at all, shared by folder, and removed after their owner."""
 
 import signal
 import stat
@@ -34,7 +34,7 @@ sys.stdin.read()
 
 
 def mapped() -> list[str]:
-    """Mappings of pool files by this process."""
+    """Return the mappings of pool files by this process."""
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if PREFIX in line]
 
 
@@ -42,7 +42,7 @@ def make(folder: Path, name: str = NAME) -> PoolFile:
     return PoolFile(folder, name, blocks=4, block_bytes=4096)
 
 
-def test_what_the_owner_writes_is_read_through_a_map(tmp_path: Path) -> None:
+def test_data_written_by_the_owner_is_read_through_a_map(tmp_path: Path) -> None:
     file = make(tmp_path)
     maps = PoolMaps(tmp_path)
     pool = maps.get("worker-0", 7)
@@ -58,7 +58,7 @@ def test_what_the_owner_writes_is_read_through_a_map(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_file_is_its_users_only_and_takes_all_its_memory_at_once(tmp_path: Path) -> None:
+def test_a_file_is_private_to_its_user_and_allocates_all_its_memory_at_once(tmp_path: Path) -> None:
     file = make(tmp_path)
     found = (tmp_path / NAME).stat()
     assert stat.S_IMODE(found.st_mode) == 0o600
@@ -68,7 +68,7 @@ def test_a_file_is_its_users_only_and_takes_all_its_memory_at_once(tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_without_room_or_without_existence_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_is_full_or_missing_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(PoolFileError, match="has no room for"):
         PoolFile(tmp_path, NAME, blocks=2**30, block_bytes=2**20)
     with pytest.raises(PoolFileError, match="No such file"):
@@ -84,7 +84,7 @@ def test_two_pools_never_share_a_file(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_sweep_takes_only_what_nobody_owns(tmp_path: Path) -> None:
+def test_a_sweep_removes_only_files_without_an_owner(tmp_path: Path) -> None:
     file = make(tmp_path)
     (tmp_path / f"{PREFIX}left").write_bytes(b"left by a crash")
     (tmp_path / "something else").write_bytes(b"")
@@ -95,7 +95,7 @@ def test_a_sweep_takes_only_what_nobody_owns(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_the_memory_of_a_killed_owner_comes_free(tmp_path: Path) -> None:
+def test_the_memory_of_a_killed_owner_is_freed(tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -118,7 +118,7 @@ def test_the_memory_of_a_killed_owner_comes_free(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "no pool", "another host", "cut off", "a link", "absent"])
-def test_what_is_no_pool_of_this_host_is_not_mapped(tmp_path: Path, damage: str) -> None:
+def test_a_foreign_or_damaged_file_is_not_mapped(tmp_path: Path, damage: str) -> None:
     path = tmp_path / NAME
     file = make(tmp_path)
     whole = path.read_bytes()
@@ -141,7 +141,7 @@ def test_what_is_no_pool_of_this_host_is_not_mapped(tmp_path: Path, damage: str)
     assert PoolMaps(tmp_path).get("worker-0", 7) is None
 
 
-def test_maps_are_bounded_and_leave_nothing_mapped(tmp_path: Path) -> None:
+def test_maps_are_bounded_and_all_are_unmapped_at_the_end(tmp_path: Path) -> None:
     files = [make(tmp_path, file_name(f"w{number}", 1)) for number in range(MAX_MAPS + 3)]
     maps = PoolMaps(tmp_path)
     for number in range(len(files)):

@@ -1,4 +1,4 @@
-"""How a prefill worker comes by its chunk size, on an engine whose steps take exactly as long as its model says."""
+"""Tests of how a prefill worker finds its chunk size, on an engine whose steps take exactly their modelled time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -48,7 +48,7 @@ CURVE = PrefillCurve(Saturation(208, 1000.0, (Point(208, 1000.0, 1000.0),), TRUE
 
 
 class HeldUp(SimRunner):
-    """Prompt steps of a size that are held up once each, the first one and others in turn."""
+    """A runner whose prompt steps of one size are delayed once each: the first, and others in turn."""
 
     def __init__(self, config: EngineConfig, tokens: int, held_up: frozenset[int]) -> None:
         super().__init__(config)
@@ -57,7 +57,7 @@ class HeldUp(SimRunner):
         self._seen = 0
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """100 times as long where it is held up."""
+        """Take 100 times as long if the step is delayed."""
         if batch.work.prefill_tokens == self._size:
             self._seen += 1
             if self._seen in self._held_up:
@@ -74,7 +74,7 @@ class Beside(SimRunner):
         self._random = Random(1)
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Up to three times as long."""
+        """Take up to three times as long."""
         if asyncio.get_running_loop().time() < self._until_s:
             await asyncio.sleep(TRUE.prefill_ns(batch.work) / 1e9 * 2 * self._random.random())
         return await super().run(batch)
@@ -84,13 +84,13 @@ class Wide(SimRunner):
     """Another variant of the same device."""
 
     async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """As of four GPUs."""
+        """Return the capabilities of four GPUs."""
         return replace(await super().load(identity, progress), variant="tp4")
 
 
 @dataclass
 class Worker:
-    """What of a worker its tuner stands on."""
+    """The parts of a worker that its tuner uses."""
 
     engine: LocalEngine
     tuner: PrefillTuner
@@ -100,7 +100,7 @@ class Worker:
 
     @property
     def trials(self) -> list[int]:
-        """Prompt tokens of the steps so far."""
+        """Return the prompt tokens of the steps so far."""
         steps = [event.step for event in self.events if event.step and event.step.end_unix_ns]
         return [step.prefill_tokens for step in steps if step.prefill_tokens and not step.decode_sequences]
 
@@ -144,13 +144,13 @@ def virtual(work: Callable[[], Awaitable[None]]) -> float:
 
 
 def saturates(chunk_tokens: int) -> bool:
-    """Whether it is the knee, or next to it."""
+    """Return whether it is the knee or next to it."""
     exact, plateau = knee_of(TRUE, MOST_TOKENS)
     rate = chunk_tokens / TRUE.prefill_ns(trial_work(chunk_tokens)) * 1e9
     return rate >= (KNEE - 0.01) * plateau and chunk_tokens <= GROWTH * exact
 
 
-def test_the_first_worker_finds_the_knee_and_keeps_its_curve() -> None:
+def test_the_first_worker_finds_the_knee_and_stores_its_curve() -> None:
     async def work() -> None:
         async with worker() as first:
             await first.tuner.settle(ROLE_PREFILL)
@@ -162,7 +162,7 @@ def test_the_first_worker_finds_the_knee_and_keeps_its_curve() -> None:
     virtual(work)
 
 
-def test_of_workers_that_start_together_one_measures_and_the_others_take_its_curve() -> None:
+def test_one_of_several_starting_workers_measures_and_the_others_use_its_curve() -> None:
     async def work() -> None:
         store = RecordingStepTimes()
         async with worker(store) as one, worker(store) as two, worker(store) as three:
@@ -174,7 +174,7 @@ def test_of_workers_that_start_together_one_measures_and_the_others_take_its_cur
     virtual(work)
 
 
-def test_whoever_waits_for_one_that_never_ends_goes_on_and_takes_over_what_comes_later() -> None:
+def test_a_worker_that_waits_too_long_for_another_starts_and_uses_a_later_curve() -> None:
     async def work() -> None:
         async with worker() as late:
             late.store.claimed.add(late.key)
@@ -191,7 +191,7 @@ def test_whoever_waits_for_one_that_never_ends_goes_on_and_takes_over_what_comes
 
 
 @pytest.mark.parametrize("width", [SimRunner, Wide])
-def test_a_curve_is_taken_over_by_equal_workers_only(width: type[SimRunner]) -> None:
+def test_a_curve_is_used_by_equal_workers_only(width: type[SimRunner]) -> None:
     async def work() -> None:
         store = RecordingStepTimes()
         store.curves[StepTimeKey("sim", "sim@builtin-sim-1", f"sim:{PROFILE}", "")] = CURVE
@@ -202,7 +202,7 @@ def test_a_curve_is_taken_over_by_equal_workers_only(width: type[SimRunner]) -> 
     virtual(work)
 
 
-def test_a_curve_that_ends_before_its_plateau_is_applied_here_and_kept_for_nobody() -> None:
+def test_a_curve_that_ends_before_its_plateau_is_applied_but_not_stored() -> None:
     async def work() -> None:
         async with worker() as busy:
             found = await busy.tuner.tune(most_tokens=256)
@@ -216,7 +216,7 @@ def test_a_curve_that_ends_before_its_plateau_is_applied_here_and_kept_for_nobod
     virtual(work)
 
 
-def test_a_curve_measured_beside_others_is_measured_again_when_they_have_gone() -> None:
+def test_a_curve_measured_beside_neighbours_is_measured_again_once_they_have_gone() -> None:
     async def work() -> None:
         store = RecordingStepTimes()
         async with worker(store, Beside(CONFIG, LOOK_S)) as early, worker(store) as late:
@@ -224,7 +224,7 @@ def test_a_curve_measured_beside_others_is_measured_again_when_they_have_gone() 
             first = store.curves[early.key]
             assert not first.saturation.is_steady
             await late.tuner.settle(ROLE_PREFILL)
-            assert late.tuner.chunk_tokens == first.saturation.chunk_tokens and late.trials == [], "nobody waits for it"
+            assert late.tuner.chunk_tokens == first.saturation.chunk_tokens and late.trials == [], "none waits for it"
             await asyncio.wait_for(early.tuner.run(), 3 * LOOK_S)
             second = store.curves[early.key].saturation
             assert second.is_steady and saturates(second.chunk_tokens)
@@ -235,7 +235,7 @@ def test_a_curve_measured_beside_others_is_measured_again_when_they_have_gone() 
     virtual(work)
 
 
-def test_a_worker_that_is_always_held_up_measures_again_a_few_times_and_goes_on() -> None:
+def test_a_worker_that_is_always_disturbed_repeats_its_measurement_a_few_times_and_starts() -> None:
     async def work() -> None:
         async with worker(runner=Beside(CONFIG, 1e9)) as unlucky:
             await unlucky.tuner.settle(ROLE_PREFILL)
@@ -246,7 +246,7 @@ def test_a_worker_that_is_always_held_up_measures_again_a_few_times_and_goes_on(
     virtual(work)
 
 
-def test_nothing_is_measured_again_while_prompts_run() -> None:
+def test_no_measurement_is_repeated_while_prompts_run() -> None:
     async def work() -> None:
         async with worker(runner=Beside(CONFIG, 1e9)) as busy:
             await busy.tuner.settle(ROLE_PREFILL)
@@ -261,7 +261,7 @@ def test_nothing_is_measured_again_while_prompts_run() -> None:
     virtual(work)
 
 
-def test_whoever_is_asked_to_measure_waits_for_the_turn_of_its_kind() -> None:
+def test_a_requested_measurement_waits_for_others_of_its_kind() -> None:
     async def work() -> None:
         store = RecordingStepTimes()
         async with worker(store) as one, worker(store) as two:
@@ -281,7 +281,7 @@ def test_whoever_is_asked_to_measure_waits_for_the_turn_of_its_kind() -> None:
     virtual(work)
 
 
-def test_a_worker_without_room_at_its_start_takes_over_what_one_with_room_finds_later() -> None:
+def test_a_worker_without_room_at_its_start_uses_what_another_measures_later() -> None:
     async def work() -> None:
         async with worker(kv_memory_mb=128) as small:
             await small.tuner.settle(ROLE_PREFILL)
@@ -294,7 +294,7 @@ def test_a_worker_without_room_at_its_start_takes_over_what_one_with_room_finds_
 
 
 @pytest.mark.parametrize("held_up", [{1}, {1, 2}, {1, 3, 4}])
-def test_steps_that_are_held_up_do_not_keep_a_worker_from_measuring(held_up: set[int]) -> None:
+def test_delayed_steps_do_not_prevent_a_measurement(held_up: set[int]) -> None:
     async def work() -> None:
         async with worker(runner=HeldUp(CONFIG, 64, frozenset(held_up))) as unlucky:
             await unlucky.tuner.settle(ROLE_PREFILL)
@@ -304,15 +304,15 @@ def test_steps_that_are_held_up_do_not_keep_a_worker_from_measuring(held_up: set
 
 
 class Slow(RecordingStepTimes):
-    """Curves come late."""
+    """A store whose curves come late."""
 
     async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
-        """After a second."""
+        """Load after a second."""
         await asyncio.sleep(1)
         return await super().load_curve(key)
 
 
-def test_a_size_that_is_named_meanwhile_is_not_overwritten() -> None:
+def test_a_size_set_during_a_measurement_is_not_overwritten() -> None:
     async def work() -> None:
         async with worker(Slow()) as named:
             named.store.curves[named.key] = CURVE
@@ -326,7 +326,7 @@ def test_a_size_that_is_named_meanwhile_is_not_overwritten() -> None:
     virtual(work)
 
 
-def test_no_size_is_named_while_a_measurement_would_overwrite_it() -> None:
+def test_a_size_cannot_be_set_while_a_measurement_would_overwrite_it() -> None:
     async def work() -> None:
         async with worker() as measuring:
             tuning = asyncio.create_task(measuring.tuner.tune())
@@ -339,7 +339,7 @@ def test_no_size_is_named_while_a_measurement_would_overwrite_it() -> None:
     virtual(work)
 
 
-def test_a_worker_in_another_role_takes_nothing_over() -> None:
+def test_a_worker_in_another_role_uses_no_curve() -> None:
     async def work() -> None:
         async with worker() as decodes:
             decodes.store.curves[decodes.key] = CURVE
@@ -356,7 +356,7 @@ def test_a_worker_in_another_role_takes_nothing_over() -> None:
 
 
 @pytest.mark.parametrize("tpot_ms", [0, 100])
-def test_measuring_keeps_no_stream_waiting_beyond_its_target(tpot_ms: int) -> None:
+def test_a_measurement_delays_no_stream_beyond_its_target(tpot_ms: int) -> None:
     async def work() -> None:
         async with worker(runner=SimRunner(replace(CONFIG, sim_speedup=1 / 5))) as busy:
             busy.engine.set_step_time(TRUE.scaled(5))

@@ -1,4 +1,4 @@
-"""Images of prompts between gateway and engine: who gets the files, what the core does without, and how time counts."""
+"""Tests of a prompt's images between gateway and engine: who receives the files, and how their time counts."""
 
 from random import Random
 
@@ -40,7 +40,7 @@ def generation(data: bytes = FILE) -> Generation:
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_only_workers_that_compute_the_prompt_get_the_file_also_after_a_loss(phase: Phase) -> None:
+def test_only_workers_that_compute_the_prompt_receive_the_file_even_after_a_loss(phase: Phase) -> None:
     found = generation()
     for sequence_id, output in ((1, []), (2, [7])):
         found.output = output
@@ -51,12 +51,12 @@ def test_only_workers_that_compute_the_prompt_get_the_file_also_after_a_loss(pha
         assert request.images == (PromptImage(SPAN, b"" if phase is Phase.DECODE else FILE),)
 
 
-def test_equal_prompts_about_other_images_are_other_prompts_to_the_suspicion_of_killers() -> None:
+def test_equal_prompts_about_other_images_count_as_other_prompts_in_the_poison_check() -> None:
     assert _fingerprint(generation()) == _fingerprint(generation())
     assert _fingerprint(generation()) != _fingerprint(generation(b"another"))
 
 
-def test_blocks_differ_from_the_first_image_on_that_differs() -> None:
+def test_block_hashes_differ_from_the_first_different_image_on() -> None:
     tokens, other = list(range(24)), ImageSpan(5, 6, image_hash(b"other"))
     plain, one, two = (
         block_hashes(b"root", tokens, 4, images) for images in ([], [ImageSpan(5, 6, image_hash(FILE))], [other])
@@ -85,7 +85,7 @@ def transferred(sequence_id: int, *, tokens: int = len(PROMPT)) -> EngineRequest
     )  # fmt: skip
 
 
-def test_a_decode_that_loses_its_blocks_goes_back_for_its_image() -> None:
+def test_a_decode_that_loses_its_blocks_requests_its_image_again() -> None:
     one = core(kv_blocks=9)
     one.submit(EngineRequest(1, "r", EnginePhase.BOTH, np.ones(6, np.int32), 6, 30, GREEDY), 1)
     outputs: list[SequenceOutput] = []
@@ -111,7 +111,7 @@ def test_a_decode_that_loses_its_blocks_goes_back_for_its_image() -> None:
     assert not one.pool_fault()
 
 
-def test_engines_without_vision_and_handles_that_end_in_an_image_are_refused() -> None:
+def test_engines_without_vision_and_handles_that_end_within_an_image_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="engine torch"):
         core(kv_blocks=30, images=False).submit(transferred(1), 1)
     with pytest.raises(InvalidRequest, match="without its file"):

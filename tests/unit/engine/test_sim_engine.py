@@ -1,4 +1,4 @@
-"""The sim runner: its time, its text, its vocabulary."""
+"""Tests of the sim runner: its time, text and vocabulary."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def test_greedy_text_ignores_the_seed_and_sampled_text_follows_it() -> None:
     assert sampled[0] != sampled[1] and sampled[0] == generate(source, 40, SamplingParams(temperature=0.9, seed=1))
 
 
-async def test_tokens_of_a_model_folder_are_any_but_special_ones(tmp_path: Path) -> None:
+async def test_tokens_of_a_model_folder_exclude_special_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"max_position_embeddings": 512, "vocab_size": 40, "eos_token_id": 2})
     )
@@ -72,7 +72,7 @@ async def test_tokens_of_a_model_folder_are_any_but_special_ones(tmp_path: Path)
 
 
 def virtual_s(work: Coroutine[Any, Any, object]) -> float:
-    """How long it takes on a loop whose timers are exact and on which computing takes no time."""
+    """Return the time on a loop whose timers are exact and on which computing takes no time."""
     loop = SimLoop(Random(0))
     try:
         loop.run_until_complete(work)
@@ -91,7 +91,7 @@ def test_steps_take_the_modelled_time() -> None:
     assert virtual_s(steps()) == pytest.approx(modelled_s, rel=1e-6)
 
 
-async def test_on_a_real_loop_they_take_no_less_on_average() -> None:
+async def test_steps_on_a_real_loop_take_no_less_than_modelled_on_average() -> None:
     runner = SimRunner(replace(CONFIG, sim_profile="llama-8b-h100", sim_speedup=3.0))
     clock = asyncio.get_running_loop().time
     start = clock()
@@ -101,7 +101,7 @@ async def test_on_a_real_loop_they_take_no_less_on_average() -> None:
     assert clock() - start >= modelled_s * 0.95
 
 
-async def test_time_too_short_to_be_slept_is_owed_to_the_next_call() -> None:
+async def test_time_too_short_to_sleep_is_added_to_the_next_call() -> None:
     clock, pacer = asyncio.get_running_loop().time, Pacer()
     start = clock()
     for _ in range(1000):
@@ -109,7 +109,7 @@ async def test_time_too_short_to_be_slept_is_owed_to_the_next_call() -> None:
     assert 0.016 <= clock() - start < 0.3
 
 
-def test_the_link_takes_as_long_as_the_bytes_and_one_transfer_at_a_time() -> None:
+def test_a_transfer_takes_the_time_of_its_bytes_and_transfers_are_serial() -> None:
     async def transfers() -> None:
         runner = SimRunner(replace(CONFIG, sim_link_gbps=8.0))
         await asyncio.gather(*(runner.transfer(10_000_000) for _ in range(3)))
@@ -117,7 +117,7 @@ def test_the_link_takes_as_long_as_the_bytes_and_one_transfer_at_a_time() -> Non
     assert virtual_s(transfers()) == pytest.approx(0.03)
 
 
-def test_blocks_carry_no_bytes() -> None:
+def test_blocks_contain_no_bytes() -> None:
     runner = SimRunner(CONFIG)
     blocks = np.array([1, 2], dtype=np.int32)
     assert runner.read_blocks(blocks) == ()

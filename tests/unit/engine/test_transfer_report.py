@@ -1,4 +1,4 @@
-"""What a receiver reports of a KV transfer: for how long ready KV was under way."""
+"""Tests of the time that a receiver reports for a KV transfer."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def receiver(*, streamed: bool) -> Sequence:
     return Sequence(request, block_size_tokens=16, max_context_tokens=4_096)
 
 
-def test_the_time_in_which_the_sender_computes_the_prompt_is_not_that_of_the_link() -> None:
+def test_the_time_of_prompt_computation_is_not_charged_to_the_link() -> None:
     sequence = receiver(streamed=True)
     for ready, now_ns in ((False, 1_000), (True, 1_500), (False, 1_530), (True, 2_000)):
         sequence.kv_ready = ready
@@ -23,7 +23,7 @@ def test_the_time_in_which_the_sender_computes_the_prompt_is_not_that_of_the_lin
     assert sequence.transfer_report(ReceivedTotals(75, 9_600), 1_000, 2_040).ready_ns == 30 + 40
 
 
-def test_kv_that_was_ready_before_it_was_asked_for_is_under_way_for_the_whole_transfer() -> None:
+def test_kv_that_was_ready_before_the_pull_is_in_transfer_for_the_whole_time() -> None:
     sequence = receiver(streamed=False)
     sequence.note_kv_ready(500)
     assert sequence.transfer_report(ReceivedTotals(75, 9_600), 1_000, 2_040).ready_ns == 1_040

@@ -1,4 +1,4 @@
-"""Backtests: scores by hand, baselines on series they were made for, the command, and the aims on real demand."""
+"""Tests of backtests: scores, baselines, the command, and the aims on real demand."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def _daily(days: int, noise: float = 0.05) -> Floats:
     return 50 * np.exp(0.8 * np.sin(2 * np.pi * at / 144) + np.random.default_rng(3).normal(0, noise, len(at)))
 
 
-def test_scores_are_those_that_a_hand_gets() -> None:
+def test_scores_equal_those_computed_by_hand() -> None:
     came, point = np.array([10.0, 20.0]), np.array([12.0, 15.0])
     assert wape(came, point) == pytest.approx(7 / 30)
     assert mase(came, point, 7.0) == pytest.approx(0.5)
@@ -73,7 +73,7 @@ def test_scores_are_those_that_a_hand_gets() -> None:
     assert inside(np.array([0.9, 1.0, 7.0]), spread).tolist() == [0, 1, 1]
 
 
-def test_outcomes_that_stand_or_fall_together_leave_more_doubt() -> None:
+def test_correlated_outcomes_widen_the_uncertainty() -> None:
     alone = np.random.default_rng(1).random(600) < 0.9
     together = np.repeat(np.random.default_rng(1).random(20) < 0.9, 30)
     assert block_error(together.astype(float), 36) > 2 * block_error(alone.astype(float), 36)
@@ -85,7 +85,7 @@ def _said(baseline: Any, values: Floats, fitted: int, origin: int, horizons: tup
     return found[0]
 
 
-def test_simple_baselines_say_what_their_names_say() -> None:
+def test_simple_baselines_do_what_their_names_say() -> None:
     values = _daily(10)
     assert _said(Persistence(), values, 900, 1000).tolist() == [values[1000]] * 2
     assert _said(SeasonalNaive("day", 86_400), values, 900, 1000).tolist() == [values[857], values[862]]
@@ -104,7 +104,7 @@ def test_holt_winters_follows_a_season_and_ets_a_level() -> None:
     assert _said(ExponentialSmoothing("ets"), noisy, 500, 590) == pytest.approx([100, 100], rel=0.1)
 
 
-def test_an_autoregression_goes_back_to_the_mean_as_fast_as_its_series_does() -> None:
+def test_an_autoregression_returns_to_the_mean_as_fast_as_its_series() -> None:
     rng = np.random.default_rng(4)
     values = np.zeros(3000)
     for at in range(1, 3000):
@@ -114,7 +114,7 @@ def test_an_autoregression_goes_back_to_the_mean_as_fast_as_its_series_does() ->
     assert found == pytest.approx(expected, abs=1.0)
 
 
-def test_dynamos_filter_is_the_one_that_the_lab_plays() -> None:
+def test_dynamos_filter_is_the_one_that_the_lab_uses() -> None:
     values = _daily(1)
     theirs = Kalman()
     for each in values[:100]:
@@ -138,7 +138,7 @@ def test_a_record_has_every_figure_and_names_the_baselines_that_ran() -> None:
     assert ahead["wape"] < ahead["best_baseline_wape"]
 
 
-def test_of_a_short_file_half_is_scored_and_horizons_that_do_not_fit_are_left_out() -> None:
+def test_half_of_a_short_file_is_scored_and_horizons_that_do_not_fit_are_omitted() -> None:
     plan = make_plan(_demand(np.ones(144)), HORIZONS_S)
     assert plan.horizons == (1, 6, 18)
     assert plan.test_from == 72
@@ -158,7 +158,7 @@ def test_the_command_prints_a_list_of_records(tmp_path: Path) -> None:
     assert "requests that came" in table.stdout and "predicted 1 h before" in table.stdout
 
 
-@pytest.mark.system  # on a fresh machine matplotlib asks fc-list for its fonts
+@pytest.mark.system  # on a fresh machine matplotlib runs fc-list for its fonts
 def test_the_report_is_one_page_with_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file = _write(tmp_path / "mine.csv", _demand(_daily(2)))
@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path, text: str,
     assert "\n" not in done.exception.message
 
 
-def test_gaps_a_clock_step_and_zeros_are_no_errors(tmp_path: Path) -> None:
+def test_gaps_a_clock_step_and_zeros_are_accepted(tmp_path: Path) -> None:
     values = _daily(2)
     values[100:130] = 0
     file = _write(tmp_path / "odd.csv", _demand(values), text="120000,3,3,10,10\n300000,,,,\n")
@@ -206,7 +206,7 @@ def test_gaps_a_clock_step_and_zeros_are_no_errors(tmp_path: Path) -> None:
     assert "have no sample" in done.stderr
 
 
-def test_times_are_parsed_and_spelled() -> None:
+def test_times_are_parsed_and_formatted() -> None:
     assert parse_horizons("10m,1.5h,2d") == (600, 5400, 172_800)
     assert [spell(each) for each in (600, 5400, 86_400, 45)] == ["10 min", "90 min", "24 h", "45 s"]
     for text in ("", "10", "h", "0m", "1h,,2h"):
@@ -222,7 +222,7 @@ def test_an_unknown_baseline_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["servegen_m-large_10min.csv", "servegen_deepseek-r1_10min.csv"])
-def test_on_real_demand_the_aims_against_light_baselines_are_kept(name: str) -> None:
+def test_on_real_demand_the_aims_against_light_baselines_are_met(name: str) -> None:
     if not (DATA / name).is_file():
         pytest.skip(f"FULCRUM_DATA names no folder with {name}; docs/data.md says where to download it")
     history = read_demand(DATA / name)

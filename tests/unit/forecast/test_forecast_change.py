@@ -1,4 +1,4 @@
-"""Changes of level: planted ones are found in time, stationary series have none, causes add up."""
+"""Tests of changes of level: planted ones are found in time, stationary series have none, and causes add up."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_a_daily_wave_that_was_predicted_is_no_change() -> None:
     assert [each.began for each in find_changes(values, 600.0, wave)] == [700]
 
 
-def test_a_model_that_appears_and_one_that_ends_are_changes() -> None:
+def test_a_model_that_starts_or_stops_is_a_change() -> None:
     values = np.zeros(600)
     values[300:] = _stationary(300, 2) * 40
     (found,) = find_changes(values, 600.0)
@@ -71,12 +71,12 @@ def test_a_model_that_appears_and_one_that_ends_are_changes() -> None:
 @pytest.mark.parametrize(
     "values", [[], [1.0], [0.0] * 300, [float("nan")] * 300, [5.0] * 300, [5.0, float("nan")] * 150]
 )
-def test_nothing_to_find_is_no_error(values: list[float]) -> None:
+def test_a_series_without_a_change_raises_no_error(values: list[float]) -> None:
     assert find_changes(np.array(values), 600.0) == []
 
 
 @given(st.integers(0, 10**6), st.integers(150, 260))
-def test_what_comes_after_a_change_was_found_does_not_move_it(seed: int, cut: int) -> None:
+def test_later_data_do_not_move_a_change_that_was_found(seed: int, cut: int) -> None:
     values = _stationary(300, seed)
     values[150:] *= 4
     whole = find_changes(values, 600.0)
@@ -119,7 +119,5 @@ def test_the_cause_is_named_in_one_line() -> None:
         (1.0, 1.05, False, False),
     ],
 )
-def test_a_change_too_small_to_matter_to_a_person_is_not_shown(
-    before: float, after: float, gpus: bool, shown: bool
-) -> None:
+def test_a_change_too_small_to_matter_is_not_shown(before: float, after: float, gpus: bool, shown: bool) -> None:
     assert matters(LevelChange(0, 1, before, after), gpus=gpus) is shown

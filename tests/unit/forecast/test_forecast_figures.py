@@ -1,4 +1,4 @@
-"""Figures of forecasts that are held to eight digits, so that work on speed changes none of them."""
+"""Test that forecasts keep their figures to eight digits."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("days, seed", FIGURES)
-def test_forecasts_of_drawn_demand_stay_as_they_are(days: int, seed: int) -> None:
+def test_forecasts_of_random_demand_are_unchanged(days: int, seed: int) -> None:
     history = draw_demand(days, seed)
     fitted = len(history) - 60
     model = DemandForecaster().fit(history.before(fitted), HORIZONS)

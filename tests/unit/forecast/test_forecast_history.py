@@ -1,4 +1,4 @@
-"""Demand on a regular grid: gaps, clocks that are set back, tokens of which too few are known."""
+"""Tests of demand on a regular grid: gaps, clocks set back, and bins with too few known tokens."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def _history(times_s: list[float], requests: list[float], known: list[float] | N
     return history_from_rates(times_s, {**rates, "prefill": [10 * k for k in known], "decode": [2 * k for k in known]})
 
 
-def test_tokens_of_known_requests_are_scaled_to_all() -> None:
+def test_tokens_of_known_requests_are_scaled_to_all_requests() -> None:
     history = _history([0, 600, 1200], [10, 10, 10], [10, 5, 4])
     assert history.prefill.tolist() == [100, 100, 100]
     assert history.decode.tolist() == [20, 20, 20]
@@ -25,7 +25,7 @@ def test_a_bin_with_a_low_known_share_has_requests_but_no_tokens() -> None:
     assert any("1 of 2 bins" in note for note in history.notes)
 
 
-def test_a_bin_without_requests_has_no_tokens_rather_than_unknown_ones() -> None:
+def test_a_bin_without_requests_has_zero_tokens_rather_than_unknown_ones() -> None:
     assert _history([0, 600], [10, 0]).decode.tolist() == [20, 0]
 
 
@@ -36,13 +36,13 @@ def test_a_gap_becomes_unknown_bins() -> None:
     assert any("2 of 5 bins have no sample" in note for note in history.notes)
 
 
-def test_where_the_clock_was_set_back_later_samples_replace_earlier_ones() -> None:
+def test_later_samples_replace_earlier_ones_after_the_clock_was_set_back() -> None:
     history = _history([0, 600, 1200, 600, 1200, 1800], [1, 2, 3, 4, 5, 6])
     assert history.requests.tolist() == [1, 4, 5, 6]
     assert any("set back" in note for note in history.notes)
 
 
-def test_one_sample_and_none_are_histories_too() -> None:
+def test_one_sample_and_none_are_valid_histories() -> None:
     assert _history([7.0], [3]).requests.tolist() == [3]
     empty = _history([], [])
     assert len(empty) == 0

@@ -1,4 +1,4 @@
-"""What the forecaster does with seasons, shifts, bursts, outages and little history."""
+"""Tests of the forecaster on seasons, shifts, bursts, outages and little history."""
 
 import numpy as np
 import pytest
@@ -36,14 +36,14 @@ def test_a_daily_season_is_predicted_from_its_third_day_on() -> None:
     assert found[2] < 0.9 * found[0]
 
 
-def test_a_level_that_shifted_for_good_is_believed() -> None:
+def test_a_permanent_shift_of_level_is_followed() -> None:
     values = np.concatenate([np.full(600, 100.0), np.full(300, 300.0)]) * _noise(900, 0.05)
     found = _medians(_demand(values))
     assert found[0] == pytest.approx(300, rel=0.1)
     assert found[1] == pytest.approx(300, rel=0.15)
 
 
-def test_a_burst_fades_from_the_forecast_where_bursts_have_faded_before() -> None:
+def test_a_burst_fades_from_the_forecast_if_earlier_bursts_faded() -> None:
     values = 100 * _noise(1200, 0.05)
     values[np.arange(50, 1150, 60)] *= 5
     values[-1] = 500
@@ -58,7 +58,7 @@ def test_an_outage_moves_no_forecast_to_zero() -> None:
     assert _medians(_demand(values))[0] == pytest.approx(100, rel=0.2)
 
 
-def test_a_model_that_ended_is_predicted_to_have_none() -> None:
+def test_a_model_that_stopped_is_predicted_at_zero() -> None:
     values = 100 * _noise(600, 0.05)
     values[-144:] = 0
     assert _medians(_demand(values))[0] < 2
@@ -75,7 +75,7 @@ def test_bands_of_steady_noise_hold_ninety_percent() -> None:
             assert 0.85 < held.mean() < 0.95
 
 
-def test_bands_hold_in_calm_and_in_restless_hours() -> None:
+def test_bands_hold_in_calm_and_in_volatile_hours() -> None:
     at = np.arange(1800)
     restless = at // 72 % 2 == 1
     history = _demand(100 * np.exp(np.random.default_rng(5).normal(0, 1, 1800) * np.where(restless, 0.4, 0.05)))
@@ -100,7 +100,7 @@ def test_a_band_is_wider_with_little_history_and_says_so() -> None:
     assert (wide > 1.5 * spread).all()
 
 
-def test_twelve_calm_hours_do_not_promise_that_the_other_twelve_are_calm() -> None:
+def test_twelve_calm_hours_do_not_narrow_the_band_of_the_other_twelve() -> None:
     calm = _demand(100 * _noise(72, 0.05))
     quantiles = DemandForecaster().fit(calm, HORIZONS).forecast(calm)["requests"].quantiles
     spread = np.log(quantiles[:, -1] / quantiles[:, 0])
@@ -108,7 +108,7 @@ def test_twelve_calm_hours_do_not_promise_that_the_other_twelve_are_calm() -> No
     assert spread[0] < 0.5  # ten minutes ahead it cannot
 
 
-def test_a_day_that_was_calm_throughout_is_believed_by_the_middle_of_the_next() -> None:
+def test_a_calm_day_narrows_the_band_by_the_middle_of_the_next() -> None:
     noise = _noise(216, 0.05)
     widths = []
     for bins in (72, 216):
@@ -118,7 +118,7 @@ def test_a_day_that_was_calm_throughout_is_believed_by_the_middle_of_the_next() 
     assert widths[1] < widths[0] / 3
 
 
-def test_a_calm_series_of_three_days_has_a_narrower_band_a_week_ahead_than_a_restless_one() -> None:
+def test_a_calm_series_of_three_days_has_a_narrower_band_a_week_ahead_than_a_volatile_one() -> None:
     widths = []
     for noise in (0.03, 0.6):
         history = _demand(100 * _noise(432, noise))
@@ -128,7 +128,7 @@ def test_a_calm_series_of_three_days_has_a_narrower_band_a_week_ahead_than_a_res
     assert widths[0] < 2.5 < widths[1]
 
 
-def test_no_demand_yet_and_nothing_known_are_said_in_words() -> None:
+def test_missing_demand_and_an_empty_history_are_explained() -> None:
     nothing = _demand(np.zeros(50))
     model = DemandForecaster().fit(nothing, HORIZONS)
     assert not model.forecast(nothing)["requests"].quantiles.any()
@@ -137,13 +137,13 @@ def test_no_demand_yet_and_nothing_known_are_said_in_words() -> None:
     assert "nothing is predicted" in DemandForecaster().fit(empty, HORIZONS).forecast(empty)["decode"].notes[0]
 
 
-def test_a_constant_series_says_why_its_band_is_narrow() -> None:
+def test_a_constant_series_explains_its_narrow_band() -> None:
     history = _demand(np.full(600, 5.0))
     found = DemandForecaster().fit(history, HORIZONS).forecast(history)["requests"]
     assert "the same in all 600 known bins" in found.notes[0]
 
 
-def test_negative_rates_and_a_clock_that_was_set_back_are_said() -> None:
+def test_negative_rates_and_a_clock_set_back_are_reported() -> None:
     assert "300 rates of requests are negative" in " ".join(_demand(np.full(300, -5.0)).notes)
     times_s = np.concatenate([np.arange(200), np.arange(100)]) * 600.0
     rates = {name: np.full(300, 5.0) for name in ("requests", "known_requests", "prefill", "decode")}
@@ -152,7 +152,7 @@ def test_negative_rates_and_a_clock_that_was_set_back_are_said() -> None:
     assert np.isfinite(DemandForecaster().fit(history, HORIZONS).forecast(history)["requests"].quantiles).all()
 
 
-def test_regressions_say_as_now_until_half_a_day_and_more_of_outcomes_is_known() -> None:
+def test_regressions_equal_the_naive_forecast_until_half_a_day_of_outcomes_is_known() -> None:
     climbing = _demand(100 * np.exp(np.cumsum(np.random.default_rng(1).normal(0.01, 0.02, 400))))
     for bins, waits in ((110, True), (400, False)):
         model = DemandForecaster().fit(climbing.before(bins), (1,)).models["requests"]
@@ -162,7 +162,7 @@ def test_regressions_say_as_now_until_half_a_day_and_more_of_outcomes_is_known()
         assert (said["regression"] == said["now"]) == waits
 
 
-def test_lengths_that_stay_while_arrivals_go_back_are_predicted_together() -> None:
+def test_tokens_per_request_stay_constant_when_a_burst_of_arrivals_fades() -> None:
     requests = 100 * _noise(1500, 0.03)
     requests[np.arange(40, 1460, 40)] *= 4  # a burst lasts one bin, with the lengths of always
     requests[-1] = 400
@@ -182,7 +182,7 @@ def test_a_history_that_begins_elsewhere_is_refused() -> None:
         model.forecast_at(history, "requests", [10])
 
 
-def test_what_a_forecast_is_made_of_can_be_asked() -> None:
+def test_a_forecast_can_be_explained_by_its_parts() -> None:
     history = _demand(100 * _noise(600, 0.1))
     found = DemandForecaster().fit(history, HORIZONS).explain("prefill")
     assert [each.horizon for each in found] == list(HORIZONS)

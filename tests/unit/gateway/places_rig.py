@@ -1,4 +1,4 @@
-"""Choices of tenants, as a gateway's places to decode have them."""
+"""Choices of tenants as a gateway's TenantPlaces sees them."""
 
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import Generation, RequestTimes
@@ -9,7 +9,7 @@ from libs.policy.roles import Phase
 
 
 class Known(OneForAll):
-    """Tenants that are told apart; `heavy` weighs three times what others do."""
+    """Separated tenants; `heavy` has three times the weight of others."""
 
     told_apart = True
 
@@ -28,7 +28,7 @@ def choice(tenant: str, arrival_ns: int = 0, *, batch: bool = False) -> Generati
 
 
 def run(places: TenantPlaces, each: Generation, tokens: int = 1) -> Generation:
-    """It decodes from now on."""
+    """Mark it as decoding from now on."""
     each.placement.waiting = False
     each.placement.decode_attempt = Attempt(("w", 1), each.placement.sequence_id, Phase.DECODE, 0, tokens)
     places.bound(each)

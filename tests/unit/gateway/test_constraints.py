@@ -1,4 +1,4 @@
-"""vLLM's fields of structured output: what they become, and what they refuse."""
+"""Tests of vLLM's fields of structured output: their translation and their errors."""
 
 import json
 import random
@@ -28,7 +28,7 @@ def completion(**fields: Any) -> ParsedRequest:
 
 
 def written(rule: str, seed: int) -> str:
-    """Some text that the rule lets be written, a byte a token."""
+    """Return text that the rule allows, one byte per token."""
     matcher, draw, found = LLMatcher(BYTES, f"start: {rule}\n"), random.Random(seed), []
     while not matcher.is_stopped():
         mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
@@ -41,7 +41,7 @@ def written(rule: str, seed: int) -> str:
 
 
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_either_spelling_asks_for_the_same(ask: Any) -> None:
+def test_both_spellings_give_the_same_constraint(ask: Any) -> None:
     for kind, value in (("json", SCHEMA), ("json", json.dumps(SCHEMA)), ("regex", "a+"), ("choice", ["a", "b"])):
         newer, older = ask(structured_outputs={kind: value}), ask(**{f"guided_{kind}": value})
         assert newer.guided and older.guided
@@ -52,13 +52,13 @@ def test_either_spelling_asks_for_the_same(ask: Any) -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"[a-c]{2,4}/\d\\", "a/b\\/c", "one\ntwo|three", r"(x|yy)(/z)?"])
-def test_a_pattern_lets_through_what_fits_as_a_whole(pattern: str) -> None:
+def test_a_pattern_must_match_the_whole_answer(pattern: str) -> None:
     assert fault_of_rule(pattern_rule(pattern)) == ""
     for seed in range(10):
         assert re.fullmatch(pattern, written(pattern_rule(pattern), seed))
 
 
-def test_choices_are_written_as_they_are() -> None:
+def test_choices_are_enforced_literally() -> None:
     choices = ["plain", 'with "quotes" and \\', "line\nbreak", "é"]
     assert fault_of_rule(choice_rule(choices)) == ""
     assert {written(choice_rule(choices), seed) for seed in range(60)} == set(choices)
@@ -80,13 +80,13 @@ def test_choices_are_written_as_they_are() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("ask", [chat, completion])
-def test_what_cannot_be_is_refused_by_name(ask: Any, fields: dict[str, Any], param: str) -> None:
+def test_an_impossible_constraint_is_refused_by_name(ask: Any, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         ask(**fields)
     assert caught.value.param == param
 
 
-def test_a_response_format_beside_it_is_refused() -> None:
+def test_a_response_format_beside_a_constraint_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="cannot be combined"):
         chat(guided_regex="a", response_format={"type": "json_object"})
 
@@ -101,7 +101,7 @@ def test_a_response_format_beside_it_is_refused() -> None:
         (r"[^\x00-\x{10ffff}]", "nothing fits"),
     ],
 )
-async def test_a_pattern_that_cannot_be_kept_to_is_refused_with_the_reason(pattern: str, reason: str) -> None:
+async def test_a_pattern_that_cannot_be_enforced_is_refused_with_the_reason(pattern: str, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason) as caught:
         await check_schemas(completion(guided_regex=pattern), SchemaCheck())
     assert caught.value.param == "guided_regex"
@@ -113,7 +113,7 @@ LARK = 'start: "SELECT " column (", " column)?\ncolumn: /[a-z]{2}/ | "*"'
 
 
 @pytest.mark.parametrize("grammar", [GBNF, LARK])
-def test_a_grammar_lets_through_what_it_derives_in_either_dialect(grammar: str) -> None:
+def test_a_grammar_accepts_exactly_what_it_derives_in_either_dialect(grammar: str) -> None:
     asked = completion(structured_outputs={"grammar": grammar})
     assert asked.rule == chat(guided_grammar=grammar).rule and asked.schema_field == "structured_outputs.grammar"
     assert fault_of_rule(asked.rule) == ""
@@ -123,7 +123,7 @@ def test_a_grammar_lets_through_what_it_derives_in_either_dialect(grammar: str) 
 
 
 @pytest.mark.parametrize("grammar", ["root ::= [", 'root ::= "a" (', "root ::= " + "(" * 8000])
-def test_a_grammar_that_cannot_be_read_is_refused_with_its_place(grammar: str) -> None:
+def test_a_malformed_grammar_is_refused_with_the_position(grammar: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot be parsed") as caught:
         completion(guided_grammar=grammar)
     assert caught.value.param == "guided_grammar" and len(caught.value.message) < 300
@@ -133,5 +133,5 @@ def test_a_grammar_that_cannot_be_read_is_refused_with_its_place(grammar: str) -
     ("grammar", "reason"),
     [("start: other", "unknown name"), ('start: start "a"', "nothing fits it"), ('start: "', "lexer")],
 )
-def test_a_grammar_that_derives_nothing_is_named_with_its_reason(grammar: str, reason: str) -> None:
+def test_a_grammar_that_derives_nothing_is_refused_with_the_reason(grammar: str, reason: str) -> None:
     assert reason in fault_of_rule(completion(guided_grammar=grammar).rule)

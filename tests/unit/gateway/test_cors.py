@@ -1,4 +1,4 @@
-"""Pages of other origins: which may read answers, and that a preflight needs no key."""
+"""Tests of requests from other origins: which may read answers, and that a preflight needs no key."""
 
 import httpx
 import pytest
@@ -13,7 +13,7 @@ PAGE = "https://chat.example.com"
 
 
 async def keyed(scope: Scope, receive: Receive, send: Send) -> None:
-    """An app that lets nobody in without a key."""
+    """An app that requires a key."""
     has_key = b"authorization" in dict(scope["headers"])
     await PlainTextResponse("hello", 200 if has_key else 401)(scope, receive, send)
 
@@ -24,7 +24,7 @@ def client(origins: str) -> httpx.AsyncClient:
 
 
 @pytest.mark.parametrize("origins", [PAGE, f"https://other.example.com , {PAGE}", "*"])
-async def test_a_named_origin_asks_first_and_reads_the_answer(origins: str) -> None:
+async def test_an_allowed_origin_sends_a_preflight_and_reads_the_answer(origins: str) -> None:
     async with client(origins) as http:
         asking = {
             "origin": PAGE,
@@ -53,6 +53,6 @@ async def test_other_origins_read_nothing() -> None:
 @pytest.mark.parametrize(
     "origins", ["chat.example.com", "https://chat.example.com/path", "https://*.example.com", "a b"]
 )
-def test_what_is_no_origin_is_refused_at_the_start(origins: str) -> None:
+def test_an_invalid_origin_is_refused_at_the_start(origins: str) -> None:
     with pytest.raises(ValidationError):
         GatewaySettings.model_validate({"cors_origins": origins})

@@ -1,4 +1,4 @@
-"""Bodies of embeddings, scores and rerank, and the arithmetic on vectors."""
+"""Tests of bodies of embeddings, scores and rerank, and of the arithmetic on vectors."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import ParsedRequest
 
 ARRIVAL = cast(Arrival, None)
-"""No reader looks at it."""
+"""No code under test reads it."""
 
 
 def read(path: str, **body: Any) -> ParsedRequest:
@@ -55,7 +55,7 @@ def test_each_text_or_list_of_tokens_is_a_prompt() -> None:
         (RERANK_PATH, {"query": "q", "documents": ["a"], "rank_fields": ["x"]}, "rank_fields"),
     ],
 )
-def test_a_fault_names_its_field(path: str, body: dict[str, Any], param: str) -> None:
+def test_an_invalid_body_names_its_field(path: str, body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read(path, **body)
     assert refused.value.param == param

@@ -1,4 +1,4 @@
-"""What a hot route does before an answer begins: whom it refuses, how early, and what it counts."""
+"""Tests of a hot route before an answer begins: early refusals and counters."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +18,13 @@ from services.gateway.request.recorder import DemandPublisher
 
 
 class Known(OneForAll):
-    """Tenants that are told apart."""
+    """Separated tenants."""
 
     told_apart = True
 
 
 def counted(metrics: GatewayMetrics) -> dict[str, float]:
-    """Answers by status."""
+    """Return the answers by status."""
     return {
         sample.labels["status"]: sample.value
         for metric in metrics.responses.collect()
@@ -33,7 +33,7 @@ def counted(metrics: GatewayMetrics) -> dict[str, float]:
     }
 
 
-async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
+async def test_an_internal_error_is_counted_as_500() -> None:
     def broken(_body: bytes) -> ParsedRequest:
         raise RuntimeError("a bug")
 
@@ -55,8 +55,8 @@ async def test_a_fault_of_the_gateways_own_is_counted_as_500() -> None:
     assert counted(metrics) == {"500": 1.0}
 
 
-async def test_a_tenant_without_room_is_refused_before_any_of_its_choices_is_made() -> None:
-    """A refusal has to cost less than a request, or whoever asks in vain takes the gateway's time from others."""
+async def test_a_tenant_without_room_is_refused_before_any_of_its_choices_is_created() -> None:
+    """A refusal must cost less than a request, or refused clients take the gateway's time from others."""
     queue, sent, metrics, unused = WaitingQueue(128, Known()), [], GatewayMetrics(), None
 
     def check_room(count: int, _key: bytes, tenant: str | None) -> None:

@@ -1,4 +1,4 @@
-"""How choices are shown: logprobs of either route, as OpenAI's API has them."""
+"""Tests of logprobs of both routes in the format of OpenAI's API."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def test_a_completions_sampled_token_is_always_among_its_top_logprobs(shown: Pie
     assert list(logprobs.top_logprobs[0]) == list(top), "the most likely first"
 
 
-def test_a_chats_top_logprobs_are_as_many_as_asked_for_and_the_most_likely() -> None:
+def test_a_chats_top_logprobs_are_the_requested_number_of_most_likely_tokens() -> None:
     shown = ChatFormat(SIM, logprobs=True)
     for found, names in ((piece(C, -3, (A, -1), (B, -2)), ["a", "b"]), (piece(C, -3), [])):
         logprobs = shown.whole(0, found).logprobs
@@ -47,7 +47,7 @@ tokens = st.integers(0, 255)
 
 
 @given(sampled=tokens, value=st.floats(-20, 0), top=st.dictionaries(tokens, st.floats(-20, 0), max_size=5))
-def test_lists_agree_on_the_sampled_token_even_where_tokens_look_alike(
+def test_lists_agree_on_the_sampled_token_even_if_tokens_have_equal_text(
     sampled: int, value: float, top: dict[int, float]
 ) -> None:
     shown = piece(sampled, value, *{**top, **({sampled: value} if sampled in top else {})}.items())

@@ -1,4 +1,4 @@
-"""Bodies: what is taken, and which field an error names."""
+"""Tests of request bodies: what is accepted, and which field an error names."""
 
 import json
 from typing import Any
@@ -104,7 +104,7 @@ BAD_CHAT = [
 
 
 @pytest.mark.parametrize(("change", "param"), BAD_CHAT, ids=lambda value: str(value)[:60])
-def test_a_bad_value_is_refused_by_its_field(change: dict[str, Any], param: str) -> None:
+def test_an_invalid_value_is_refused_by_its_field(change: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(**change)
     assert caught.value.param == param
@@ -124,7 +124,7 @@ UNSERVED = [
 
 
 @pytest.mark.parametrize("change", UNSERVED, ids=str)
-def test_a_field_that_is_not_served_is_refused_by_name(change: dict[str, Any]) -> None:
+def test_an_unsupported_field_is_refused_by_name(change: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedField) as caught:
         chat(**change)
     assert [caught.value.param] == list(change)
@@ -144,11 +144,11 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("change", HARMLESS, ids=str)
-def test_a_field_that_asks_for_nothing_is_accepted(change: dict[str, Any]) -> None:
+def test_a_field_with_no_effect_is_accepted(change: dict[str, Any]) -> None:
     assert chat(**change).n == 1
 
 
-def test_an_answers_message_can_be_sent_back_as_the_client_library_dumps_it() -> None:
+def test_an_answers_message_can_be_sent_back_as_the_client_library_serialises_it() -> None:
     dumped = {
         "role": "assistant", "content": "hello", "refusal": None, "annotations": [], "audio": None,
         "function_call": None, "tool_calls": None,
@@ -168,7 +168,7 @@ def test_an_answers_message_can_be_sent_back_as_the_client_library_dumps_it() ->
     ],
     ids=["a field", "a part"],
 )
-def test_a_refusal_in_an_earlier_answer_is_its_text(refused: dict[str, Any]) -> None:
+def test_a_refusal_in_an_earlier_answer_becomes_its_text(refused: dict[str, Any]) -> None:
     (turn,) = chat(messages=[{"role": "assistant", **refused}]).messages
     assert turn["content"] in ("I can't.", [{"type": "text", "text": "I can't."}])
     with pytest.raises(InvalidRequest) as caught:
@@ -176,7 +176,7 @@ def test_a_refusal_in_an_earlier_answer_is_its_text(refused: dict[str, Any]) -> 
     assert caught.value.param == "messages[0].content[0].type"
 
 
-def test_calls_and_reasoning_of_earlier_answers_go_to_the_template() -> None:
+def test_calls_and_reasoning_of_earlier_answers_reach_the_template() -> None:
     answer = {"role": "assistant", "content": None, "tool_calls": [CALLED], "reasoning_content": "Hm."}
     asked = chat(messages=[*CHAT["messages"], answer, {"role": "tool", "tool_call_id": "c1", "content": [TEXT_PART]}])
     _, turn, result = asked.messages
@@ -185,7 +185,7 @@ def test_calls_and_reasoning_of_earlier_answers_go_to_the_template() -> None:
     assert result == {"role": "tool", "content": [TEXT_PART], "tool_call_id": "c1"}
 
 
-def test_what_the_answer_must_be_is_a_schema_or_a_call() -> None:
+def test_the_required_answer_is_a_schema_or_a_call() -> None:
     assert not chat(response_format={"type": "text"}).guided
     assert chat(response_format={"type": "json_object"}).schema == {"type": "object"}
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -201,7 +201,7 @@ def test_what_the_answer_must_be_is_a_schema_or_a_call() -> None:
     assert not chat(tools=[TOOL]).guided
 
 
-def test_tools_that_may_not_be_called_are_not_shown_to_the_model() -> None:
+def test_tools_that_may_not_be_called_are_hidden_from_the_model() -> None:
     assert chat(tools=[TOOL], tool_choice="none").tools is None
     assert chat(tools=[], tool_choice="auto").tools is None
     found = chat(tools=[TOOL], parallel_tool_calls=False).tools
@@ -232,7 +232,7 @@ def test_contents_and_roles_are_left_to_the_template() -> None:
     )
 
 
-def test_an_answer_is_opened_or_the_last_message_continued() -> None:
+def test_an_answer_is_opened_or_the_last_message_is_continued() -> None:
     def ends(**fields: Any) -> tuple[bool, bool]:
         asked = chat(**fields)
         return asked.opens_answer, asked.continues
@@ -255,7 +255,7 @@ def test_sampling_is_passed_on() -> None:
     assert completion(logprobs=0).sampling.logprobs
 
 
-def test_stop_strings_may_be_as_many_as_the_beginnings_of_code() -> None:
+def test_up_to_64_stop_strings_are_accepted() -> None:
     stops = ["\nclass", "\ndef", "\n#", "\n@", "\nprint", "\nif"]
     assert chat(stop=stops).stops == completion(stop=stops).stops == tuple(stops)
     assert len(completion(stop=[str(number) for number in range(64)]).stops) == 64
@@ -271,7 +271,7 @@ def test_prompts_come_as_text_and_tokens(prompt: Any, prompts: tuple[Any, ...]) 
 
 
 @pytest.mark.parametrize("prompt", [[], [1, "a"], 5, None, [1.5], {}], ids=str)
-def test_other_prompts_are_refused(prompt: Any) -> None:
+def test_invalid_prompts_are_refused(prompt: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         completion(prompt=prompt)
     assert str(caught.value.param).startswith("prompt")
@@ -304,7 +304,7 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_body_that_is_no_request_is_refused(body: bytes, param: str) -> None:
+def test_a_body_that_is_not_a_request_is_refused(body: bytes, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_chat(body)
     assert caught.value.param == param
@@ -352,7 +352,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize(("body", "words"), WORDS, ids=lambda value: str(value)[:60])
-def test_a_refusal_says_what_is_wrong_and_what_is_allowed(body: Any, words: list[str]) -> None:
+def test_a_refusal_names_the_error_and_the_allowed_values(body: Any, words: list[str]) -> None:
     error = refusal(body)
     for word in words:
         assert word in error.message
@@ -378,7 +378,7 @@ LONG = "x" * 100_000
     ],
     ids=lambda body: str(body)[:40],
 )
-def test_a_refusal_is_short_however_long_what_it_refuses(body: dict[str, Any]) -> None:
+def test_a_refusal_is_short_whatever_it_refuses(body: dict[str, Any]) -> None:
     error = refusal(body)
     assert len(error.message) < 500
     assert len(str(error.param)) < 200
@@ -398,13 +398,13 @@ BAD_TEXT = [
 
 
 @pytest.mark.parametrize(("change", "param"), BAD_TEXT, ids=lambda value: str(value)[:60])
-def test_what_text_completions_alone_take_is_refused_by_its_field_too(change: dict[str, Any], param: str) -> None:
+def test_fields_of_text_completions_alone_are_refused_by_name_too(change: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         completion(**change)
     assert caught.value.param == param
 
 
-def test_a_prompt_is_scored_where_its_logprobs_are_shown() -> None:
+def test_a_prompt_is_scored_if_its_logprobs_are_requested() -> None:
     assert not completion(echo=True).sampling.prompt_logprobs
     scored = completion(echo=True, logprobs=2, max_tokens=0)
     assert scored.only_prompt and scored.max_tokens == 1 and scored.shows_logprobs
@@ -413,7 +413,7 @@ def test_a_prompt_is_scored_where_its_logprobs_are_shown() -> None:
     assert own.sampling.logprobs and own.sampling.prompt_top_logprobs == 1 and not own.shows_logprobs
 
 
-def test_of_the_best_answers_as_many_are_shown_as_are_asked_for() -> None:
+def test_best_of_shows_the_requested_number_of_answers() -> None:
     asked = completion(best_of=4, n=2)
     assert (asked.n, asked.best, asked.choices) == (4, 2, 4)
     assert asked.sampling.logprobs and not asked.shows_logprobs

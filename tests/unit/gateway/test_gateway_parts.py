@@ -1,4 +1,4 @@
-"""Small pure parts of the gateway: headers, credits held, expiry, stop strings, what fits a model."""
+"""Tests of small pure parts of the gateway: headers, credits, expiry, stop strings and model limits."""
 
 import pytest
 
@@ -43,13 +43,13 @@ def view(worker_id: str = "w", kv_kind: str = "k", **takes: bool) -> WorkerView:
 # ------------------------------------------------------------ what stays of a choice
 
 
-def test_an_event_says_how_many_tokens_a_choice_could_have_had() -> None:
+def test_an_event_has_the_maximum_output_tokens_of_its_choice() -> None:
     event = request_event(generation(1), ApiFinishReason.STOP)
     assert (event.max_output_tokens, event.output_tokens) == (3, 0)
 
 
 @pytest.mark.parametrize(("tokens_ns", "second_ns"), [((), 0), ((1_300,), 0), ((1_300, 1_450, 1_500), 450)])
-def test_an_event_says_when_the_second_token_came(tokens_ns: tuple[int, ...], second_ns: int) -> None:
+def test_an_event_has_the_time_of_the_second_token(tokens_ns: tuple[int, ...], second_ns: int) -> None:
     choice = generation(1, arrival_ns=1_000)
     for at_ns in tokens_ns:
         choice.timeline.token(at_ns)
@@ -84,13 +84,13 @@ def test_headers_have_defaults() -> None:
         (b"x-request-id", b"x" * 129),
     ],
 )
-def test_a_bad_header_is_refused_by_name(name: bytes, value: bytes) -> None:
+def test_an_invalid_header_is_refused_by_name(name: bytes, value: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_headers({name: value})
     assert caught.value.param == name.decode()
 
 
-def test_a_trace_context_is_carried_or_dropped() -> None:
+def test_a_trace_context_is_propagated_or_dropped() -> None:
     assert read_headers({b"traceparent": TRACE}).traceparent == TRACE.decode()
     assert read_headers({b"traceparent": b"garbage"}).traceparent == ""
     assert read_headers({b"traceparent": TRACE + b", " + TRACE}).traceparent == "", "of two lines"
@@ -99,7 +99,7 @@ def test_a_trace_context_is_carried_or_dropped() -> None:
 # ------------------------------------------------------------ credits
 
 
-def test_a_recall_takes_free_credits_now_and_reserved_ones_when_they_come_free() -> None:
+def test_a_recall_takes_free_credits_now_and_reserved_ones_once_they_are_free() -> None:
     purse = CreditBalance()
     purse.grant(3)
     purse.reserve()
@@ -147,7 +147,7 @@ MS_A_TOKEN = Speed(StepTimeModel(0.0, MS, 0.0, 0.0, 0.0, 0.0, 0.0), chunk_tokens
 
 
 def waits(number: int, tokens: int, arrival_ns: int, limit_ms: int) -> Generation:
-    """For its first token, `limit_ms` at most."""
+    """A request that waits for its first token, `limit_ms` at most."""
     found = generation(number, arrival_ns=arrival_ns, queued_ns=arrival_ns)
     found.prompt_tokens, found.prompt = tokens, b"\1\0\0\0" * tokens
     found.context.ttft_deadline_unix_ns = arrival_ns + limit_ms * MS
@@ -179,7 +179,7 @@ def queued_at_a_known_pace() -> tuple[WaitingQueue, list[Generation], int]:
     return queue, waiting, now_ns
 
 
-def test_a_long_prompt_makes_room_at_the_pace_at_which_others_left() -> None:
+def test_a_long_prompt_makes_room_at_the_measured_pace_of_departures() -> None:
     queue, (long, *short), now_ns = queued_at_a_known_pace()
     assert queue.in_order(now_ns, [takes_one()]) == [*short, long]
     for each in short:
@@ -187,12 +187,12 @@ def test_a_long_prompt_makes_room_at_the_pace_at_which_others_left() -> None:
     assert queue.in_order(now_ns, [takes_one()]) == [long]
 
 
-def test_while_no_prompt_can_start_nobody_is_looked_for_who_makes_room() -> None:
+def test_no_prompt_makes_room_while_none_can_start() -> None:
     queue, waiting, now_ns = queued_at_a_known_pace()
     assert queue.in_order(now_ns, [takes_one(prompt_tokens=10_000)]) == waiting
 
 
-def test_paces_of_many_models_are_forgotten_the_longest_unused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_unused_paces_of_many_models_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_queue, "MOST_PACES", 3)
     queue = WaitingQueue(10)
     for number in range(8):
@@ -203,7 +203,7 @@ def test_paces_of_many_models_are_forgotten_the_longest_unused_first(monkeypatch
     assert list(queue._paces) == ["model-0", "model-1", "model-2"]
 
 
-def test_the_queue_takes_back_what_ran_already_beyond_its_bound() -> None:
+def test_the_queue_accepts_resumed_requests_beyond_its_bound() -> None:
     queue = WaitingQueue(1)
     queue.check_room(1, 0)
     queue.add(generation(1), 0)
@@ -214,7 +214,7 @@ def test_the_queue_takes_back_what_ran_already_beyond_its_bound() -> None:
     assert len(queue) == 2
 
 
-def test_waiting_ends_sooner_when_there_is_no_worker_at_all() -> None:
+def test_a_wait_times_out_sooner_without_any_worker() -> None:
     waited = [generation(1, queued_ns=0), generation(2, queued_ns=int(8e9))]
     patience = WaitBounds(max_wait_ms=10_000, no_workers_wait_ms=1_000)
     both = [view(both=True)]
@@ -235,7 +235,7 @@ def test_waiting_ends_sooner_when_there_is_no_worker_at_all() -> None:
         ([view(prefill=True, kv_kind="a"), view(decode=True, kv_kind="b")], False),
     ],
 )
-def test_a_model_is_served_when_both_phases_have_workers_that_fit(views: list[WorkerView], ready: bool) -> None:
+def test_a_model_is_served_if_both_phases_have_workers_that_fit(views: list[WorkerView], ready: bool) -> None:
     assert serves(views, "sim") is ready
     assert not serves(views, "other")
 
@@ -256,7 +256,7 @@ def test_a_model_is_served_when_both_phases_have_workers_that_fit(views: list[Wo
         ([], ["abc"], "abc", False),
     ],
 )
-def test_text_ends_before_the_stop_that_is_complete_first(
+def test_text_ends_before_the_first_complete_stop_string(
     stops: list[str], pieces: list[str], sent: str, stopped: bool
 ) -> None:
     matcher = StopMatcher(stops)
@@ -284,7 +284,7 @@ def test_text_ends_before_the_stop_that_is_complete_first(
         (["abcd", "bc"], "abc", "x", "abcx", False),
     ],
 )
-def test_a_stop_string_counts_where_it_ends_after_the_exempt_text(
+def test_a_stop_string_counts_if_it_ends_after_the_exempt_text(
     stops: list[str], early: str, late: str, sent: str, stopped: bool
 ) -> None:
     for pushes in ([(early, len(early)), (late, 0)], [(early + late, len(early))]):
@@ -324,7 +324,7 @@ def asked(body: bytes) -> ParsedRequest:
         (b'{"model":"sim","prompt":[1],"stop_token_ids":[260]}', [[1]], InvalidRequest, "stop_token_ids"),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_by_its_field(
+def test_a_request_that_does_not_fit_the_model_is_refused_by_its_field(
     body: bytes, prompts: list[list[int]], error: type[InvalidRequest], param: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -332,12 +332,12 @@ def test_what_does_not_fit_the_model_is_refused_by_its_field(
     assert caught.value.param == param
 
 
-def test_a_bias_beyond_the_vocabulary_is_named() -> None:
+def test_a_bias_beyond_the_vocabulary_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="logit_bias: '999' is beyond the vocabulary's 260 tokens"):
         check_fit(asked(b'{"model":"sim","prompt":[1],"logit_bias":{"9":1,"999":1}}'), [[1]], MODEL, 100)
 
 
-def test_what_fits_exactly_is_taken() -> None:
+def test_a_request_that_fits_exactly_is_accepted() -> None:
     assert check_fit(asked(b'{"model":"sim","prompt":[1],"max_tokens":90}'), [[1] * 10], MODEL, 100) == 90
 
 
@@ -345,13 +345,15 @@ def test_what_fits_exactly_is_taken() -> None:
 
 
 @pytest.mark.parametrize("value", ["{", "[]", '{"a": 1}', "sim"])
-def test_models_that_are_no_json_object_of_folders_stop_the_start(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_models_that_are_not_a_json_object_of_folders_stop_the_start(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     monkeypatch.setenv("FULCRUM_GATEWAY_MODELS", value)
     with pytest.raises(StartupError, match="FULCRUM_GATEWAY_MODELS"):
         load_settings(GatewaySettings)
 
 
-def test_models_are_read_from_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_parsed_from_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULCRUM_GATEWAY_MODELS", '{"a": "/b"}')
     assert load_settings(GatewaySettings).models == {"a": "/b"}
 
@@ -379,7 +381,7 @@ def test_one_tenant_leaves_room_in_the_queue_for_others() -> None:
     queue.check_tenant(held[0].context.tenant, 1, 0)
 
 
-def test_who_asks_for_a_nearer_deadline_than_its_class_may_have_gets_the_classs() -> None:
+def test_a_deadline_nearer_than_the_class_allows_is_replaced_by_that_of_the_class() -> None:
     defaults = Defaults("g", 5000, 100, {"online": (300.0, 20.0), "*": (2000.0, 0.0)})
 
     def wants(name: str, ttft_ms: int, tpot_ms: int) -> tuple[int, int]:

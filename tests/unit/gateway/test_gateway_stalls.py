@@ -1,4 +1,4 @@
-"""Waits for clients are bounded, whichever of them it is; bodies may come in any number of parts."""
+"""Tests of bounded waits for clients, and of bodies in any number of parts."""
 
 import asyncio
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ async def started(stalls: Stalls, *, in_time: bool = False) -> "asyncio.Task[Non
     return task
 
 
-async def test_a_wait_over_its_limit_ends_by_its_own_error() -> None:
+async def test_a_wait_over_its_limit_ends_with_its_own_error() -> None:
     stalls, now_s = Stalls(8, ROOM), asyncio.get_running_loop().time()
     task = await started(stalls)
     stalls.look(now_s + 4.0)
@@ -38,7 +38,7 @@ async def test_a_wait_over_its_limit_ends_by_its_own_error() -> None:
         await task
 
 
-async def test_who_came_in_time_is_left_alone() -> None:
+async def test_a_client_within_the_limit_is_not_interrupted() -> None:
     stalls = Stalls(8, ROOM)
     task = await started(stalls, in_time=True)
     stalls.look(asyncio.get_running_loop().time() + 100.0)
@@ -49,7 +49,7 @@ async def test_who_came_in_time_is_left_alone() -> None:
         await task
 
 
-async def test_a_request_that_is_cancelled_as_well_ends_cancelled() -> None:
+async def test_a_request_that_times_out_and_is_cancelled_ends_as_cancelled() -> None:
     stalls = Stalls(8, ROOM)
     task = await started(stalls)
     stalls.look(asyncio.get_running_loop().time() + 6.0)
@@ -81,7 +81,7 @@ async def test_a_body_in_many_parts_is_joined_within_its_bound() -> None:
         await read(b"x", b"")
 
 
-async def test_a_body_that_does_not_come_is_told_so() -> None:
+async def test_a_body_that_does_not_arrive_raises_a_timeout_error() -> None:
     stalls = Stalls(8, ROOM)
     loop = asyncio.get_running_loop()
 
@@ -118,7 +118,7 @@ class Apart:
         return 1
 
 
-async def test_a_tenant_leaves_room_to_others_for_open_requests_and_their_bodies() -> None:
+async def test_a_tenant_leaves_room_for_others_in_open_requests_and_their_bodies() -> None:
     stalls = Stalls(8, 100, Apart())
     with ExitStack() as stack:
         for _ in range(4):

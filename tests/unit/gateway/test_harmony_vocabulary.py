@@ -1,4 +1,4 @@
-"""gpt-oss's channels with a model's own vocabulary, whose tokens are more than a byte."""
+"""Tests of gpt-oss's channels with a model's own vocabulary, whose tokens are more than a byte."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ REASONED = f"{THOUGHT}<|channel|>final<|message|>{ANSWER}"
 
 @pytest.mark.system
 @pytest.mark.parametrize("end", ["", "<|return|>", "<|end|>"])
-def test_a_models_answer_is_shown_without_its_reasoning(smol: Tokenizer, end: str) -> None:
+def test_an_answer_is_shown_without_its_reasoning(smol: Tokenizer, end: str) -> None:
     tokens = smol.encode(REASONED + end, add_special_tokens=False)
     ids = [smol.encode(text, add_special_tokens=False) for text in MARKERS]
     assert [len(each) for each in ids] == [1] * len(MARKERS)
@@ -46,14 +46,14 @@ def test_a_models_answer_is_shown_without_its_reasoning(smol: Tokenizer, end: st
 
 
 @pytest.mark.system
-def test_a_tool_call_is_no_content(smol: Tokenizer) -> None:
+def test_a_tool_call_is_not_content(smol: Tokenizer) -> None:
     call = '<|channel|>commentary to=functions.get <|constrain|>json<|message|>{"a": 1}<|call|>'
     assert shown(smol, smol.encode(call, add_special_tokens=False)) == ""
     early = ' to=functions.get<|channel|>commentary json<|message|>{"a": 1}<|call|>'
     assert shown(smol, smol.encode(early, add_special_tokens=False)) == ""
 
 
-def test_models_without_the_markers_are_left_alone() -> None:
+def test_models_without_the_markers_are_unchanged() -> None:
     assert not answer_format(load_tokenizer(load_model_info("builtin:sim"))).harmony
     assert answer_format(with_markers(sim_tokenizer())).harmony
     for text in MARKERS[:-1]:
@@ -86,10 +86,10 @@ SHAPE = """
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
 """
-"""What such a template asks of its environment: macros, a namespace, tests of names that are not given, the date."""
+"""The features such a template uses: macros, a namespace, tests of undefined names, and the date."""
 
 
-def test_a_template_of_that_shape_renders_up_to_where_an_answer_begins() -> None:
+def test_a_harmony_template_renders_up_to_the_start_of_the_answer() -> None:
     turns: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     text = ChatTemplate(SHAPE, {}).render(turns)
     assert text.startswith("<|start|>system<|message|>You are a model. Current date: 20")

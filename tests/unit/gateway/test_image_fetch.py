@@ -1,4 +1,4 @@
-"""Images named by address: the hosts that are asked, the bounds, and the sentence for each that is not had."""
+"""Tests of images named by URL: allowed hosts, bounds, and the error for each that is refused."""
 
 import asyncio
 import datetime
@@ -48,7 +48,7 @@ def hosts(text: str) -> ImageHosts:
         ("[::1]:9000", "http://[::1]:9000/"),
     ],
 )
-def test_addresses_of_listed_hosts_are_fetched(listed: str, url: str) -> None:
+def test_urls_of_listed_hosts_are_fetched(listed: str, url: str) -> None:
     hosts(listed).check(read_url(url))
 
 
@@ -76,7 +76,7 @@ def test_other_hosts_and_ports_are_refused_with_the_setting_that_would_allow_the
 
 
 @pytest.mark.parametrize("url", ["ftp://example.com/a", "http:///a", "http://[::1/", "https://a/" + "x" * 9000])
-def test_what_is_no_address_of_http_is_refused(url: str) -> None:
+def test_an_invalid_http_url_is_refused(url: str) -> None:
     with pytest.raises(RefusedUrl):
         read_url(url)
 
@@ -91,11 +91,11 @@ def test_what_is_no_address_of_http_is_refused(url: str) -> None:
         ("::127.0.0.1", False), ("fec0::1", False), ("64:ff9b:1::a00:1", False), ("2001:0:7f00:1::", False),
     ],
 )  # fmt: skip
-def test_names_may_resolve_to_the_internet_alone(address: str, allowed: bool) -> None:
+def test_names_may_resolve_only_to_public_addresses(address: str, allowed: bool) -> None:
     assert hosts("example.com").allows_target(address) is allowed
 
 
-def test_private_addresses_and_networks_that_are_listed_may_be_resolved_to() -> None:
+def test_names_may_resolve_to_listed_private_addresses_and_networks() -> None:
     listed = hosts("files.internal, 10.1.2.3, 192.168.0.0/16, 127.0.0.1:9000")
     for address in ("10.1.2.3", "192.168.4.4", "127.0.0.1", "::ffff:10.1.2.3"):
         assert listed.allows_target(address), address
@@ -103,7 +103,7 @@ def test_private_addresses_and_networks_that_are_listed_may_be_resolved_to() -> 
 
 
 @given(st.ip_addresses(v=4))
-def test_an_address_written_as_ipv6_is_judged_as_its_ipv4_address(address: Any) -> None:
+def test_an_ipv4_mapped_ipv6_address_is_judged_as_ipv4(address: Any) -> None:
     listed = hosts("example.com, 10.0.0.0/9")
     allowed = listed.allows_target(str(address))
     assert listed.allows_target(f"::ffff:{address}") is allowed
@@ -111,7 +111,7 @@ def test_an_address_written_as_ipv6_is_judged_as_its_ipv4_address(address: Any) 
 
 
 @pytest.mark.parametrize("text", ["*.example.com", "a b", "https://example.com", "me@example.com", "10.0.0.1/8"])
-def test_a_list_that_cannot_be_read_is_an_error_at_the_start(text: str) -> None:
+def test_a_malformed_list_is_an_error_at_the_start(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no (host|network)"):
         GatewaySettings.model_validate({"image_hosts": text})
 
@@ -157,7 +157,7 @@ async def host() -> AsyncIterator[ImageHost]:
 pytestmark = pytest.mark.system
 
 
-async def test_files_come_as_they_are_and_each_address_is_asked_once(host: ImageHost) -> None:
+async def test_files_are_unchanged_and_each_url_is_fetched_once(host: ImageHost) -> None:
     host.answers["/chunked"] = reply(b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", "Transfer-Encoding: chunked")
     host.answers["/closed"] = reply(b"to the end", "Connection: close")
     rig, a = Rig(host), host.url("/a.png")
@@ -170,14 +170,14 @@ async def test_files_come_as_they_are_and_each_address_is_asked_once(host: Image
     assert rig.registry.get_sample_value("fulcrum_gateway_image_fetch_bytes_total") == len(FILE) + 15
 
 
-async def test_an_address_named_twice_fails_in_the_field_that_names_it_first(host: ImageHost) -> None:
+async def test_a_url_named_twice_fails_in_the_field_that_names_it_first(host: ImageHost) -> None:
     url = host.url("/missing")
     with pytest.raises(InvalidRequest) as caught:
         await Rig(host).fetcher.fetch([SentImage(url, "first"), SentImage(url, "second")], "t", lambda _: None)
     assert caught.value.param == "first"
 
 
-async def test_without_listed_hosts_nothing_is_asked_and_the_error_names_the_setting(host: ImageHost) -> None:
+async def test_without_listed_hosts_nothing_is_fetched_and_the_error_names_the_setting(host: ImageHost) -> None:
     rig = Rig(host, "10.9.9.9")
     await rig.fails(host.url("/a.png"), f"hosts in {SETTING} of the gateway", "refused", UnsupportedField)
     with pytest.raises(UnsupportedField, match="and it names none"):
@@ -187,7 +187,7 @@ async def test_without_listed_hosts_nothing_is_asked_and_the_error_names_the_set
     assert not host.requests
 
 
-async def test_the_name_is_sent_to_the_address_that_was_checked(host: ImageHost) -> None:
+async def test_the_host_name_is_sent_to_the_address_that_was_checked(host: ImageHost) -> None:
     rig = Rig(host, f"images.test:{host.port}, 127.0.0.1")
     rig.addresses["images.test"] = ["10.0.0.1", "127.0.0.1"]
     assert await rig.fetch(host.url("/a.png", "images.test")) == [FILE]
@@ -226,7 +226,7 @@ async def test_the_next_address_is_tried_if_one_does_not_connect(host: ImageHost
         (reply(status="302 Found"), "answered 302 without an address", "status"),
     ],
 )
-async def test_an_answer_that_is_no_image_within_bounds_is_a_400_that_says_so(
+async def test_an_answer_that_is_no_image_within_bounds_is_a_400_with_the_reason(
     host: ImageHost, answer: bytes, reason: str, outcome: str
 ) -> None:
     host.answers["/b"] = answer
@@ -254,7 +254,7 @@ async def test_redirects_stay_within_the_list_the_scheme_and_their_bound(host: I
     assert await Rig(host, max_redirects=0).fetch(host.url("/a.png")) == [FILE]
 
 
-async def test_a_server_that_does_not_finish_is_left_after_the_time(host: ImageHost) -> None:
+async def test_a_server_that_does_not_finish_times_out(host: ImageHost) -> None:
     host.answers["/slow"] = reply(b"abc", "Content-Length: 10")
     host.stalls.add("/slow")
     await Rig(host, max_s=0.2).fails(host.url("/slow"), r"did not come within 0\.2 s", "timeout")
@@ -266,7 +266,7 @@ async def test_a_closed_port_is_a_400(host: ImageHost) -> None:
     await rig.fails("http://127.0.0.1:1/a.png", "cannot be fetched", "unreachable")
 
 
-async def test_fetches_at_a_time_are_bounded_and_a_cancelled_one_frees_its_place(host: ImageHost) -> None:
+async def test_concurrent_fetches_are_bounded_and_a_cancelled_one_makes_room(host: ImageHost) -> None:
     paths = [f"/{place}" for place in range(5)]
     host.answers |= dict.fromkeys(paths, reply(b"abc", "Content-Length: 10"))
     host.stalls |= set(paths)
@@ -282,9 +282,7 @@ async def test_fetches_at_a_time_are_bounded_and_a_cancelled_one_frees_its_place
     assert await rig.fetch(host.url("/a.png")) == [FILE]
 
 
-async def test_bytes_are_bounded_by_the_request_and_by_what_the_gateway_holds(
-    host: ImageHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bytes_are_bounded_per_request_and_per_gateway(host: ImageHost, monkeypatch: pytest.MonkeyPatch) -> None:
     host.answers["/b.png"] = reply(FILE)
     monkeypatch.setattr(files, "MAX_TOTAL_BYTES", len(FILE) * 2 - 1)
     monkeypatch.setattr("services.gateway.images.fetch.MAX_TOTAL_BYTES", len(FILE) * 2 - 1)
@@ -301,7 +299,7 @@ async def test_bytes_are_bounded_by_the_request_and_by_what_the_gateway_holds(
     await until(lambda: host.open == 0, what="the connections to be closed")
 
 
-async def test_a_certificate_is_checked_against_the_name_in_the_address(
+async def test_a_certificate_is_checked_against_the_name_in_the_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = datetime.datetime.now(datetime.UTC)

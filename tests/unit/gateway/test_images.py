@@ -1,4 +1,4 @@
-"""Images of a request: the files that are taken, and the sentence for each that is not."""
+"""Tests of a request's images: the accepted files, and the error for each that is refused."""
 
 import io
 import struct
@@ -42,7 +42,7 @@ def sent(file: bytes, kind: str = "image/png") -> SentImage:
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
-def test_files_of_known_formats_come_through_unchanged_whatever_type_is_named(form: str) -> None:
+def test_files_of_known_formats_are_passed_on_unchanged_whatever_type_is_declared(form: str) -> None:
     file = picture(form)
     assert read_images([sent(file), sent(file, "image/jpeg")], LIMITS) == [file, file]
 
@@ -61,15 +61,13 @@ def test_files_of_known_formats_come_through_unchanged_whatever_type_is_named(fo
         (sent(bytes(40_000)), InvalidRequest, "over 20000 bytes"),
     ],
 )
-def test_an_image_that_is_not_taken_is_named_with_its_reason(
-    image: SentImage, error: type[InvalidRequest], reason: str
-) -> None:
+def test_a_refused_image_is_named_with_its_reason(image: SentImage, error: type[InvalidRequest], reason: str) -> None:
     with pytest.raises(error, match=reason) as caught:
         read_images([sent(picture()), image], LIMITS)
     assert caught.value.param == FIELD
 
 
-def test_a_small_file_of_very_many_pixels_is_refused_before_it_is_decoded() -> None:
+def test_a_small_file_with_very_many_pixels_is_refused_before_it_is_decoded() -> None:
     bomb = io.BytesIO()
     Image.new("1", (30_000, 30_000)).save(bomb, "PNG")
     with pytest.raises(InvalidRequest, match="pixels"):
@@ -82,7 +80,7 @@ def test_the_largest_image_fits_the_largest_body_by_default() -> None:
     assert given["max_body_bytes"] * 10 < given["max_open_body_bytes"]
 
 
-def test_a_jpeg_of_more_scans_than_are_read_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jpeg_with_too_many_scans_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     file = picture("JPEG", progressive=True)
     assert read_images([sent(file)], LIMITS) == [file]
     monkeypatch.setattr(pictures, "MAX_SCANS", 3)
@@ -90,7 +88,7 @@ def test_a_jpeg_of_more_scans_than_are_read_is_refused_before_it_is_decoded(monk
         read_images([sent(file)], LIMITS)
 
 
-def test_marks_of_scans_in_segments_or_behind_a_jpeg_are_none_of_it() -> None:
+def test_scan_markers_within_segments_or_after_a_jpeg_do_not_count() -> None:
     """A phone's film or thumbnail in the same file, for example."""
     file, marks = picture("JPEG"), b"\xff\xda" * 100
     comment = b"\xff\xfe" + (len(marks) + 2).to_bytes(2, "big") + marks
@@ -98,7 +96,7 @@ def test_marks_of_scans_in_segments_or_behind_a_jpeg_are_none_of_it() -> None:
     assert read_images([sent(whole)], LIMITS) == [whole]
 
 
-def test_an_image_of_a_few_pixels_width_is_refused_before_a_processor_makes_both_sides_larger() -> None:
+def test_an_image_a_few_pixels_wide_is_refused_before_a_processor_enlarges_it() -> None:
     bar = picture(width=1, height=50)
     assert read_images([sent(bar)], LIMITS) == [bar]
     with pytest.raises(InvalidRequest, match="the image is over 50 times as long as wide"):
@@ -106,7 +104,7 @@ def test_an_image_of_a_few_pixels_width_is_refused_before_a_processor_makes_both
 
 
 @pytest.mark.parametrize("tag", [0x10F, 0x111], ids=["a number as text", "text as a number"])
-def test_an_image_whose_rotation_cannot_be_read_is_refused_here_and_not_by_a_worker(tag: int) -> None:
+def test_an_image_with_an_unreadable_rotation_is_refused_here_and_not_by_a_worker(tag: int) -> None:
     kind = 11 if tag == 0x10F else 2
     entries = struct.pack("<HHHIIHHII", 2, 0x112, 3, 1, 6, tag, kind, 1, 0x41)
     file = picture("JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0" + entries + bytes(4))
@@ -114,7 +112,7 @@ def test_an_image_whose_rotation_cannot_be_read_is_refused_here_and_not_by_a_wor
         read_images([sent(file)], LIMITS)
 
 
-def test_images_of_a_request_are_bounded_in_number_and_all_together() -> None:
+def test_images_of_a_request_are_bounded_in_number_and_in_total_size() -> None:
     with pytest.raises(InvalidRequest, match="3 images; 2 are allowed"):
         check_count([sent(picture())] * 3, LIMITS)
     file = picture()
@@ -124,7 +122,7 @@ def test_images_of_a_request_are_bounded_in_number_and_all_together() -> None:
         read_images([sent(large)] * 2, ImageLimits(max_bytes=MAX_TOTAL_BYTES))
 
 
-def test_models_without_a_served_vision_say_why() -> None:
+def test_models_without_supported_vision_give_the_reason() -> None:
     images = [sent(picture())]
     with pytest.raises(UnsupportedField, match="it has no vision") as caught:
         check_vision(images, "m", None)
@@ -134,7 +132,7 @@ def test_models_without_a_served_vision_say_why() -> None:
     assert check_vision(images, "m", VISION) is VISION
 
 
-def test_a_worker_that_takes_no_images_is_named_with_the_engine_that_does() -> None:
+def test_a_worker_without_image_support_is_named_with_the_engine_that_has_it() -> None:
     seeing, blind = (Worker(id=name, engine=name, version="1") for name in ("torch", "vllm"))
     seeing.capabilities.images = True
     check_workers([sent(picture())], [seeing, seeing])
@@ -143,7 +141,7 @@ def test_a_worker_that_takes_no_images_is_named_with_the_engine_that_does() -> N
     assert caught.value.param == FIELD
 
 
-def test_each_image_has_its_place_in_the_expanded_prompt() -> None:
+def test_each_image_has_its_range_in_the_expanded_prompt() -> None:
     prompt = expand([1, 9, 2, 9, 9], VISION)
     assert prompt == [1, 9, 9, 9, 2, 9, 9, 9, 9, 9, 9]
     files = [b"a", b"b", b"a"]
@@ -156,7 +154,7 @@ def test_each_image_has_its_place_in_the_expanded_prompt() -> None:
     assert [each.span.digest for each in placed] == [*map(image_hash, files)]
 
 
-def test_placeholders_have_to_be_those_of_the_images() -> None:
+def test_placeholders_must_match_the_images() -> None:
     names = {VISION.token_id: "<image>"}
     assert expanded([1, 9, 2], 1, VISION, names) == [1, 9, 9, 9, 2]
     with pytest.raises(InvalidRequest, match="'<image>' stands for an image"):

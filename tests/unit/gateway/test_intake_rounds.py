@@ -1,4 +1,4 @@
-"""Requests are taken in a few in each turn of the event loop."""
+"""Tests that each turn of the event loop accepts only a few requests."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ async def loop_turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_loop_comes_round_between_a_few_requests_and_the_next() -> None:
+async def test_the_loop_runs_other_tasks_between_a_few_requests_and_the_next() -> None:
     rounds, turns, taken = IntakeRounds(Known()), 0, list[int]()
 
     async def request() -> None:
@@ -47,7 +47,7 @@ async def test_another_tenants_request_does_not_wait_behind_a_flood() -> None:
     await asyncio.gather(*flood)
 
 
-async def test_where_anybody_may_name_any_tenant_names_bring_no_turns() -> None:
+async def test_tenants_get_no_turns_if_any_client_may_name_any_tenant() -> None:
     rounds, order = IntakeRounds(OneForAll()), list[str]()
 
     async def request(tenant: str) -> None:
@@ -59,7 +59,7 @@ async def test_where_anybody_may_name_any_tenant_names_bring_no_turns() -> None:
     assert order == names
 
 
-async def test_a_request_whose_client_leaves_takes_no_turn_and_nothing_is_kept_of_it() -> None:
+async def test_a_request_whose_client_leaves_uses_no_turn_and_leaves_no_state() -> None:
     rounds = IntakeRounds(Known())
     waiting = [asyncio.ensure_future(rounds.turn("flood")) for _ in range(3 * ROUND_UNITS)]
     await loop_turns(1)
@@ -70,7 +70,7 @@ async def test_a_request_whose_client_leaves_takes_no_turn_and_nothing_is_kept_o
     await rounds.turn("modest")
 
 
-async def test_more_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_beyond_the_waiting_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "MOST_WAITING", 3)
     rounds = IntakeRounds(Known())
     asked = [rounds.turn("flood") for _ in range(ROUND_UNITS + 3 + 2)]

@@ -1,4 +1,4 @@
-"""Two tenants at one gateway: neither gets anything of the other's by any route, and a route without a case fails."""
+"""Tests of two tenants at one gateway: no route gives one the other's data, and a route without a case fails."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -316,7 +316,7 @@ async def ready(world: World) -> None:
 
 
 async def public(_world: World) -> None:
-    """The same in every cluster: it tells nothing of anybody."""
+    """Do nothing, since the route is the same in every cluster and reveals nothing."""
 
 
 CASES: dict[tuple[str, str], Callable[[World], Awaitable[None]]] = {
@@ -362,14 +362,14 @@ async def test_every_route_of_the_gateway_has_an_ownership_case(world: World) ->
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not is_public(case)], ids=" ".join)
-async def test_without_a_key_a_route_tells_nothing_but_how_to_get_in(world: World, case: tuple[str, str]) -> None:
+async def test_without_a_key_a_route_reveals_only_how_to_authenticate(world: World, case: tuple[str, str]) -> None:
     answer = await world.nobody.request(case[0], case[1].replace("{file_id}", world.file))
     assert code(answer) == (401, "invalid_api_key")
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-async def test_a_tenant_gets_and_changes_nothing_of_anothers(world: World, case: tuple[str, str]) -> None:
+async def test_a_tenant_can_neither_read_nor_change_another_tenants_data(world: World, case: tuple[str, str]) -> None:
     await CASES[case](world)
 
 
@@ -399,14 +399,14 @@ async def test_a_tenant_or_class_that_is_not_the_keys_is_refused_on_every_route(
             assert code(unreadable) == (400, "invalid_request"), (method, path)
 
 
-async def test_an_admin_who_acts_for_a_tenant_lists_what_is_its_own(world: World) -> None:
+async def test_an_admin_who_acts_for_a_tenant_lists_that_tenants_data(world: World) -> None:
     for path, own in (("/v1/files", world.file), ("/v1/batches", world.batch)):
         assert own in listed(await world.admin.get(path))
         assert listed(await world.admin.get(path, headers={"x-fulcrum-tenant": "a"})) == {own}
         assert listed(await world.admin.get(path, headers={"x-fulcrum-tenant": "b"})) == set()
 
 
-async def test_head_answers_as_get_does_on_every_route(world: World) -> None:
+async def test_head_is_answered_like_get_on_every_route(world: World) -> None:
     await KEPT.store.keep("admin", "resp_a", OWN_RESPONSE, 600)
     key = world.admin.headers["authorization"]
     found = {path for method, path in routes(world.app.routes) if method in ("GET", "POST")}

@@ -1,4 +1,4 @@
-"""A message's content blocks, its events and its end, from pieces of an answer however they are cut."""
+"""Tests of a message's content blocks, events and end, from pieces of an answer however they are cut."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ STOP = ApiFinishReason.STOP
 
 
 class Wire:
-    """What a client was sent."""
+    """The events that a client receives."""
 
     def __init__(self) -> None:
         self.body = b""
@@ -129,7 +129,7 @@ def rebuilt(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 @st.composite
 def answers(draw: st.DrawFn) -> list[AnswerRun]:
-    """Runs of an answer in any order, its calls' arguments cut anywhere."""
+    """Draw runs of an answer in any order, with its calls' arguments cut anywhere."""
     runs: list[AnswerRun] = []
     for number in range(draw(st.integers(0, 5))):
         kind = draw(st.sampled_from([PartKind.CONTENT, PartKind.REASONING, PartKind.CALL]))
@@ -144,7 +144,9 @@ def answers(draw: st.DrawFn) -> list[AnswerRun]:
 
 
 @given(answers(), st.data())
-def test_a_stream_makes_the_whole_message_however_the_answer_is_cut(runs: list[AnswerRun], data: st.DataObject) -> None:
+def test_a_stream_builds_the_whole_message_however_the_answer_is_cut(
+    runs: list[AnswerRun], data: st.DataObject
+) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(runs)), max_size=6)))
     pieces = [Piece(runs=runs[a:b]) for a, b in zip([0, *cuts], [*cuts, len(runs)], strict=True)]
     for piece in pieces:
@@ -161,7 +163,7 @@ def test_blocks_come_in_the_order_in_which_the_model_wrote_them() -> None:
     assert (found["id"], found["type"], found["role"], found["model"]) == ("msg_r1", "message", "assistant", "m")
 
 
-def test_tokens_of_the_input_are_counted_once_as_computed_or_as_cached() -> None:
+def test_input_tokens_are_counted_once_as_computed_or_as_cached() -> None:
     assert whole(RUNS)["usage"] == USAGE
     events = sent([Piece(runs=RUNS, finish=STOP)], streamed=True).events()
     assert events[0]["message"]["usage"] == events[-2]["usage"] == USAGE
@@ -177,7 +179,7 @@ def test_tokens_of_the_input_are_counted_once_as_computed_or_as_cached() -> None
         (ApiFinishReason.TOOL_CALLS, "END", "tool_use", None),
     ],
 )
-def test_the_reason_to_stop_is_named(
+def test_the_stop_reason_is_named(
     finish: ApiFinishReason, stop_string: str | None, reason: str, sequence: str | None
 ) -> None:
     found = whole(RUNS, finish, stop_string=stop_string)
@@ -191,14 +193,14 @@ def test_an_answer_without_any_text_has_no_blocks() -> None:
 
 
 @pytest.mark.parametrize("written", ["", '{"a": ', "[1]", '"a"', '{"a": "\\ud800"}', '{"a":' * 5000])
-def test_a_calls_text_that_is_no_object_is_an_empty_input(written: str) -> None:
+def test_a_call_whose_text_is_no_object_has_an_empty_input(written: str) -> None:
     output = MessageOutput()
     output.push([AnswerRun(PartKind.CALL, "f", "call_1"), AnswerRun(PartKind.ARGUMENTS, written)])
     output.end()
     assert json.loads(msgspec.json.encode(output.blocks[0]))["input"] == {}
 
 
-def test_a_calls_numbers_are_those_that_the_model_wrote() -> None:
+def test_a_calls_numbers_are_exactly_those_of_the_model() -> None:
     output = MessageOutput()
     written = '{"a": 123456789012345678901234567890, "b": 1.10}'
     output.push([AnswerRun(PartKind.CALL, "f", "call_1"), AnswerRun(PartKind.ARGUMENTS, written)])

@@ -1,4 +1,4 @@
-"""A body of /v1/messages as the chat that it becomes, and what is refused by name."""
+"""Tests of a body of /v1/messages as the chat that it becomes, and of unsupported fields."""
 
 import json
 from typing import Any
@@ -38,7 +38,7 @@ def text(value: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": value, **more}
 
 
-def test_sampling_and_stops_are_those_of_a_chat() -> None:
+def test_sampling_and_stops_equal_those_of_a_chat() -> None:
     found = asked(temperature=0.5, top_p=0.25, top_k=3, stop_sequences=["a", "b"], stream=True)
     assert (found.sampling.temperature, found.sampling.top_p, found.sampling.top_k) == (0.5, 0.25, 3)
     assert (found.stops, found.stream, found.max_tokens, found.n) == (("a", "b"), True, 5, 1)
@@ -46,7 +46,7 @@ def test_sampling_and_stops_are_those_of_a_chat() -> None:
     assert {"temperature", "top_p", "top_k"} <= asked().unset
 
 
-def test_system_text_comes_first_and_anthropics_accounting_is_left_out_of_it() -> None:
+def test_system_text_comes_first_without_anthropics_billing_header() -> None:
     assert turns(USER, system="be brief")[0] == {"role": "system", "content": "be brief"}
     blocks = [text("x-anthropic-billing-header: cch=1"), text("a", cache_control=MARK), text("b")]
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -54,13 +54,13 @@ def test_system_text_comes_first_and_anthropics_accounting_is_left_out_of_it() -
     assert turns(USER, system=blocks[:1]) == turns(USER, system="") == [USER]
 
 
-def test_text_of_a_turn_is_one_text_or_its_parts() -> None:
+def test_the_text_of_a_turn_is_one_string_or_its_parts() -> None:
     assert turns({"role": "user", "content": [text("a", cache_control=MARK)]}) == [{"role": "user", "content": "a"}]
     (found,) = turns({"role": "user", "content": [text("a", citations=None), text("b")]})
     assert [part["text"] for part in found["content"]] == ["a", "b"]
 
 
-def test_an_earlier_answer_keeps_reasoning_text_and_calls() -> None:
+def test_an_earlier_answer_includes_reasoning_text_and_calls() -> None:
     answer = [
         {"type": "thinking", "thinking": "hm", "signature": ""},
         {"type": "redacted_thinking", "data": "x"},
@@ -88,7 +88,7 @@ def test_an_earlier_answer_keeps_reasoning_text_and_calls() -> None:
         ({"is_error": True, "content": None}, "Error: "),
     ],
 )
-def test_a_tools_result_is_a_turn_of_its_own_and_says_that_the_call_failed(result: dict[str, Any], shown: str) -> None:
+def test_a_tools_result_is_its_own_turn_and_reports_a_failed_call(result: dict[str, Any], shown: str) -> None:
     content = [{"type": "tool_result", "tool_use_id": "t1", "cache_control": MARK, **result}]
     assert turns({"role": "user", "content": content}) == [{"role": "tool", "content": shown, "tool_call_id": "t1"}]
 
@@ -99,7 +99,7 @@ def test_a_call_without_text_is_a_turn_without_content() -> None:
     assert found["content"] is None
 
 
-def test_an_answer_that_was_begun_is_continued() -> None:
+def test_an_unfinished_answer_is_continued() -> None:
     begun = asked(messages=[USER, {"role": "assistant", "content": "The"}])
     assert begun.continues and not begun.opens_answer
 
@@ -115,13 +115,13 @@ def test_an_answer_that_was_begun_is_continued() -> None:
         ({"type": "tool", "name": "f"}, True, "f", False),
     ],
 )
-def test_tool_choice_is_that_of_a_chat(choice: Any, required: bool, named: str | None, parallel: bool) -> None:
+def test_tool_choice_equals_that_of_a_chat(choice: Any, required: bool, named: str | None, parallel: bool) -> None:
     found = asked(tools=[{**TOOL, "cache_control": MARK, "type": "custom"}], tool_choice=choice).tools
     assert found is not None and (found.required, found.named, found.parallel) == (required, named, parallel)
     assert found.schemas == {"f": TOOL["input_schema"]}
 
 
-def test_no_tool_can_be_called_where_none_is_chosen() -> None:
+def test_no_tool_can_be_called_if_tool_choice_is_none() -> None:
     assert asked(tools=[TOOL], tool_choice={"type": "none"}).tools is None
 
 
@@ -141,7 +141,7 @@ def test_thinking_is_on_off_or_left_to_the_template(fields: Any, thinking: bool 
     assert (found.thinking, found.effort) == (thinking, effort)
 
 
-def test_consecutive_turns_of_the_user_are_one_and_system_text_among_them_is_the_users() -> None:
+def test_consecutive_user_turns_are_joined_and_system_text_among_them_belongs_to_the_user() -> None:
     behind = {"role": "system", "content": "be brief"}
     (found,) = turns(USER, {"role": "user", "content": [text("b")]}, behind)
     assert (found["role"], [part["text"] for part in found["content"]]) == ("user", ["hi", "b", "be brief"])
@@ -170,9 +170,7 @@ async def test_an_effort_is_a_hint_that_no_model_refuses() -> None:
         (PLAIN + "</think>", "disabled", "thinking is not served for model 'sim': it always thinks"),
     ],
 )
-async def test_a_model_thinks_or_not_where_its_template_has_a_place_for_it(
-    template: str, kind: str, shown: str
-) -> None:
+async def test_thinking_applies_if_the_template_has_a_switch_for_it(template: str, kind: str, shown: str) -> None:
     model = ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), ChatTemplate(template, {})))
     with Threads(1) as threads:
         try:
@@ -184,19 +182,19 @@ async def test_a_model_thinks_or_not_where_its_template_has_a_place_for_it(
     assert found == shown
 
 
-def test_a_schema_of_the_answer_is_kept_to() -> None:
+def test_a_schema_of_the_answer_is_enforced() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     found = asked(output_config={"format": {"type": "json_schema", "schema": schema}})
     assert (found.schema, found.schema_field) == (schema, "output_config.format")
 
 
-def test_what_changes_nothing_is_taken() -> None:
+def test_fields_without_effect_are_accepted() -> None:
     plain = asked(service_tier="auto", mcp_servers=[], container=None, metadata={"user_id": "u"}, cache_control=MARK)
     assert plain == asked(service_tier="standard_only", speed="standard")
     assert plain == asked(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
 
 
-def test_a_count_reads_the_same_conversation() -> None:
+def test_a_token_count_reads_the_same_conversation() -> None:
     conversation: dict[str, Any] = {"system": "s", "tools": [TOOL], "messages": [USER]}
     assert parse_count(body(max_tokens=..., **conversation)).messages == asked(**conversation).messages
     assert set(CountRequest.__struct_fields__) < set(MessageRequest.__struct_fields__)
@@ -267,7 +265,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), REFUSED, ids=[param for _, param, _ in REFUSED])
-def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str, words: str) -> None:
+def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         asked(**fields)
     assert caught.value.param == param

@@ -1,4 +1,4 @@
-"""Keys and errors of Anthropic's routes, whichever part of the gateway answers."""
+"""Tests of keys and errors of Anthropic's routes, whichever part of the gateway answers."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ def test_an_errors_type_follows_from_its_status(status: int, kind: str) -> None:
         (1, 9000, "prompt is too long: the prompt's 9000 tokens leave no room in a context of 8192"),
     ],
 )
-def test_what_exceeds_the_context_is_told_in_words_that_agents_act_on(
+def test_an_error_beyond_the_context_has_the_wording_that_agents_recognise(
     max_tokens: int, prompt_tokens: int, words: str
 ) -> None:
     asked = parse_message(json.dumps({**QUESTION, "max_tokens": max_tokens}).encode())
@@ -89,7 +89,7 @@ def test_what_exceeds_the_context_is_told_in_words_that_agents_act_on(
         ({}, ""),
     ],
 )
-async def test_a_key_comes_by_either_header(path: str, headers: dict[str, str], seen: str) -> None:
+async def test_a_key_is_accepted_in_either_header(path: str, headers: dict[str, str], seen: str) -> None:
     async with client(shows_key) as http:
         assert (await http.post(path, headers=headers)).text == seen
 
@@ -105,7 +105,7 @@ async def test_two_different_keys_are_refused_and_counted(authorization: str) ->
     assert [(row.status, row.code) for row in counts.rows()] == [(400, "invalid_request")]
 
 
-async def test_other_routes_have_neither_the_header_nor_the_form() -> None:
+async def test_other_routes_have_neither_the_header_nor_the_error_format() -> None:
     async def refuses(scope: Scope, receive: Receive, send: Send) -> None:
         assert b"authorization" not in dict(scope["headers"])
         error = {"message": "m", "type": "t", "param": None, "code": "c"}
@@ -116,7 +116,7 @@ async def test_other_routes_have_neither_the_header_nor_the_form() -> None:
             assert (await http.post(path)).json()["error"]["type"] == "t"
 
 
-async def test_an_errors_headers_stay_and_its_length_is_that_of_the_new_body() -> None:
+async def test_an_errors_headers_stay_and_its_length_matches_the_new_body() -> None:
     own = {"retry-after": "7", "x-request-id": "r7", "x-should-retry": "false"}
 
     async def busy(scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +131,7 @@ async def test_an_errors_headers_stay_and_its_length_is_that_of_the_new_body() -
     assert answer.headers.get_list("content-length") == [str(len(answer.content))]
 
 
-async def test_an_error_that_is_not_the_gateways_passes_as_it_is() -> None:
+async def test_an_error_from_elsewhere_is_passed_on_unchanged() -> None:
     async def foreign(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("Disallowed CORS origin", 400)(scope, receive, send)
 
@@ -141,7 +141,7 @@ async def test_an_error_that_is_not_the_gateways_passes_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("path", [PATH, COUNT_PATH])
-async def test_gate_parser_and_catalogue_refuse_in_anthropics_form(world: World, path: str) -> None:  # noqa: F811
+async def test_key_gate_parser_and_catalogue_refuse_in_anthropics_format(world: World, path: str) -> None:  # noqa: F811
     key = {"x-api-key": world.b.headers["authorization"].removeprefix("Bearer ")}
     question = QUESTION if path == PATH else {name: QUESTION[name] for name in ("model", "messages")}
 
@@ -169,7 +169,7 @@ async def test_gate_parser_and_catalogue_refuse_in_anthropics_form(world: World,
 
 @pytest.mark.system
 @pytest.mark.parametrize("path", [f"{PATH}?beta=true", COUNT_PATH, f"{PATH}/batches", "/v1/chat/completions"])
-async def test_a_refused_head_is_answered_in_the_form_of_its_route(path: str) -> None:
+async def test_a_refused_head_is_answered_in_the_format_of_its_route(path: str) -> None:
     guard = ConnectionGuard()
     guard.error_body = refused_body
     async with served(shows_key, guard=guard) as sock:

@@ -1,4 +1,4 @@
-"""Models of the catalogue at one gateway: who waits, for how long, what clients are answered, what is reported."""
+"""Tests of catalogue models at one gateway: who waits and for how long, what clients receive and what is reported."""
 
 import asyncio
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class Rig:
         )
 
 
-async def test_a_request_waits_for_as_long_as_its_model_is_expected_to_take() -> None:
+async def test_a_request_waits_for_the_expected_load_time_of_its_model() -> None:
     rig = Rig()
     await rig.knows(ModelOutlook("disk", wait_s=4.5))
     with rig.desk.requested("a") as wait_s:
@@ -67,7 +67,7 @@ async def test_a_request_waits_for_as_long_as_its_model_is_expected_to_take() ->
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, 1.0])
-async def test_a_longer_wait_is_503_with_a_retry_after_that_is_spread_and_promised(draw: float) -> None:
+async def test_a_longer_wait_is_503_with_a_retry_after_that_is_spread_and_sufficient(draw: float) -> None:
     rig = Rig(draw)
     await rig.knows(ModelOutlook("disk", wait_s=30.0))
     with pytest.raises(NoWorkers, match="expected to be in 30 s") as refused, rig.desk.requested("a"):
@@ -79,7 +79,7 @@ async def test_a_longer_wait_is_503_with_a_retry_after_that_is_spread_and_promis
     assert use.promised_unix_ms == NOW_MS + back_s * 1000 + GRACE_MS
 
 
-async def test_where_no_planner_says_anything_it_goes_by_what_loading_took_or_by_size() -> None:
+async def test_without_a_planner_the_wait_follows_past_load_times_or_the_size() -> None:
     rig = Rig()
     await rig.knows()
     assert rig.desk.state("a") == ("unknown", 4.0)
@@ -87,7 +87,7 @@ async def test_where_no_planner_says_anything_it_goes_by_what_loading_took_or_by
     assert rig.desk.state("a") == ("unknown", 7.0)
 
 
-async def test_a_model_that_cannot_be_loaded_is_503_with_the_reason_for_whoever_comes_or_waits() -> None:
+async def test_a_model_that_cannot_be_loaded_is_503_with_the_reason_for_new_and_waiting_requests() -> None:
     rig = Rig()
     await rig.knows(ModelOutlook("failed", error="no such folder"))
     with pytest.raises(NoWorkers, match="cannot be loaded: no such folder"), rig.desk.requested("a"):
@@ -95,7 +95,7 @@ async def test_a_model_that_cannot_be_loaded_is_503_with_the_reason_for_whoever_
     assert isinstance(rig.desk.ends("a", 0.1), NoWorkers)
 
 
-async def test_a_model_that_is_removed_is_404_for_whoever_waits_and_unknown_to_the_next() -> None:
+async def test_a_removed_model_is_404_for_waiting_requests_and_unknown_to_the_next() -> None:
     rig = Rig()
     await rig.knows()
     assert rig.catalog.get("a").tpot_ms == 20.0
@@ -106,7 +106,7 @@ async def test_a_model_that_is_removed_is_404_for_whoever_waits_and_unknown_to_t
     assert rig.catalog.names == ["b"]
 
 
-async def test_a_catalogue_that_is_empty_for_a_moment_removes_nothing() -> None:
+async def test_a_momentarily_empty_catalogue_removes_nothing() -> None:
     rig = Rig()
     await rig.knows()
     await rig.desk.take(Catalogued())
@@ -122,7 +122,7 @@ async def test_a_model_whose_files_are_missing_here_leaves_the_others_served() -
     assert rig.catalog.names == ["a"]
 
 
-async def test_answers_that_a_leaving_worker_ends_are_not_reported_as_waiting() -> None:
+async def test_answers_ended_by_a_leaving_worker_are_not_reported_as_waiting() -> None:
     rig = Rig()
     await rig.knows(ModelOutlook("serving"))
     rig.served.add("a")
@@ -132,7 +132,7 @@ async def test_answers_that_a_leaving_worker_ends_are_not_reported_as_waiting() 
         assert (use.waiting, use.in_flight) == (0, 1)
 
 
-async def test_a_batch_line_that_waits_outside_the_queue_is_a_reason_to_load_its_model() -> None:
+async def test_a_batch_line_that_waits_outside_the_queue_causes_its_model_to_load() -> None:
     rig = Rig()
     await rig.knows(ModelOutlook("disk", wait_s=400.0))
     assert rig.desk.fault("a") == ""
@@ -164,7 +164,7 @@ async def test_use_is_reported_at_once_for_a_cold_model_and_again_when_it_change
     reporting.cancel()
 
 
-async def test_lines_of_batch_jobs_are_reported_apart_and_wait_only_from_when_they_wait_alone() -> None:
+async def test_lines_of_batch_jobs_are_reported_separately_and_as_waiting_only_if_they_wait_alone() -> None:
     rig = Rig()
     await rig.knows(ModelOutlook("disk", wait_s=4.5))
     with rig.desk.line("a"), rig.desk.wakes("a"):
@@ -181,7 +181,7 @@ async def test_lines_of_batch_jobs_are_reported_apart_and_wait_only_from_when_th
             assert rig.desk.uses()["a"].waiting_since_unix_ms == NOW_MS + 5_000
 
 
-async def test_an_adapter_is_counted_apart_from_its_model_whose_requests_include_its_own() -> None:
+async def test_an_adapter_is_counted_separately_and_also_within_its_model() -> None:
     rig = Rig()
     entries = {
         "a": ModelEntry("a", "builtin:sim", 1),
@@ -205,7 +205,7 @@ async def test_an_adapter_is_counted_apart_from_its_model_whose_requests_include
     }
 
 
-async def test_an_adapter_from_another_folder_shares_nothing_with_the_one_of_its_name_before() -> None:
+async def test_an_adapter_from_another_folder_shares_nothing_with_an_earlier_one_of_its_name() -> None:
     rig = Rig()
     found = set()
     for source in ("/adapters/one", "/adapters/two"):

@@ -1,4 +1,4 @@
-"""Workers whose KV nobody else can read: found by the registry's list alone, and told in what they differ."""
+"""Tests of workers with incompatible KV: found from the registry's list, and reported with the difference."""
 
 import pytest
 from hypothesis import given
@@ -31,26 +31,26 @@ def worker(worker_id: str, role: str, layout: str = NIXL, *, model: str = "m", r
         (worker("late", "prefill", NIXL.replace("tp1", "tp2")), "d differs in tp2 here, tp1 there"),
     ],
 )
-def test_a_worker_of_another_kind_is_told_by_what_it_differs_in(other: Worker, says: str) -> None:
+def test_a_worker_of_another_kind_is_reported_with_the_difference(other: Worker, says: str) -> None:
     found = unpaired([worker("p", "prefill"), worker("d", "decode"), other])
     assert list(found) == ["late"]
     assert "gets no work" in str(found["late"]) and says in str(found["late"])
 
 
-def test_two_kinds_that_are_both_whole_serve_beside_each_other() -> None:
+def test_two_complete_kinds_serve_side_by_side() -> None:
     new = NIXL.replace("0.32", "0.33")
     whole = [worker("p", "prefill"), worker("d", "decode"), worker("q", "prefill", new), worker("e", "decode", new)]
     assert unpaired(whole) == {}
     assert list(unpaired(whole[:3])) == ["q"]
 
 
-def test_of_several_the_one_that_is_most_alike_is_named() -> None:
+def test_the_most_similar_of_several_workers_is_named() -> None:
     far, near = worker("a", "prefill", "torch/16"), worker("z", "prefill", NIXL.replace("float32", "bfloat16"))
     assert unpaired([far, near, worker("d", "decode")])["d"].like == "z"
 
 
 @given(st.lists(st.tuples(st.sampled_from(ROLE_NAMES), st.sampled_from("AB"), st.sampled_from("mn")), max_size=8))
-def test_who_is_told_of_has_nobody_alike_but_somebody_else(kinds: list[tuple[str, str, str]]) -> None:
+def test_a_reported_worker_has_only_incompatible_partners(kinds: list[tuple[str, str, str]]) -> None:
     workers = [worker(str(number), role, kind, model=model) for number, (role, kind, model) in enumerate(kinds)]
     found = unpaired(workers)
     for number, (role, kind, model) in enumerate(kinds):
@@ -59,5 +59,5 @@ def test_who_is_told_of_has_nobody_alike_but_somebody_else(kinds: list[tuple[str
         assert (str(number) in found) is (bool(in_reach) and all(each[1] != kind for each in in_reach))
 
 
-def test_workers_of_one_phase_alone_are_no_misfits() -> None:
+def test_workers_of_a_single_phase_are_not_reported() -> None:
     assert unpaired([worker("d", "decode"), worker("e", "decode", "other")]) == {}

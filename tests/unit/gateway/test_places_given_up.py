@@ -1,4 +1,4 @@
-"""How many answers give way over several gateways, which know of each other what was so a quarter of a second ago."""
+"""Tests of how many answers are preempted across gateways whose knowledge of each other is a quarter second old."""
 
 from dataclasses import replace
 from random import Random
@@ -16,11 +16,11 @@ from tests.unit.gateway.places_rig import Known, choice, run
 STEP_NS: Final = 5_000_000
 TELL_NS: Final = round(TELL_S * 1e9)
 BACK_NS: Final = 30_000_000
-"""Until a worker hands on a place that was given up."""
+"""Time until a worker grants a returned place again."""
 
 
 class Gateway:
-    """Its places, what waits there by tenant, and when it tells others."""
+    """A gateway's places, its waiting requests by tenant, and the times of its reports."""
 
     def __init__(self, name: str, running: int, waiting: int, tells_ns: int) -> None:
         self.name, self.tells_ns = name, tells_ns
@@ -44,14 +44,14 @@ class Gateway:
         self.places.hear(Others(before, after))
 
     def prefill(self, count: int) -> None:
-        """As many of those that run compute their prompts still."""
+        """Make that many of the running choices still compute their prompts."""
         for each in self.running[:count]:
             attempt = each.placement.decode_attempt
             assert attempt is not None
             each.placement.decode_attempt = replace(attempt, tokens=0)
 
     def decode(self) -> None:
-        """All that run give tokens from now on."""
+        """Make all running choices decode from now on."""
         for each in self.running:
             attempt = each.placement.decode_attempt
             assert attempt is not None
@@ -63,7 +63,7 @@ class Gateway:
         return (self.places.asked("m", queued, self.waiting, self.free, now_ns) if contested else queued).waiting
 
     def turn(self, now_ns: int) -> list[Generation]:
-        """Bind what may be bound; those that give way."""
+        """Bind what may be bound, and return the preempted choices."""
         ready = self.places.within("m", list(self.queue), self.waiting, self.free, now_ns)
         for each in [found for found, _ in zip(ready, range(self.free), strict=False)]:
             self.queue.remove(each)
@@ -110,7 +110,7 @@ class Rig:
 
 @pytest.mark.parametrize(("gateways", "each", "asks"), [(2, 12, 6), (2, 12, 1), (4, 12, 12), (8, 32, 32), (8, 5, 7)])
 @pytest.mark.parametrize("seed", range(4))
-def test_one_answer_gives_way_for_each_place_that_another_tenant_takes(
+def test_one_answer_is_preempted_for_each_place_that_another_tenant_takes(
     gateways: int, each: int, asks: int, seed: int
 ) -> None:
     chance = Random(seed)
@@ -123,8 +123,8 @@ def test_one_answer_gives_way_for_each_place_that_another_tenant_takes(
 
 @pytest.mark.parametrize("gateways", [2, 4, 8])
 @pytest.mark.parametrize("seed", range(4))
-def test_no_more_give_way_where_both_tenants_wait_everywhere(gateways: int, seed: int) -> None:
-    """One takes its half of all places, from all gateways at once."""
+def test_no_more_answers_are_preempted_if_both_tenants_wait_everywhere(gateways: int, seed: int) -> None:
+    """The new tenant takes its half of all places, from all gateways at once."""
     chance = Random(seed)
     rig = Rig(gateways, 12, chance)
     rig.go_on(1.0 + chance.random())
@@ -137,7 +137,7 @@ def test_no_more_give_way_where_both_tenants_wait_everywhere(gateways: int, seed
 
 
 def prefilling(held: list[int], prompts: list[int]) -> Rig:
-    """By gateway: places that "flood" holds, and how many of them compute their prompts still."""
+    """Build a rig by the places that "flood" holds at each gateway, and by how many of them are in prefill."""
     rig = Rig(len(held), 0, Random(0))
     for gateway, count, computed in zip(rig.gateways, held, prompts, strict=True):
         gateway.running = [run(gateway.places, choice("flood", number)) for number in range(count)]
@@ -148,14 +148,14 @@ def prefilling(held: list[int], prompts: list[int]) -> Rig:
 
 @pytest.mark.parametrize(("held", "prompts", "asks"), [([23, 1], [0, 1], 1), ([12, 12], [0, 12], 6),
                                                        ([12, 12], [12, 0], 6), ([8, 8, 8], [8, 0, 4], 12)])  # fmt: skip
-def test_a_gateway_gives_up_what_another_cannot(held: list[int], prompts: list[int], asks: int) -> None:
+def test_a_gateway_gives_up_places_that_another_cannot(held: list[int], prompts: list[int], asks: int) -> None:
     rig = prefilling(held, prompts)
     rig.gateways[0].queue += [choice("modest", number) for number in range(asks)]
     rig.go_on(2.0)
     assert (rig.held("modest"), rig.given_up) == (asks, asks)
 
 
-def test_what_cannot_give_way_yet_does_once_its_prompt_is_computed() -> None:
+def test_an_answer_still_in_prefill_is_preempted_once_its_prompt_is_computed() -> None:
     rig = prefilling([4, 4], [4, 4])
     rig.gateways[0].queue.append(choice("modest"))
     rig.go_on(2.0)
@@ -166,8 +166,8 @@ def test_what_cannot_give_way_yet_does_once_its_prompt_is_computed() -> None:
     assert (rig.held("modest"), rig.given_up) == (1, 1)
 
 
-def test_no_more_give_way_where_a_gateway_gave_up_more_than_its_part_before() -> None:
-    """Its answers have ended meanwhile, and those that its tenant asked for next run at others."""
+def test_no_more_answers_are_preempted_if_a_gateway_gave_up_more_than_its_part_before() -> None:
+    """Its answers have ended meanwhile, and the next ones of its tenant run at other gateways."""
     held, rig = [1, 4, 3], Rig(3, 0, Random(0))
     for gateway, count in zip(rig.gateways, [16, 0, 0], strict=True):
         gateway.running = [run(gateway.places, choice("flood", number)) for number in range(count)]

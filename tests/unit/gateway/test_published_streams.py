@@ -1,6 +1,6 @@
-"""Answers in each family's published format, token by token: a real vocabulary cuts them, with the family's markers as
-one token each or as text, and no cut changes what a client sees. Vocabulary and cuts are SmolLM2's; those of some
-families are in tests/e2e/test_family_tokenizers.py."""
+"""Tests of answers in each family's published format, token by token. A real vocabulary cuts them, with the family's
+markers as one token each or as text, and no cut changes what a client receives. Vocabulary and cuts are SmolLM2's;
+those of some families are in tests/e2e/test_family_tokenizers.py."""
 
 import json
 from itertools import groupby
@@ -27,7 +27,7 @@ def vocabulary() -> str:
 
 @pytest.mark.parametrize("special", [True, False], ids=["special", "ordinary"])
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
-def test_a_published_answer_is_read_from_its_tokens(vocabulary: str, stream: Stream, special: bool) -> None:
+def test_a_published_answer_is_parsed_from_its_tokens(vocabulary: str, stream: Stream, special: bool) -> None:
     if not special and stream.marks == HARMONY:
         pytest.skip("its markers are known by their ids alone: a user may write their texts")
     inner = InnerTokenizer.from_str(vocabulary)
@@ -41,7 +41,7 @@ def test_a_published_answer_is_read_from_its_tokens(vocabulary: str, stream: Str
 
 
 @pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
-def test_a_published_answer_whose_markers_are_many_tokens_is_read_the_same(vocabulary: str, stream: Stream) -> None:
+def test_a_published_answer_whose_markers_are_many_tokens_is_parsed_the_same(vocabulary: str, stream: Stream) -> None:
     if stream.marks == HARMONY:
         pytest.skip("its markers are known by their ids alone")
     tokenizer = Tokenizer(InnerTokenizer.from_str(vocabulary), ChatTemplate(f"{{{{ tools }}}}{stream.sign}", {}))
@@ -53,7 +53,7 @@ RECORDED = json.loads((golden.FOLDER / "mistral_streams.json").read_text(encodin
 
 
 @pytest.mark.parametrize("pieces", RECORDED.values(), ids=RECORDED.keys())
-def test_calls_are_read_as_mistrals_own_tokenizers_cut_them(pieces: list[list[str]]) -> None:
+def test_calls_are_parsed_as_mistrals_own_tokenizers_cut_them(pieces: list[list[str]]) -> None:
     """Recorded with mistral-common 1.13.1, which has these tokenizers: the encoding of an answer with two calls."""
     parser = TaggedParser(None, MistralCalls, TOOLS, thinks=False)
     parts = [

@@ -1,4 +1,4 @@
-"""What waits at gateways and workers: told by gateways, summed by phase, unknown while nobody tells."""
+"""Tests of waiting requests at gateways and workers: reported by gateways, summed by phase, otherwise unknown."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ def told(gateway_id="a", now_ms=0, incarnation=1, last=False, **queue):
     return GatewayQueues(gateway_id=gateway_id, **message)
 
 
-def test_what_gateways_tell_is_summed_until_one_leaves_or_falls_silent_while_others_tell():
+def test_queues_are_summed_until_a_gateway_leaves_or_falls_silent_while_others_report():
     gateways = GatewayReports()
     gateways.take(told("a", prefill_requests=3, prefill_tokens=300), at(0))
     gateways.take(told("b", prefill_requests=1, prefill_tokens=50, decode_requests=7), at(0))
@@ -47,7 +47,7 @@ def test_what_gateways_tell_is_summed_until_one_leaves_or_falls_silent_while_oth
     assert gateways.waiting(at(2_100)) == {"m": ModelBacklog(2, 20, hopeful_tokens=20)}
 
 
-def test_while_no_gateway_is_heard_what_waits_is_unknown_and_later_nothing():
+def test_queues_are_unknown_while_no_gateway_reports_and_later_empty():
     gateways = GatewayReports()
     assert gateways.waiting(at(0)) == {}
     gateways.take(told(decode_requests=5), at(0))
@@ -55,7 +55,7 @@ def test_while_no_gateway_is_heard_what_waits_is_unknown_and_later_nothing():
     assert gateways.waiting(at(0) + GONE_NS + 1) == {}
 
 
-def test_old_messages_and_those_that_were_overtaken_change_nothing():
+def test_old_and_overtaken_reports_change_nothing():
     gateways = GatewayReports()
     gateways.take(told(decode_requests=5), at(0) + OLD_NS + 1)
     assert gateways.waiting(at(0) + OLD_NS + 1) == {}
@@ -79,7 +79,7 @@ def worker(worker_id, role, **load):
     return step_batch(0, (0, 100), worker=worker_id, role=role, load=Load(**load))
 
 
-def test_a_phases_queue_is_what_waits_at_its_workers_and_at_gateways():
+def test_a_phases_queue_sums_waiting_requests_at_its_workers_and_at_gateways():
     fleet, gateways = FleetTelemetry(prefill_shares), GatewayReports()
     for batch in (
         worker("p", "prefill", waiting=3, waiting_prefill_tokens=900),
@@ -123,7 +123,7 @@ def view(prefill=0, decode=0, *, role="prefill"):
     ],
     ids=["prefill is full", "decode is full", "both are", "mixed only", "no worker"],
 )
-def test_a_choice_waits_for_the_phase_that_has_no_room(workers, phase):
+def test_a_choice_counts_in_the_phase_that_has_no_room(workers, phase):
     waiting = [
         SimpleNamespace(model="m", decodes_next=False, pooled=False, tokens=100),
         SimpleNamespace(model="m", decodes_next=True, pooled=False, tokens=70),
@@ -141,7 +141,7 @@ def awaiting(age_ms, *, model="m", batch=False, output=(), due_ms=0):
     return SimpleNamespace(model=model, batch=batch, output=output, **known)
 
 
-def test_how_long_people_wait_for_a_first_token_is_told_and_grows_until_the_next_report():
+def test_the_wait_for_a_first_token_is_reported_and_grows_until_the_next_report():
     live = [
         awaiting(40_000, due_ms=5_000), awaiting(60_000, due_ms=90_000), awaiting(10), awaiting(700), awaiting(900),
         awaiting(9_000, batch=True), awaiting(9_000, output=[1]), awaiting(50, model="n"),
@@ -158,7 +158,7 @@ def test_how_long_people_wait_for_a_first_token_is_told_and_grows_until_the_next
     assert gateways.awaited(at(100_000) + SILENT_NS + 1) == {}
 
 
-def test_a_gateway_tells_until_it_has_left():
+def test_a_gateway_reports_until_it_has_left():
     bus, waiting = RecordingBus(), [Queue("m", prefill_requests=1)]
     dispatcher = SimpleNamespace(live=1, queues=lambda: waiting, awaited=dict)
     reporter = QueueReporter(bus, dispatcher, RefusalCounts(), "gw", ManualClock(at(0)))

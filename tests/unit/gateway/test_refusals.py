@@ -1,4 +1,4 @@
-"""Requests that the gateway refuses: counted by status and code whichever part refuses them, bounded, published."""
+"""Tests of refused requests: counted by status and code whichever part refuses them, bounded and published."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ def counted(counts: RefusalCounts) -> dict[tuple[int, str], int]:
     return {(row.status, row.code): row.count for row in counts.rows()}
 
 
-async def test_what_key_gate_parser_and_catalogue_refuse_is_counted_and_published(world: World) -> None:  # noqa: F811
+async def test_refusals_by_key_gate_parser_and_catalogue_are_counted_and_published(world: World) -> None:  # noqa: F811
     counts, bus = RefusalCounts(), RecordingBus()
     transport = httpx.ASGITransport(RefusalMiddleware(world.gate, counts))
     own = {"authorization": world.b.headers["authorization"]}
@@ -35,7 +35,7 @@ async def test_what_key_gate_parser_and_catalogue_refuse_is_counted_and_publishe
         assert await post(content=b"{", headers={"content-type": "application/json"}) == 400
         assert await post(content=b" " * 10**6, headers={"content-type": "application/json"}) == 413
         assert await post("/v1/absent") == 404
-        assert (await http.get("/v1/responses/resp_absent")).status_code == 404, "a poll asks for no work"
+        assert (await http.get("/v1/responses/resp_absent")).status_code == 404, "a poll creates no work"
         assert (await http.post("/detokenize", json={"model": "open", "tokens": [65]})).status_code == 200
     expected = {
         (401, "invalid_api_key"): 1,
@@ -53,13 +53,13 @@ async def test_what_key_gate_parser_and_catalogue_refuse_is_counted_and_publishe
     assert {(row.status, row.code): row.count for row in message.refused} == expected
 
 
-def test_what_no_route_sees_is_counted_too() -> None:
+def test_requests_that_reach_no_route_are_counted_too() -> None:
     counts = RefusalCounts()
     counts.turned_away(HeadersTooLarge("too large"))
     assert (counts.posts, counted(counts)) == (1, {(431, "headers_too_large"): 1})
 
 
-def test_reasons_are_bounded_and_the_rest_is_one_row() -> None:
+def test_reasons_are_bounded_and_the_rest_share_one_row() -> None:
     counts = RefusalCounts()
     for number in range(MAX_REASONS + 5):
         counts.refuse(400, f"code_{number}")
@@ -72,7 +72,7 @@ def test_reasons_are_bounded_and_the_rest_is_one_row() -> None:
 @pytest.mark.parametrize(
     ("status", "code"), [(500, "internal_error"), (503, "sequence_failed"), (500, "answer_failed")]
 )
-def test_a_request_that_was_let_in_and_failed_was_not_refused(status: int, code: str) -> None:
+def test_an_accepted_request_that_failed_does_not_count_as_refused(status: int, code: str) -> None:
     counts = RefusalCounts()
     counts.refuse(status, code)
     assert counted(counts) == {}

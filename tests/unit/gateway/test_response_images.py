@@ -1,4 +1,4 @@
-"""Images in a response's input: what becomes of them, and the field that errors name."""
+"""Tests of images in a response's input: their translation, and the field that errors name."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def asked(*content: dict[str, Any], role: str = "user", earlier: list[dict[str, 
     return response_asked(parse_response(body), earlier or [], "resp_1", 0).parsed
 
 
-def test_images_become_parts_beside_the_texts_and_are_named_as_the_client_sent_them() -> None:
+def test_images_become_parts_beside_the_texts_and_errors_name_the_clients_field() -> None:
     found = asked(image(detail="high"), text("a"), image(ADDRESS), text("b"))
     content = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
     assert list(found.messages) == [{"role": "user", "content": content}]
@@ -34,11 +34,11 @@ def test_images_become_parts_beside_the_texts_and_are_named_as_the_client_sent_t
     assert found.images == (SentImage(PNG, named[0]), SentImage(ADDRESS, named[1]))
 
 
-def test_texts_alone_stay_one_text() -> None:
+def test_input_without_images_stays_one_text() -> None:
     assert asked(text("a"), text("b")).messages[0]["content"] == "ab"
 
 
-def test_images_of_earlier_responses_are_named_by_the_field_that_brings_them() -> None:
+def test_images_of_earlier_responses_are_named_by_previous_response_id() -> None:
     before = [{"role": "user", "content": [image()]}, {"role": "assistant", "content": "yes"}]
     found = asked(text("and?"), image(ADDRESS), earlier=before)
     assert [each.field for each in found.images] == ["previous_response_id", "input[0].content[1].image_url"]
@@ -58,7 +58,7 @@ def test_images_of_earlier_responses_are_named_by_the_field_that_brings_them() -
         (image(), "system", "input[0].content[0].type"),
     ],
 )
-def test_what_is_no_part_of_a_message_is_refused_by_name(part: dict[str, Any], role: str, param: str) -> None:
+def test_an_invalid_part_of_a_message_is_refused_by_name(part: dict[str, Any], role: str, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         asked(part, role=role)
     assert caught.value.param == param

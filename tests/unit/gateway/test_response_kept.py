@@ -1,4 +1,4 @@
-"""What an answer says of being kept is what the next request finds."""
+"""Tests that a response reported as stored is found by the next request."""
 
 import json
 import time
@@ -27,7 +27,7 @@ class Refusing(MemoryResponses):
 
 
 class Wire:
-    """Takes what a client would get."""
+    """The events that a client would receive."""
 
     def __init__(self) -> None:
         self.body = b""
@@ -85,7 +85,7 @@ async def _now() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("make", [lambda: MemoryResponses(time.time), lambda: Refusing(time.time)], ids=["kept", "not"])
-async def test_store_is_true_where_the_response_can_be_got_again(
+async def test_store_is_true_if_the_response_can_be_retrieved(
     make: Callable[[], Any], streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make()
@@ -100,7 +100,7 @@ async def test_store_is_true_where_the_response_can_be_got_again(
         assert shown["store"] is True and again["store"] is True
 
 
-async def test_who_does_not_want_it_kept_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_refuses_storage_gets_store_false(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryResponses(time.time)
     shown, _ = await answered(store, monkeypatch, streamed=False, asks=False)
     assert shown["store"] is False
@@ -109,7 +109,7 @@ async def test_who_does_not_want_it_kept_is_told_so(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("value", [b"", b"nonsense", b"[]", b"""{"items": 1, "response": {}}"""])
-async def test_a_value_that_nobody_of_ours_wrote_is_none(value: bytes) -> None:
+async def test_a_foreign_value_in_the_store_counts_as_missing(value: bytes) -> None:
     kept = StoredResponses(MemoryResponses(time.time), KEEP_S)
     await kept.store.keep("a", "resp_1", value, KEEP_S)
     with pytest.raises(ResponseNotFound):

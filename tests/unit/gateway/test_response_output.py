@@ -1,4 +1,4 @@
-"""Items of a response and their events, from pieces of an answer."""
+"""Tests of a response's items and their events, from pieces of an answer."""
 
 from itertools import count
 from typing import Any
@@ -63,7 +63,7 @@ def test_an_answer_without_any_text_is_an_empty_message() -> None:
     assert shown(found)[0]["content"] == [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
 
 
-def test_logprobs_come_with_the_text_that_they_are_of() -> None:
+def test_logprobs_accompany_the_text_they_belong_to() -> None:
     def named(entry: Any) -> ChatTokenLogprob:
         return ChatTokenLogprob(entry, -1.0, [], [])
 

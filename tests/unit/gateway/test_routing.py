@@ -1,4 +1,4 @@
-"""Where requests go: cached prefixes, backlogs, KV transfer and room, weighed in predicted time."""
+"""Tests of routing: cached prefixes, backlogs, KV transfer and room, weighed in predicted time."""
 
 import time
 from collections import Counter
@@ -50,14 +50,14 @@ def test_a_prompt_goes_where_its_prefix_is_cached() -> None:
     assert where(ask(p1=PROMPT - 64), prefill("p0"), prefill("p1", load=3), decode("d")) == ("p1", "d")
 
 
-def test_a_holder_whose_backlog_takes_longer_than_the_prefix_saves_does_not_get_it() -> None:
+def test_a_holder_whose_backlog_outweighs_the_saved_prefill_is_not_chosen() -> None:
     busy = prefill("p1", load=1, reported_backlog_ns=2e9)
     assert where(ask(p1=PROMPT - 64), prefill("p0"), busy, decode("d")) == ("p0", "d")
     assert where(ask(p1=PROMPT - 64), prefill("p0", reported_backlog_ns=3e9), busy, decode("d")) == ("p1", "d")
 
 
-def test_an_overloaded_holder_of_everyones_prefix_does_not_attract_everything() -> None:
-    """One system prompt cached in one place, and a flood of requests that begin with it."""
+def test_an_overloaded_holder_of_a_common_prefix_does_not_attract_every_prompt() -> None:
+    """One system prompt is cached on one worker, and a flood of requests begins with it."""
     asks = [BindingRequest(key, "m", tokens=8_000, cached_tokens={"p0": 4_000}) for key in range(32)]
     views = [*(prefill(f"p{number}", prefill_credits=32) for number in range(4)), decode("d")]
     bound = Counter(binding.prompt_worker for binding in bind(asks, views, PredictedTtft()))
@@ -65,7 +65,7 @@ def test_an_overloaded_holder_of_everyones_prefix_does_not_attract_everything() 
     assert bound["p0"] == max(bound.values())  # it is the quickest at each of them
 
 
-def test_equal_predictions_spread_by_load_and_then_in_turn() -> None:
+def test_equal_predictions_are_spread_by_load_and_then_in_turn() -> None:
     views = [prefill("p0", load=2), prefill("p1", load=1), prefill("p2", load=1, turn=5), decode("d")]
     assert where(ask(), *views)[0] == "p1"
     one_after_the_other = []
@@ -84,27 +84,27 @@ def test_a_prefix_that_saves_next_to_nothing_does_not_outweigh_load() -> None:
     assert where(ask(p1=512), prefill("p0"), prefill("p1", load=1), decode("d")) == ("p0", "d")
 
 
-def test_the_faster_worker_takes_the_longer_queue() -> None:
+def test_the_faster_worker_gets_the_longer_queue() -> None:
     slow = Speed(PROFILES["llama-70b-tp4-h100"].step_time, 2048)
     assert (
         where(ask(), prefill("p0", speed=slow), prefill("p1", load=1, reported_backlog_ns=2e8), decode("d"))[0] == "p1"
     )
 
 
-def test_what_was_told_a_while_ago_has_shrunk_since() -> None:
+def test_an_old_load_report_counts_less_as_time_passes() -> None:
     old = prefill("p0", load=1, reported_backlog_ns=1e9, reported_unix_ns=0)
     new = prefill("p1", load=1, reported_backlog_ns=5e8, reported_unix_ns=900_000_000)
     (binding,) = bind([ask()], [old, new, decode("d")], PredictedTtft(), now_ns=900_000_000)
     assert binding.prompt_worker == "p0"
 
 
-def test_a_prompt_stays_off_a_mixed_worker_whose_decodes_slow_it_down() -> None:
+def test_a_prompt_avoids_a_mixed_worker_whose_decodes_slow_it_down() -> None:
     views = [mixed("m", decode_sequences=60, kv_tokens=400_000), prefill("p"), decode("d")]
     assert where(ask(), *views) == ("p", "d")
     assert where(ask(m=PROMPT - 64), *views) == ("m", "m")
 
 
-def test_the_decode_worker_is_the_one_whose_second_token_comes_soonest() -> None:
+def test_the_decode_worker_with_the_earliest_second_token_is_chosen() -> None:
     views = [prefill("p"), decode("d0", decode_sequences=60, kv_tokens=400_000), decode("d1", load=9)]
     assert where(ask(), *views)[1] == "d1"
     held = replace(ask(), cached_tokens={"d0": PROMPT - 64}, kv_kind="k")
@@ -114,7 +114,7 @@ def test_the_decode_worker_is_the_one_whose_second_token_comes_soonest() -> None
     )
 
 
-def test_a_transfer_that_hides_behind_its_prompt_costs_nothing() -> None:
+def test_a_transfer_hidden_behind_its_prompt_costs_nothing() -> None:
     (hidden,) = bind([ask()], [prefill("p"), decode("d")], PredictedTtft())
     (shown,) = bind([ask(p=PROMPT - 1)], [prefill("p"), decode("d")], PredictedTtft())
     step_ns = SPEED.decode_ns(1, PROMPT)
@@ -134,7 +134,7 @@ def test_a_worker_without_room_for_the_kv_is_the_last_choice() -> None:
     assert where(ask(), prefill("p"), full)[1] == "d0"
 
 
-def test_baselines_look_at_nothing_else() -> None:
+def test_baselines_ignore_every_other_signal() -> None:
     views = [prefill("p0", load=2, turn=1), prefill("p1", load=1, turn=2), decode("d")]
     assert where(ask(p0=PROMPT - 64), *views, policy=LeastLoaded())[0] == "p1"
     assert where(ask(p1=PROMPT - 64), *views, policy=RoundRobin())[0] == "p0"
@@ -179,7 +179,7 @@ def told(submits_taken: int, tokens: int = 0) -> pb.WorkerFrame:
     return pb.WorkerFrame(load=load, submits_taken=submits_taken)
 
 
-def test_a_submit_counts_until_the_worker_counts_it_itself() -> None:
+def test_a_submit_counts_until_the_worker_reports_it() -> None:
     who = worker()
     outlook = outlook_of(who)
 
@@ -201,7 +201,7 @@ def test_a_submit_counts_until_the_worker_counts_it_itself() -> None:
     assert backlog_ns() == 0
 
 
-def test_a_reserved_decode_counts_until_it_has_come() -> None:
+def test_a_reserved_decode_counts_until_it_arrives() -> None:
     who = worker()
     who.assignment.role = common.ROLE_MIXED
     outlook = outlook_of(who)
@@ -214,7 +214,7 @@ def test_a_reserved_decode_counts_until_it_has_come() -> None:
     assert (view.load, view.decode_sequences, view.arriving_kv_tokens, view.free_kv_tokens) == (1, 1, 640, 15_360)
 
 
-def test_a_worker_that_tells_its_speed_is_believed() -> None:
+def test_a_speed_reported_by_a_worker_is_used() -> None:
     who = worker()
     outlook = outlook_of(who)
     slow = replace(SPEED, step_time=PROFILES["smollm2-135m-cpu"].step_time)
@@ -223,7 +223,7 @@ def test_a_worker_that_tells_its_speed_is_believed() -> None:
     assert speed_of(speed_message(slow), 2048) == slow
 
 
-def test_a_worker_that_has_not_measured_itself_is_thought_as_fast_as_its_like() -> None:
+def test_a_worker_without_measurements_is_assumed_as_fast_as_its_peers() -> None:
     known, new, other = outlook_of(worker()), outlook_of(worker()), outlook_of(worker())
     other.device = "cpu"
     guess = other.speed
@@ -233,11 +233,11 @@ def test_a_worker_that_has_not_measured_itself_is_thought_as_fast_as_its_like() 
     assert other.speed is guess
 
 
-# ------------------------------------------------------------ what a worker tells of its speed
+# ------------------------------------------------------------ the speed that a worker reports
 
 
 @pytest.mark.system
-async def test_a_worker_tells_the_chunk_size_it_was_tuned_to() -> None:
+async def test_a_worker_reports_its_tuned_chunk_size() -> None:
     async with local_worker("prefill-0", "prefill", prefill_chunk_tokens=512) as running:
         who, frame = running.host.worker(), pb.WorkerFrame()
         outlook = outlook_of(who)
@@ -249,7 +249,7 @@ async def test_a_worker_tells_the_chunk_size_it_was_tuned_to() -> None:
 
 
 @pytest.mark.system
-async def test_a_worker_tells_its_speed_once_and_whenever_it_has_changed() -> None:
+async def test_a_worker_reports_its_speed_once_and_after_each_change() -> None:
     async with local_worker("decode-0", "decode") as running:
         speed = running.host.speed
         first = pb.WorkerFrame()
@@ -264,7 +264,7 @@ async def test_a_worker_tells_its_speed_once_and_whenever_it_has_changed() -> No
 
 
 @pytest.mark.system
-async def test_the_fastest_transfer_tells_the_links_speed() -> None:
+async def test_the_fastest_transfer_sets_the_speed_of_the_link() -> None:
     async with local_worker("decode-0", "decode") as running:
         speed = running.host.speed
         for blocks, duration_ns in ((100, 50_000_000), (100, 2_000_000), (100, 80_000_000), (1, 1_000)):
@@ -274,7 +274,7 @@ async def test_the_fastest_transfer_tells_the_links_speed() -> None:
 
 
 @pytest.mark.parametrize("kv_token_ns", [-1.0, float("nan"), float("inf")])
-def test_a_speed_that_is_none_is_not_believed(kv_token_ns: float) -> None:
+def test_an_invalid_speed_is_ignored(kv_token_ns: float) -> None:
     who = worker()
     outlook = outlook_of(who)
     before, message = outlook.speed, speed_message(SPEED)
@@ -293,7 +293,7 @@ def test_a_prompt_that_becomes_a_vector_needs_no_decode_worker() -> None:
     assert binding.predicted.ttft_ns > 0 and binding.predicted.second_ns == 0
 
 
-def test_vectors_take_prefill_credits_and_no_decode_credits() -> None:
+def test_vectors_use_prefill_credits_and_no_decode_credits() -> None:
     asks = [replace(ask(key), pooled=key < 3) for key in range(1, 5)]
     asks = [replace(each, tokens=64) for each in asks]
     bound = bind(asks, [prefill("p0", prefill_credits=3), decode("d", decode_credits=1)], PredictedTtft())

@@ -1,4 +1,4 @@
-"""Schemas that cannot be enforced are refused with the reason, in bounded time, and asked about once."""
+"""Tests that schemas which cannot be enforced are refused with the reason, in bounded time, and checked once."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def answer_of(schema: Any) -> dict[str, Any]:
 
 @pytest.mark.system
 @pytest.mark.parametrize(("schema", "reason"), IMPOSSIBLE, ids=str)
-async def test_what_nothing_fits_is_refused_with_the_reason(schema: Any, reason: str) -> None:
+async def test_an_unsatisfiable_schema_is_refused_with_the_reason(schema: Any, reason: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await check_schemas(parse_chat(asks(**answer_of(schema))), SchemaCheck())
     assert caught.value.param == "response_format"
@@ -41,7 +41,7 @@ async def test_what_nothing_fits_is_refused_with_the_reason(schema: Any, reason:
 
 
 @pytest.mark.system
-async def test_the_arguments_of_a_tool_that_has_to_be_called_are_checked() -> None:
+async def test_the_arguments_of_a_required_tool_call_are_checked() -> None:
     tools = [{"type": "function", "function": {"name": name, "parameters": {"allOf": [each]}}}
              for name, each in (("f", {}), ("g", {"type": "string"}))]  # fmt: skip
     check = SchemaCheck()
@@ -60,12 +60,12 @@ async def test_a_schema_that_takes_too_long_is_refused() -> None:
         await check_schemas(parse_chat(asks(**answer_of(SLOW))), SchemaCheck())
 
 
-async def test_a_schema_of_too_many_characters_is_refused_unread() -> None:
+async def test_a_schema_over_the_size_bound_is_refused_unread() -> None:
     with pytest.raises(InvalidRequest, match="characters"):
         await check_schemas(parse_chat(asks(**answer_of({"enum": ["x" * MAX_SCHEMA_CHARS]}))), SchemaCheck())
 
 
-async def test_verdicts_are_remembered_and_checks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_verdicts_are_cached_and_waiting_checks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, asked = asyncio.Event(), []
 
     async def ask(schema: str) -> SchemaVerdict:
@@ -88,7 +88,7 @@ async def test_verdicts_are_remembered_and_checks_that_wait_are_bounded(monkeypa
     assert len(asked) == most
 
 
-async def test_schemas_of_a_tenant_leave_a_check_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_schemas_of_one_tenant_leave_a_check_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, asked = asyncio.Event(), []
 
     async def ask(schema: str) -> SchemaVerdict:

@@ -1,4 +1,4 @@
-"""Gateways tell each other what tenants have and want of places to decode."""
+"""Tests of gateways that report to each other the places that tenants have and need."""
 
 import asyncio
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def gateways(ledger: MemoryLedger, *names: str) -> list[tuple[Places, PlaceExcha
     return found
 
 
-async def test_each_gateway_hears_the_others_by_the_order_of_their_names() -> None:
+async def test_each_gateway_receives_the_others_reports_in_order_of_their_names() -> None:
     (first, one), (second, two), (third, three) = gateways(MemoryLedger(lambda: 0.0), "a", "b", "c")
     first.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
     second.here = {"m": ModelPlaces(4, {"x": TenantCount(5, 6), "y": TenantCount(1, 0)})}
@@ -46,7 +46,7 @@ async def test_each_gateway_hears_the_others_by_the_order_of_their_names() -> No
     assert third.heard.sides == ({"m": ModelPlaces(5, {"x": TenantCount(7, 9), "y": TenantCount(1, 0)})}, {})
 
 
-async def test_a_gateway_with_nothing_to_share_says_so_once_and_only_asks_now_and_then() -> None:
+async def test_a_gateway_with_nothing_to_share_reports_it_once_and_polls_rarely() -> None:
     ledger = MemoryLedger(lambda: 0.0)
     (first, one), (second, two) = gateways(ledger, "a", "b")
     for _ in range(3 * LISTEN_EVERY):
@@ -63,10 +63,10 @@ async def test_a_gateway_with_nothing_to_share_says_so_once_and_only_asks_now_an
     await two.tell()
     assert second.heard == NOBODY
     await one.tell()
-    assert first.heard.after == (second.here,), "it hears who asks though it has nothing"
+    assert first.heard.after == (second.here,), "it receives requests although it has nothing"
 
 
-async def test_a_gateway_that_leaves_takes_its_report_back_and_says_no_more() -> None:
+async def test_a_gateway_that_leaves_withdraws_its_report_and_sends_no_more() -> None:
     ledger = MemoryLedger(lambda: 0.0)
     (first, one), (second, two) = gateways(ledger, "a", "b")
     first.here = second.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
@@ -81,7 +81,7 @@ async def test_a_gateway_that_leaves_takes_its_report_back_and_says_no_more() ->
 
 
 class SlowLedger(MemoryLedger):
-    """Holds what a gateway tells until it may go on."""
+    """A ledger that holds reports back until it is released."""
 
     def __init__(self) -> None:
         super().__init__(lambda: 0.0)
@@ -93,7 +93,7 @@ class SlowLedger(MemoryLedger):
         return await super().exchange(gateway_id, report)
 
 
-async def test_what_was_on_its_way_when_a_gateway_left_does_not_outlast_it() -> None:
+async def test_a_report_in_flight_does_not_outlast_its_gateway() -> None:
     ledger = SlowLedger()
     ((first, one),) = gateways(ledger, "a")
     first.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
@@ -104,7 +104,7 @@ async def test_what_was_on_its_way_when_a_gateway_left_does_not_outlast_it() -> 
     assert await ledger.exchange("b", b"") == {}
 
 
-async def test_where_the_ledger_is_away_each_shares_what_it_holds() -> None:
+async def test_without_the_ledger_each_gateway_shares_only_the_places_it_holds() -> None:
     ledger = MemoryLedger(lambda: 0.0)
     (first, one), (second, two) = gateways(ledger, "a", "b")
     first.here = second.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
@@ -116,7 +116,7 @@ async def test_where_the_ledger_is_away_each_shares_what_it_holds() -> None:
     assert second.heard == NOBODY
 
 
-def test_reports_that_nobody_of_ours_wrote_are_left_out() -> None:
+def test_foreign_reports_are_ignored() -> None:
     bad = [b"", b"\xff", b"[]", b'{"m": 1}', b'{"m": [1, {"x": [2]}, 3]}', b'{"m": ["a", {}]}', b'{"m": [-1, {}]}',
            b'{"m": [0, {"x": [0, 1000001]}]}', b'{"m": [1%s, {}]}' % (b"0" * 400), b'{"m": [1, {"x": [2, 3, -1]}]}',
            b'{"m": [1, {"x": [2, 3, 0, -1]}]}',
@@ -124,7 +124,7 @@ def test_reports_that_nobody_of_ours_wrote_are_left_out() -> None:
     assert [read_places(each) for each in bad] == [{}] * len(bad)
 
 
-def test_reports_of_gateways_that_tell_fewer_numbers_are_read() -> None:
+def test_reports_with_fewer_numbers_are_accepted() -> None:
     """A number that is missing counts as 0."""
     reports = [b'{"m": [1, {"x": [2, 3]}]}', b'{"m": [5, {"x": [1, 1, 4]}]}', b'{"m": [0, {"x": [4, 0, 0, 4]}]}']
     assert together(map(read_places, reports)) == {"m": ModelPlaces(6, {"x": TenantCount(7, 4, 4, 4)})}

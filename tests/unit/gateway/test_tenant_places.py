@@ -1,4 +1,4 @@
-"""A gateway's places to decode: whose choices are bound, and which give way."""
+"""Tests of a gateway's places to decode: whose choices are bound, and which are preempted."""
 
 from libs.dispatch.generation import Generation
 from libs.dispatch.places import COMING_NS, KNOWN_NS, NOBODY, ModelPlaces, Others, TenantCount, TenantPlaces
@@ -10,14 +10,14 @@ def flooded(places: TenantPlaces, tenant: str, count: int) -> list[Generation]:
     return [run(places, choice(tenant, number)) for number in range(count)]
 
 
-def test_the_youngest_of_the_tenant_above_its_share_give_way_and_batch_lines_before_them() -> None:
+def test_the_youngest_choices_above_the_share_are_preempted_and_batch_lines_first() -> None:
     places = TenantPlaces(Known())
     running = flooded(places, "flood", 7)
     line = run(places, choice("flood", 0, batch=True))
     assert places.giving_way("m", {"modest": 3}, 0, 0) == [line, running[6], running[5]]
 
 
-def test_nobody_gives_way_again_before_the_places_are_back() -> None:
+def test_no_choice_is_preempted_again_before_the_places_are_returned() -> None:
     places = TenantPlaces(Known())
     flooded(places, "flood", 8)
     for each in places.giving_way("m", {"modest": 2}, 0, 0):
@@ -28,7 +28,7 @@ def test_nobody_gives_way_again_before_the_places_are_back() -> None:
     assert places.given_up == 2
 
 
-def test_a_tenant_alone_holds_and_gets_every_place() -> None:
+def test_a_tenant_alone_gets_every_place() -> None:
     places = TenantPlaces(Known())
     flooded(places, "flood", 8)
     ready = [choice("flood", number) for number in range(3)]
@@ -36,14 +36,14 @@ def test_a_tenant_alone_holds_and_gets_every_place() -> None:
     assert places.giving_way("m", {"flood": 3}, 0, 0) == []
 
 
-def test_free_places_are_kept_for_whoever_is_below_its_share() -> None:
+def test_free_places_are_reserved_for_tenants_below_their_share() -> None:
     places = TenantPlaces(Known())
     flooded(places, "flood", 6)
     ready = [choice("flood", 0), choice("modest", 1), choice("modest", 2)]
     assert list(places.within("m", ready, {"flood": 1, "modest": 2}, 2, 0)) == ready[1:]
 
 
-def test_places_go_by_weight() -> None:
+def test_places_are_shared_by_weight() -> None:
     places = TenantPlaces(Known())
     flooded(places, "flood", 8)
     assert len(places.giving_way("m", {"heavy": 20}, 0, 0)) == 6
@@ -52,14 +52,14 @@ def test_places_go_by_weight() -> None:
     assert len(places.giving_way("m", {"flood": 20}, 0, 0)) == 2
 
 
-def test_what_is_on_its_way_to_a_worker_does_not_give_way() -> None:
+def test_a_choice_on_its_way_to_a_worker_is_not_preempted() -> None:
     places = TenantPlaces(Known())
     running = flooded(places, "flood", 4)
     running[3].placement.reserved = ("other", 1)
     assert places.giving_way("m", {"modest": 1}, 0, 0) == [running[2]]
 
 
-def test_where_anybody_may_name_any_tenant_nobody_is_held_back() -> None:
+def test_no_choice_is_delayed_if_any_client_may_name_any_tenant() -> None:
     places = TenantPlaces(OneForAll())
     flooded(places, "flood", 8)
     ready = [choice("flood", 0), choice("modest", 1)]
@@ -68,7 +68,7 @@ def test_where_anybody_may_name_any_tenant_nobody_is_held_back() -> None:
     assert places.contested({"m": {"modest": 1}}) == {}
 
 
-def test_nothing_is_remembered_of_choices_that_have_ended() -> None:
+def test_no_state_of_ended_choices_remains() -> None:
     places = TenantPlaces(Known())
     for each in flooded(places, "flood", 3):
         places.left(each)
@@ -77,18 +77,18 @@ def test_nothing_is_remembered_of_choices_that_have_ended() -> None:
 
 
 def elsewhere(free: int = 0, **tenants: tuple[int, ...]) -> Others:
-    """What a gateway that comes after this one has of the model."""
+    """Return the counts of the model at another gateway."""
     return Others((), ({"m": ModelPlaces(free, {tenant: TenantCount(*count) for tenant, count in tenants.items()})},))
 
 
 def tell(places: TenantPlaces, others: Others) -> None:
-    """Until every gateway has heard what this one has."""
+    """Enter the others' report, and wait until every gateway has this one's."""
     for _ in range(2):
         places.report({}, {}, 0)
         places.hear(others)
 
 
-def test_choices_give_way_to_those_that_wait_at_another_gateway() -> None:
+def test_choices_are_preempted_for_those_that_wait_at_another_gateway() -> None:
     places = TenantPlaces(Known())
     running = flooded(places, "flood", 8)
     assert places.contested({}) == {}
@@ -97,14 +97,14 @@ def test_choices_give_way_to_those_that_wait_at_another_gateway() -> None:
     assert places.giving_way("m", {}, 0, 0) == [running[7], running[6], running[5]]
 
 
-def test_a_gateway_gives_up_its_part_of_what_its_tenant_runs() -> None:
+def test_a_gateway_preempts_only_its_part_of_its_tenants_choices() -> None:
     places = TenantPlaces(Known())
     flooded(places, "flood", 6)
     tell(places, elsewhere(flood=(18, 0), modest=(0, 12)))
     assert len(places.giving_way("m", {}, 0, 0)) == 3
 
 
-def test_a_gateway_gives_up_what_another_cannot() -> None:
+def test_a_gateway_preempts_choices_that_another_cannot() -> None:
     """There prompts are computed still, or KV blocks move."""
     places = TenantPlaces(Known())
     flooded(places, "flood", 6)
@@ -116,7 +116,7 @@ def test_a_gateway_gives_up_what_another_cannot() -> None:
     assert len(places.giving_way("m", {}, 0, 0)) == 6
 
 
-def test_what_no_other_gateway_has_heard_to_run_does_not_give_way_yet() -> None:
+def test_a_choice_that_no_other_gateway_knows_to_run_is_not_preempted_yet() -> None:
     """The other would give up the same, as it can too by now and has not said so."""
     places, others = TenantPlaces(Known()), elsewhere(flood=(6, 0, 0, 6), modest=(0, 2))
     flooded(places, "flood", 6)
@@ -126,15 +126,15 @@ def test_what_no_other_gateway_has_heard_to_run_does_not_give_way_yet() -> None:
     assert len(places.giving_way("m", {}, 0, 0)) == 2
 
 
-def test_what_is_free_at_another_gateway_lets_nobody_give_way() -> None:
+def test_a_free_place_at_another_gateway_prevents_preemption() -> None:
     places = TenantPlaces(Known())
     flooded(places, "flood", 8)
     places.hear(elsewhere(free=3, modest=(0, 3)))
     assert places.giving_way("m", {}, 0, 0) == []
 
 
-def test_workers_are_not_asked_for_places_beyond_a_tenants_share() -> None:
-    """So what gave way goes to the gateway that it gave way to."""
+def test_no_places_beyond_a_tenants_share_are_requested_from_workers() -> None:
+    """Preempted places thus go to the gateway that they were preempted for."""
     places, queued = TenantPlaces(Known()), QueuedDemand(waiting=10, waiting_tokens=99)
     flooded(places, "flood", 8)
     assert places.asked("m", queued, {"flood": 9}, 0, 0) == queued, "and a line of a batch job"
@@ -144,7 +144,7 @@ def test_workers_are_not_asked_for_places_beyond_a_tenants_share() -> None:
     assert places.asked("m", queued, {"flood": 9}, 0, 0) == queued
 
 
-def test_what_others_are_to_know_is_what_runs_and_waits_here() -> None:
+def test_a_report_contains_running_and_waiting_choices_of_this_gateway() -> None:
     places = TenantPlaces(Known())
     flooded(places, "flood", 2)
     waiting = {"m": {"flood": 1, "modest": 5}, "n": {"modest": 1}}
@@ -157,7 +157,7 @@ def test_what_others_are_to_know_is_what_runs_and_waits_here() -> None:
     assert TenantPlaces(OneForAll()).report(waiting, {}, 0) == {}
 
 
-def test_others_hear_of_places_that_were_given_up_until_they_are_back_and_of_who_gave_them_up() -> None:
+def test_preempted_places_are_reported_with_their_gateway_until_they_are_returned() -> None:
     places, known = TenantPlaces(Known()), ModelPlaces(2, {"flood": TenantCount(6, 2, 2), "modest": TenantCount(0, 2)})
     flooded(places, "flood", 8)
     for each in places.giving_way("m", {"modest": 2}, 0, 0):
@@ -170,7 +170,7 @@ def test_others_hear_of_places_that_were_given_up_until_they_are_back_and_of_who
     assert places.report(waiting, {}, KNOWN_NS)["m"].tenants["flood"] == TenantCount(6, 2)
 
 
-def test_an_idle_gateway_tells_what_it_holds_of_models_that_others_ask_for() -> None:
+def test_an_idle_gateway_reports_places_of_models_that_others_request() -> None:
     places = TenantPlaces(Known())
     assert places.report({}, {"m": 2, "n": 1}, 0) == {}
     places.hear(elsewhere(flood=(3, 9)))
@@ -179,7 +179,7 @@ def test_an_idle_gateway_tells_what_it_holds_of_models_that_others_ask_for() -> 
     assert places.report({}, {"m": 2, "n": 1}, 0) == {}, "two idle gateways would talk for ever"
 
 
-def test_workers_are_asked_for_places_that_lie_free_at_another_gateway() -> None:
+def test_free_places_at_another_gateway_are_requested_from_workers() -> None:
     places, queued = TenantPlaces(Known()), QueuedDemand(waiting=9)
     flooded(places, "flood", 3)
     places.hear(elsewhere(modest=(3, 9)))
@@ -188,7 +188,7 @@ def test_workers_are_asked_for_places_that_lie_free_at_another_gateway() -> None
     assert places.asked("m", queued, {"flood": 9}, 0, 0).waiting == 1
 
 
-def test_a_gateway_does_not_take_on_the_part_of_another_whose_report_is_old() -> None:
+def test_a_gateway_does_not_act_for_another_whose_report_is_old() -> None:
     """Not before nor after its own places are back."""
     places = TenantPlaces(Known())
     flooded(places, "flood", 12)
@@ -208,7 +208,7 @@ def test_a_gateway_does_not_take_on_the_part_of_another_whose_report_is_old() ->
     assert len(places.giving_way("m", {"flood": 3, "modest": 8}, 0, COMING_NS - 1)) in (2, 3), "five more wait"
 
 
-def test_nobody_gives_way_until_a_gateway_that_would_take_the_place_has_heard_for_whom_it_is() -> None:
+def test_no_choice_is_preempted_until_the_gateway_that_would_take_its_place_knows_for_whom() -> None:
     places, waiting, flood = TenantPlaces(Known()), {"m": {"modest": 6}}, elsewhere(flood=(12, 9))
     flooded(places, "flood", 12)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Where prompts are encoded: a short one at once, all that takes long in a thread, and what cannot fit not at all."""
+"""Tests of where prompts are tokenised: short ones at once, long ones in a thread, those that cannot fit not at all."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ WHERE = {
 
 
 @pytest.mark.parametrize(("parse", "body", "jobs"), WHERE.values(), ids=WHERE.keys())
-async def test_what_takes_long_is_encoded_off_the_loop(parse: Any, body: bytes, jobs: int) -> None:
+async def test_a_long_prompt_is_tokenised_off_the_loop(parse: Any, body: bytes, jobs: int) -> None:
     asked = parse(body)
     with Threads(1) as threads:
         found = await tokenise(asked, MODEL, threads)
@@ -59,14 +59,14 @@ async def test_what_takes_long_is_encoded_off_the_loop(parse: Any, body: bytes, 
     assert all(found)
 
 
-async def test_more_messages_than_the_context_has_tokens_are_not_even_rendered() -> None:
+async def test_more_messages_than_the_context_has_tokens_are_not_rendered() -> None:
     with Threads(1) as threads, pytest.raises(ContextTooLong) as caught:
         await tokenise(parse_chat(chat(*[""] * 60_000)), MODEL, threads)
     assert caught.value.param == "messages"
     assert threads.jobs == 0
 
 
-async def test_a_prompt_that_cannot_fit_is_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prompt_that_cannot_fit_is_not_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[str] = []
     monkeypatch.setattr(MODEL.tokenizer, "encode", lambda text, **_: encoded.append(text) or [1])
     tools = [{"type": "function", "function": {"name": "f", "description": "d" * 450_000}}]
@@ -78,7 +78,7 @@ async def test_a_prompt_that_cannot_fit_is_not_encoded(monkeypatch: pytest.Monke
     assert not encoded
 
 
-async def test_a_tenants_long_prompts_take_turns_with_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_prompts_of_tenants_are_tokenised_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     done, gate = [], threading.Event()
 
     def encode(text: str, **_: Any) -> list[int]:
@@ -161,7 +161,7 @@ TOOL_CHATS = {
 
 
 @pytest.mark.parametrize(("fields", "param"), TOOL_CHATS.values(), ids=TOOL_CHATS.keys())
-async def test_what_is_said_of_tools_is_refused_alike_where_a_template_takes_none_and_text_is_off(
+async def test_tools_are_refused_alike_if_the_template_has_none_and_tools_as_text_is_off(
     fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(UnsupportedField) as caught:
@@ -171,14 +171,14 @@ async def test_what_is_said_of_tools_is_refused_alike_where_a_template_takes_non
     assert "chat_template.jinja" in caught.value.message
 
 
-async def test_a_template_that_shows_calls_is_given_them() -> None:
+async def test_a_template_that_renders_calls_receives_them() -> None:
     history = {"messages": [{"role": "user", "content": "x"}, CALLING, RESULT]}
     assert await rendered(model_of(SHOWS_CALLS), asks(**history)) == "x5f"
     with pytest.raises(UnsupportedField, match="tools: tools are not served"):
         await rendered(model_of(SHOWS_CALLS), asks(**history, tools=[TOOL]))
 
 
-async def test_history_is_judged_by_the_template_that_its_chat_gets() -> None:
+async def test_history_is_checked_against_the_template_of_its_chat() -> None:
     template = ChatTemplate(PLAIN, {}, SHOWS_CALLS + "{{ tools }}<tool_call>")
     model = ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), template), names=NOT_AS_TEXT)
     history = {"messages": [{"role": "user", "content": "x"}, CALLING, RESULT]}
@@ -188,7 +188,7 @@ async def test_history_is_judged_by_the_template_that_its_chat_gets() -> None:
 
 
 @pytest.mark.parametrize(("template", "fields", "param", "words"), REFUSED.values(), ids=REFUSED.keys())
-async def test_what_a_template_has_no_place_for_is_refused(
+async def test_content_that_the_template_cannot_render_is_refused(
     template: str, fields: dict[str, Any], param: str, words: str
 ) -> None:
     with pytest.raises(UnsupportedField) as caught:
@@ -207,12 +207,12 @@ async def test_effort_reaches_the_template_by_name_or_as_a_switch() -> None:
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
-async def test_a_requests_variables_replace_none_that_every_template_is_given(name: str) -> None:
+async def test_a_requests_variables_cannot_replace_the_standard_ones(name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await rendered(model_of(PLAIN), asks(chat_template_kwargs={name: 1}))
     assert caught.value.param == "chat_template_kwargs"
 
 
-async def test_tools_are_shown_to_the_model() -> None:
+async def test_the_model_sees_the_tools() -> None:
     assert '"name": "f"' in await rendered(MODEL, asks(tools=[TOOL]))
     assert await rendered(MODEL, asks(tools=[TOOL], tool_choice="none")) == await rendered(MODEL, asks())

@@ -1,4 +1,4 @@
-"""Tools, calls and results on models whose chat template takes none."""
+"""Tests of tools, calls and results on models whose chat template supports none."""
 
 import json
 from collections.abc import Callable
@@ -62,7 +62,7 @@ async def rendered(asked: ParsedRequest, model: ServedModel) -> str:
     return model.tokenizer.decode(tokens)
 
 
-async def test_a_history_of_calls_and_results_is_shown_without_tools_in_the_request() -> None:
+async def test_a_history_of_calls_and_results_is_rendered_without_tools_in_the_request() -> None:
     text = await rendered(chat(ASKS, CALLS, RESULT), model_of(CHATML))
     assert text == (
         "<system>default</system>\n<user>What is 2+3?</user>\n"
@@ -72,7 +72,7 @@ async def test_a_history_of_calls_and_results_is_shown_without_tools_in_the_requ
 
 @pytest.mark.parametrize("content", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
 @pytest.mark.parametrize("role", ["system", "developer"])
-async def test_tools_join_the_system_message_that_there_is(role: str, content: Any) -> None:
+async def test_tools_are_appended_to_an_existing_system_message(role: str, content: Any) -> None:
     text = await rendered(chat({"role": role, "content": content}, ASKS, tools=[TOOL]), model_of(CHATML))
     system, _, rest = text.partition("</system>\n")
     assert system.startswith("<system>Be brief.\n")
@@ -81,13 +81,13 @@ async def test_tools_join_the_system_message_that_there_is(role: str, content: A
     assert rest == "<user>What is 2+3?</user>\n"
 
 
-async def test_tools_are_a_system_message_where_there_is_none() -> None:
+async def test_tools_become_a_system_message_if_there_is_none() -> None:
     text = await rendered(chat(ASKS, tools=[TOOL]), model_of(CHATML))
     assert text.startswith("<system>You may call") and "default" not in text
     assert text.endswith("</system>\n<user>What is 2+3?</user>\n")
 
 
-async def test_a_template_without_a_system_role_shows_tools_in_the_first_users_message() -> None:
+async def test_a_template_without_a_system_role_has_tools_in_the_first_user_message() -> None:
     text = await rendered(chat(ASKS, CALLS, RESULT, ASKS, tools=[TOOL]), model_of(STRICT))
     user, assistant, result = text.split("\n<assistant>")[0], text.partition("<assistant>")[2], ANSWERED
     assert user.startswith("<user>You may call") and user.endswith("What is 2+3?")
@@ -95,7 +95,7 @@ async def test_a_template_without_a_system_role_shows_tools_in_the_first_users_m
     assert assistant == f"{CALLED}\n<user>{result}\nWhat is 2+3?\n"
 
 
-async def test_text_beside_calls_and_several_results_are_shown_in_order() -> None:
+async def test_text_beside_calls_and_several_results_are_rendered_in_order() -> None:
     second = {**CALL, "id": "b", "function": {"name": "g", "arguments": "{}"}}
     history: list[dict[str, Any]] = [ASKS, {**CALLS, "content": "Let me see.", "tool_calls": [CALL, second]}, RESULT]
     history.append({"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "</x>"}]})
@@ -108,12 +108,12 @@ async def test_text_beside_calls_and_several_results_are_shown_in_order() -> Non
     ) in text
 
 
-async def test_a_template_that_shows_tools_alone_gets_the_history_as_text() -> None:
+async def test_a_template_that_renders_only_tools_gets_the_history_as_text() -> None:
     text = await rendered(chat(ASKS, CALLS, RESULT, tools=[TOOL]), model_of(SHOWS_TOOLS_ALONE))
     assert CALLED in text and ANSWERED in text and "<tools>" not in text and "Tells it." in text
 
 
-async def test_a_template_that_shows_everything_is_left_alone() -> None:
+async def test_a_template_that_renders_everything_is_unchanged() -> None:
     model = load_catalog({"sim": "builtin:sim"}).get("sim")
     asked = chat(ASKS, CALLS, RESULT, tools=[TOOL])
     assert not gives_tools_as_text(asked, model)
@@ -145,7 +145,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME.keys())
-async def test_every_route_shows_tools_calls_and_results(make: Callable[[], ParsedRequest]) -> None:
+async def test_every_route_renders_tools_calls_and_results(make: Callable[[], ParsedRequest]) -> None:
     asked, model = make(), model_of(CHATML)
     text = await rendered(asked, model)
     assert gives_tools_as_text(asked, model)
@@ -154,7 +154,9 @@ async def test_every_route_shows_tools_calls_and_results(make: Callable[[], Pars
 
 
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME.keys())
-async def test_switched_off_every_route_refuses_and_names_its_field(make: Callable[[], ParsedRequest]) -> None:
+async def test_with_tools_as_text_off_every_route_refuses_and_names_its_field(
+    make: Callable[[], ParsedRequest],
+) -> None:
     with pytest.raises(UnsupportedField, match=r"^tools: tools are not served") as caught:
         await rendered(make(), model_of(CHATML, as_text=False))
     assert caught.value.param == "tools"
@@ -172,7 +174,7 @@ async def test_a_history_that_the_template_refuses_is_refused_by_its_routes_fiel
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=["required", "named"]
 )
-def test_a_call_that_must_come_is_kept_to_by_a_guide_in_the_form_that_was_told(choice: Any, strict: bool) -> None:
+def test_a_required_call_is_guided_in_the_format_that_the_prompt_describes(choice: Any, strict: bool) -> None:
     model = model_of(CHATML)
     asked = chat(ASKS, tools=[{**TOOL, "function": {**TOOL["function"], "strict": strict}}], tool_choice=choice)  # type: ignore[dict-item]
     guide = answer_guide(asked, RequestSchemas(tools=[("weather", PARAMETERS)]), model, [1])
@@ -180,14 +182,14 @@ def test_a_call_that_must_come_is_kept_to_by_a_guide_in_the_form_that_was_told(c
     assert "start: (calls)" in guide
 
 
-async def test_a_format_set_by_hand_that_is_not_the_texts_own_is_refused() -> None:
+async def test_a_configured_format_other_than_that_of_the_text_is_refused() -> None:
     with pytest.raises(UnsupportedField, match=r"tools: .* called in hermes, not in kimi-k2"):
         await rendered(chat(ASKS, tools=[TOOL]), model_of(CHATML, tools={"*": "kimi-k2"}))
     with pytest.raises(UnsupportedField, match="how it calls them is not known"):
         await rendered(chat(ASKS, tools=[TOOL]), model_of(CHATML, tools={"*": "none"}))
 
 
-async def test_a_message_that_is_written_as_text_is_not_continued() -> None:
+async def test_a_message_rendered_as_text_cannot_be_continued() -> None:
     with pytest.raises(UnsupportedField) as caught:
         await rendered(chat(ASKS, CALLS, continue_final_message=True, add_generation_prompt=False), model_of(CHATML))
     assert caught.value.param == "continue_final_message"
@@ -210,7 +212,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("content", "reason"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_template_file_is_an_error_at_start_that_names_it(
+def test_a_broken_template_file_is_a_named_error_at_the_start(
     tmp_path: Any, content: bytes | None, reason: str
 ) -> None:
     file = tmp_path / "broken.jinja"

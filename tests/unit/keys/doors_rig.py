@@ -1,4 +1,4 @@
-"""Planner and metrics service behind their doors, without a socket."""
+"""Planner and metrics service behind their key gates, without a socket."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -37,7 +37,7 @@ def there(path: str) -> str:
 
 
 class CapturingTransport(SystemTransport):
-    """Keeps the app that would be served."""
+    """A transport that records the app that would be served."""
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
@@ -50,7 +50,7 @@ class CapturingTransport(SystemTransport):
 
 
 class Served:
-    """One service behind its door, its routes, its bus, and a key of each role."""
+    """One service behind its key gate, with its routes, its bus, and a key of each role."""
 
     def __init__(self, app: Any, secrets: dict[Role, str], book: KeySet, bus: MemoryBus) -> None:
         assert isinstance(app, AuditMiddleware) and isinstance(app._app, KeyGate)

@@ -1,4 +1,4 @@
-"""The audit trail: who changed what is recorded at each service's door, and nothing of what prompts say."""
+"""Tests of the audit trail: every service records who changed what, and nothing of prompts."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ class World:
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://127.0.0.1")
 
     async def answer(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        """Reads all of the body first, as routes do."""
+        """Read all of the body first, as routes do."""
         while (await receive()).get("more_body"):
             pass
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -70,7 +70,7 @@ class World:
         return (await self.http.put("/v1/mode", content=body, headers=headers)).status_code
 
 
-async def test_a_change_is_recorded_with_the_key_behind_it_and_a_look_is_not() -> None:
+async def test_a_change_is_recorded_with_its_key_and_a_read_is_not() -> None:
     world = World()
     assert await world.put(world.secret) == 200
     await world.http.get("/v1/mode", headers={"authorization": f"Bearer {world.secret}"})
@@ -87,7 +87,7 @@ async def test_an_attempt_without_the_role_is_recorded_and_one_without_a_key_is_
     assert [(each.tenant, each.status) for each in world.recorded] == [("b", 403)]
 
 
-async def test_refused_requests_are_counted_and_summed_up_instead_of_recorded_one_by_one(monkeypatch: Any) -> None:
+async def test_refused_requests_are_counted_and_summarised_instead_of_recorded_one_by_one(monkeypatch: Any) -> None:
     monkeypatch.setattr(audit_keys, "REFUSED_EVERY_S", 0.0)
     world = World()
     for _ in range(50):
@@ -101,7 +101,7 @@ async def test_refused_requests_are_counted_and_summed_up_instead_of_recorded_on
     assert len(world.recorded) == 3
 
 
-async def test_refusals_that_are_summed_up_at_once_are_bounded(monkeypatch: Any) -> None:
+async def test_concurrent_summaries_of_refusals_are_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr(audit_keys, "MAX_REFUSED", 2)
     world = World()
     for status in (400, 403, 404, 409):
@@ -120,14 +120,14 @@ async def test_a_key_in_a_path_or_a_body_is_masked_before_it_is_recorded() -> No
     assert put.detail == '{"reason": "key sk-fulcrum-***"}'
 
 
-async def test_where_there_are_no_keys_the_suites_token_is_named_and_everybody_else_is_anybody() -> None:
+async def test_without_keys_the_suites_token_is_named_and_all_other_callers_are_anonymous() -> None:
     world = World(keys=False)
     await world.put("suite")
     await world.put("")
     assert [each.actor for each in world.recorded] == ["token", "anybody"]
 
 
-async def test_a_record_is_bounded_and_numbers_differ_within_a_moment() -> None:
+async def test_a_record_is_bounded_and_numbers_differ_within_one_instant() -> None:
     world = World()
     for _ in range(2):
         await world.put(world.secret, b"\xff" * 100_000)
@@ -135,7 +135,7 @@ async def test_a_record_is_bounded_and_numbers_differ_within_a_moment() -> None:
     assert len({each.event_id for each in world.recorded}) == 2
 
 
-async def test_a_gateway_records_deletions_and_never_what_was_sent() -> None:
+async def test_a_gateway_records_deletions_and_never_the_content_of_requests() -> None:
     world = World(audited=deletes, with_body=False)
     headers = {"authorization": f"Bearer {world.secret}"}
     await world.http.post("/v1/completions", content=b"a prompt", headers=headers)
@@ -149,7 +149,7 @@ def change(number: int) -> KeyChange:
     return KeyChange(number, "root", "create", f"key_{number}", "a")
 
 
-def test_the_book_keeps_its_last_changes() -> None:
+def test_the_key_store_remembers_its_last_changes() -> None:
     book = KeySet()
     for number in range(book_module.MAX_CHANGES + 5):
         book = book.noted(change(number))
@@ -169,7 +169,7 @@ async def test_changes_of_keys_reach_the_topic_once_and_the_trail_is_bounded(mon
     assert trail.newest(9, AuditFilter(actor="somebody")).events == []
 
 
-def test_the_topic_ends_by_itself() -> None:
+def test_the_topic_has_a_retention_time() -> None:
     assert AUDIT.retention_ms == 90 * 24 * 3_600_000
 
 
@@ -190,7 +190,7 @@ def log_of(*events: AuditEvent) -> AuditLog:
     return log
 
 
-async def test_what_a_planner_does_at_workers_all_day_pushes_out_nothing_that_people_did() -> None:
+async def test_routine_orders_of_a_planner_evict_no_record_of_people() -> None:
     count = audit_module.MAX_CHANGES["planner"] + 10
     by_hand = event(1, service="worker", actor="token (ada)", tenant="", role="", action="SetRole gpu-1")
     made = [event(2 + number, service="worker", actor="planner", tenant="", role="") for number in range(count)]
@@ -200,8 +200,8 @@ async def test_what_a_planner_does_at_workers_all_day_pushes_out_nothing_that_pe
 
 
 @pytest.mark.parametrize("status", [200, 404])
-async def test_requests_of_users_push_out_nothing_of_operators_nor_of_a_quieter_tenant(status: int) -> None:
-    """What came before: 10,600 DELETEs of a file that is not there hid every record of the administrators."""
+async def test_requests_of_users_evict_no_record_of_operators_nor_of_a_quieter_tenant(status: int) -> None:
+    """Before, 10,600 DELETEs of a missing file hid every record of the administrators."""
     quiet = event(2, tenant="quiet")
     log = log_of(REVOKED, quiet, *(event(3 + number, status=status) for number in range(10_600)))
     assert [each.actor for each in log.newest(30, AuditFilter(tenant="root")).events] == ["ada"]
@@ -211,20 +211,20 @@ async def test_requests_of_users_push_out_nothing_of_operators_nor_of_a_quieter_
     assert noisy.complete_since_unix_ms == noisy.events[-1].unix_ms
 
 
-def test_what_was_refused_stands_apart_from_what_changed_something() -> None:
+def test_refused_attempts_are_separate_from_changes() -> None:
     log = log_of(REVOKED, event(2, status=403, action="PUT /v1/mode"), event(3, status=503))
     assert [each.status for each in log.newest(9).events] == [503, 0]
     assert [each.action for each in log.newest(9, AuditFilter(refused=True)).events] == ["PUT /v1/mode"]
 
 
-def test_it_is_said_that_older_records_are_not_shown() -> None:
+def test_a_note_says_that_older_records_are_not_shown() -> None:
     log = log_of(*(event(number) for number in range(1, 6)))
     assert (log.newest(5).older, log.newest(5).complete_since_unix_ms) == (False, 0)
     assert (log.newest(3).older, log.newest(3).complete_since_unix_ms) == (True, 3)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20)), max_size=60), st.integers(1, 8))
-def test_a_full_share_takes_from_the_tenant_that_has_most_and_knows_what_is_missing(
+def test_a_full_share_evicts_records_of_the_busiest_tenant_and_counts_them(
     made: list[tuple[str, int]], most: int
 ) -> None:
     kept, taken = RecentEvents(most), list[AuditEvent]()
@@ -242,7 +242,7 @@ def test_a_full_share_takes_from_the_tenant_that_has_most_and_knows_what_is_miss
         assert len(left) >= min(len(own), most // 3)
 
 
-async def test_the_topic_is_read_back_page_by_page_and_no_further_than_asked(monkeypatch: Any) -> None:
+async def test_the_topic_is_read_back_page_by_page_and_no_further_than_requested(monkeypatch: Any) -> None:
     monkeypatch.setattr(audit_module, "READ_RECORDS", 7)
     clock = ManualClock()
     async with opened_bus(clock) as bus:

@@ -1,4 +1,4 @@
-"""Services behind a proxy that speaks HTTPS and gives them a prefix: no address of theirs leads past it."""
+"""Tests of services behind an HTTPS proxy with a path prefix: none of their links leaves the prefix."""
 
 import re
 from typing import Any, Final
@@ -15,7 +15,7 @@ ADDRESSES: Final = re.compile(r"""(?:href|src|action)="([^"#]+)"|url: '([^']+)'"
 
 
 class Proxy(httpx.AsyncBaseTransport):
-    """Takes requests for PUBLIC and asks the service without the prefix, by another host's name."""
+    """A proxy for PUBLIC that calls the service without the prefix, under another host name."""
 
     def __init__(self, app: Any) -> None:
         self._inner = httpx.ASGITransport(app)
@@ -36,7 +36,7 @@ def browser(served: Served) -> httpx.AsyncClient:
 
 
 @pytest.mark.parametrize("path", ["", "index.html", "v1/status", "runbook/FulcrumImbalance", "a/b%2Fc/d?x=y"])
-async def test_who_has_no_session_is_sent_to_the_login_behind_the_prefix(path: str) -> None:
+async def test_a_visitor_without_a_session_is_redirected_to_the_login_behind_the_prefix(path: str) -> None:
     async with serving("metrics") as served, browser(served) as http:
         found = await http.get(path, headers=HTML)
         assert (found.status_code, str(found.url)) == (200, PUBLIC + "login")
@@ -55,7 +55,7 @@ async def test_a_session_belongs_to_the_prefix_and_ends_there() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "login", "runbook/FulcrumImbalance", "docs", "redoc"])
-async def test_what_a_page_names_is_there_behind_the_prefix(path: str) -> None:
+async def test_everything_that_a_page_links_to_exists_behind_the_prefix(path: str) -> None:
     async with serving("metrics") as served, browser(served) as http:
         http.headers["authorization"] = f"Bearer {served.secrets['operator']}"
         page = await http.get(path)
@@ -66,7 +66,7 @@ async def test_what_a_page_names_is_there_behind_the_prefix(path: str) -> None:
             assert (await http.get(address)).status_code in (200, 405), address
 
 
-async def test_the_page_asks_for_nothing_at_the_hosts_root() -> None:
+async def test_the_page_requests_nothing_at_the_hosts_root() -> None:
     async with serving("metrics") as served, browser(served) as http:
         http.headers["authorization"] = f"Bearer {served.secrets['operator']}"
         left, seen = ["js/main.js"], set[str]()
@@ -89,7 +89,7 @@ async def test_the_description_of_the_api_names_its_own_folder(service: str) -> 
 
 
 @pytest.mark.parametrize("path", ["healthz/", "docs/?a=b", "static-offline-docs", "v1/workers/", "v1/decisions/"])
-async def test_a_slash_too_many_or_too_few_leads_to_the_same_place(path: str) -> None:
+async def test_a_superfluous_or_missing_slash_leads_to_the_same_page(path: str) -> None:
     async with serving("planner") as served, browser(served) as http:
         http.headers["authorization"] = f"Bearer {served.secrets['operator']}"
         found = await http.get(path)
@@ -100,7 +100,7 @@ async def test_a_slash_too_many_or_too_few_leads_to_the_same_place(path: str) ->
         assert str(found.url) == PUBLIC + expected + (f"?{query}" if query else "")
 
 
-async def test_a_path_that_looks_like_a_host_leads_to_none() -> None:
+async def test_a_path_that_looks_like_a_host_does_not_redirect_to_one() -> None:
     async with serving("planner") as served:
         transport = httpx.ASGITransport(served.app)
         async with httpx.AsyncClient(transport=transport) as http:
@@ -110,7 +110,7 @@ async def test_a_path_that_looks_like_a_host_leads_to_none() -> None:
 
 
 @pytest.mark.parametrize(("scheme", "secure"), [("https", True), ("http", False)])
-async def test_a_session_is_kept_to_https_where_the_client_came_by_it(scheme: str, secure: bool) -> None:
+async def test_a_session_cookie_is_secure_if_the_client_came_by_https(scheme: str, secure: bool) -> None:
     async with serving("metrics") as served:
         transport = httpx.ASGITransport(served.app)
         async with httpx.AsyncClient(transport=transport, base_url=f"{scheme}://127.0.0.1") as http:

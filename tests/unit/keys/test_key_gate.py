@@ -1,4 +1,4 @@
-"""The door of a REST API: refusals, names that it answers to, sessions of people, and how old its keys may be."""
+"""Tests of the key gate of a REST API: refusals, accepted host names, sessions of people and the age of keys."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -77,14 +77,14 @@ class World:
         return secret, book
 
 
-async def test_without_keys_all_is_as_it_was() -> None:
+async def test_without_keys_every_request_is_accepted() -> None:
     world = World()
     assert (await world.http.get("/v1/status")).status_code == 200
     assert (await world.http.get("/v1/status", headers={"authorization": "Bearer any"})).status_code == 200
     assert (await world.http.get("/login")).headers["location"] == "./"
 
 
-async def test_with_a_key_an_operator_is_asked_for_and_probes_are_not() -> None:
+async def test_with_a_key_set_requests_need_an_operator_and_probes_do_not() -> None:
     world = World()
     operator, _ = world.key("operator")
     answer = await world.http.get("/v1/status")
@@ -100,7 +100,7 @@ async def test_with_a_key_an_operator_is_asked_for_and_probes_are_not() -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
 
 
-async def test_a_person_logs_in_once_and_is_out_when_the_key_is_revoked() -> None:
+async def test_a_person_logs_in_once_and_is_logged_out_when_the_key_is_revoked() -> None:
     world = World()
     secret, book = world.key("operator")
     sent = await world.http.get("/", headers=HTML)
@@ -117,7 +117,7 @@ async def test_a_person_logs_in_once_and_is_out_when_the_key_is_revoked() -> Non
     assert (await world.http.get("/v1/status")).status_code == 401
 
 
-async def test_a_session_ends_with_its_time_and_with_a_logout() -> None:
+async def test_a_session_ends_after_its_lifetime_and_with_a_logout() -> None:
     world = World()
     secret, _ = world.key("operator")
     await world.http.post("/login", data={"key": secret})
@@ -144,7 +144,7 @@ async def test_a_stream_ends_when_the_key_behind_it_is_revoked() -> None:
     assert lines == ["0"]
 
 
-async def test_a_users_key_and_an_endless_form_begin_no_session() -> None:
+async def test_a_users_key_or_an_endless_form_starts_no_session() -> None:
     world = World()
     secret, _ = world.key("user")
     assert (await world.http.post("/login", data={"key": secret})).status_code == 403
@@ -162,7 +162,7 @@ def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:8000", "a.localhost", "gpu.lan:1"]
 )
-def test_loopbacks_names_and_those_of_the_setting_are_answered(host: str) -> None:
+def test_loopback_names_and_configured_names_are_accepted(host: str) -> None:
     check = HostCheck("gpu.lan, other")
     check.check(host.encode(), None)
     check.check(None, f"https://{host}".encode())
@@ -171,7 +171,7 @@ def test_loopbacks_names_and_those_of_the_setting_are_answered(host: str) -> Non
 @pytest.mark.parametrize(
     "name", ["evil.example", "127.0.0.1.evil.example", "localhost.evil", "10.0.0.1", "0.0.0.0", ":80"]
 )
-def test_a_page_of_another_name_gets_nothing(name: str) -> None:
+def test_a_page_under_another_host_name_gets_nothing(name: str) -> None:
     with pytest.raises(WrongHost, match="FULCRUM_HTTP_HOSTS"):
         HostCheck("").check(name.encode(), None)
     with pytest.raises(WrongHost):
@@ -179,12 +179,12 @@ def test_a_page_of_another_name_gets_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("origin", [b"null", b"file://", b"http://[", b"chrome-extension://abc"])
-def test_an_origin_without_a_name_of_ours_is_refused(origin: bytes) -> None:
+def test_a_foreign_origin_is_refused(origin: bytes) -> None:
     with pytest.raises(WrongHost):
         HostCheck("").check(b"localhost", origin)
 
 
-async def test_names_are_checked_on_loopback_without_keys_alone() -> None:
+async def test_host_names_are_checked_only_on_loopback_without_keys() -> None:
     world, rebound = World(), {"host": "evil.example"}
     answer = await world.http.get("/v1/status", headers=rebound)
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "wrong_host")
@@ -195,7 +195,7 @@ async def test_names_are_checked_on_loopback_without_keys_alone() -> None:
     assert (await beyond.http.get("/v1/status", headers=rebound)).status_code == 200
 
 
-async def test_a_listener_beyond_loopback_starts_with_a_key_or_with_what_adr_43_asks_for(tmp_path: Path) -> None:
+async def test_a_listener_beyond_loopback_starts_only_with_a_key_or_as_adr_43_requires(tmp_path: Path) -> None:
     store, clock = FileKeys(tmp_path / "keys.json"), ManualClock()
     with pytest.raises(StartupError, match=r"fulcrum keys create.*FULCRUM_ALLOW_PLAINTEXT_TOKEN"):
         await start_keys(HttpSettings(host="0.0.0.0"), store, clock)
@@ -206,7 +206,7 @@ async def test_a_listener_beyond_loopback_starts_with_a_key_or_with_what_adr_43_
     assert (await start_keys(HttpSettings(host="0.0.0.0"), store, clock)).closed
 
 
-async def test_a_file_that_cannot_be_trusted_stops_the_start(tmp_path: Path) -> None:
+async def test_an_untrustworthy_key_file_prevents_the_start(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text("{")
     with pytest.raises(StartupError, match="cannot be read"):
@@ -237,7 +237,7 @@ class Away:
         return None if known == self.stored.version else self.stored
 
 
-async def test_what_was_known_last_counts_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_known_keys_apply_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_gate, "FOLLOW_S", 0.001)
     store, clock = Away(), ManualClock()
     table = await start_keys(HttpSettings(keys="redis"), store, clock)  # type: ignore[arg-type]
@@ -257,7 +257,7 @@ async def test_what_was_known_last_counts_while_the_store_is_away(monkeypatch: p
 @pytest.mark.parametrize(("role", "least", "may"), [
     ("user", "operator", False), ("operator", "operator", True), ("operator", "admin", False), ("admin", "admin", True),
 ])  # fmt: skip
-def test_what_changes_something_needs_a_key_of_its_role_or_the_suites_token(role: Role, least: Role, may: bool) -> None:
+def test_a_change_needs_a_key_of_its_role_or_the_suites_token(role: Role, least: Role, may: bool) -> None:
     world = World()
 
     def admit(authorization: str) -> Caller:
@@ -275,7 +275,7 @@ def test_what_changes_something_needs_a_key_of_its_role_or_the_suites_token(role
     assert admit("Bearer suite").name == "token"
 
 
-def test_a_service_without_a_token_takes_no_empty_one() -> None:
+def test_a_service_without_a_token_refuses_an_empty_one() -> None:
     door = AccessControl(None, HttpSettings(), ManualClock(), token="")
     for header in ("", "Bearer "):
         with pytest.raises(Unauthenticated):

@@ -1,4 +1,4 @@
-"""Who calls, by key: what a book of keys keeps, and what each caller may do."""
+"""Tests of the key table: its contents, and what each caller may do."""
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ def table(*books: KeySet, open_without_keys: bool = True, token: str = "") -> Ke
     return made
 
 
-def test_a_stored_key_holds_its_hash_and_never_the_key() -> None:
+def test_a_stored_key_contains_its_hash_and_never_the_key() -> None:
     secret, key = draw_key("a", now_s=NOW_S, role="operator", models=("m",), expires_in_s=60)
     stored = msgspec.json.encode(KeySet().with_key(key, NOW_S))
     assert secret.startswith("sk-fulcrum-") and secret.encode() not in stored
@@ -51,13 +51,13 @@ def test_a_stored_key_holds_its_hash_and_never_the_key() -> None:
         ({"models": ("",)}, "models"),
     ],
 )
-def test_a_bad_option_is_named(options: dict[str, object], param: str) -> None:
+def test_an_invalid_option_is_named(options: dict[str, object], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         draw_key(**{"tenant": "a", "now_s": NOW_S, **options})  # type: ignore[arg-type]
     assert refused.value.param == param
 
 
-def test_a_full_book_forgets_the_oldest_key_that_has_ended_and_none_that_counts(
+def test_a_full_key_table_evicts_the_oldest_ended_key_and_no_valid_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(book_module, "MAX_KEYS", 3)
@@ -73,7 +73,7 @@ def test_a_full_book_forgets_the_oldest_key_that_has_ended_and_none_that_counts(
         kept.without_key(made[1].id, NOW_S)
 
 
-def test_a_suite_without_keys_lets_everybody_in_and_one_with_a_key_nobody_without() -> None:
+def test_a_suite_without_keys_admits_everyone_and_one_with_a_key_requires_it() -> None:
     made = table(KeySet())
     assert made.caller(None, NOW_S) is made.caller(b"Bearer any", NOW_S) is ANYBODY
     secret, key = draw_key("a", now_s=NOW_S)
@@ -85,7 +85,7 @@ def test_a_suite_without_keys_lets_everybody_in_and_one_with_a_key_nobody_withou
     assert made.caller(b"bearer  " + secret.encode() + b" ", NOW_S).tenant == "a"
 
 
-def test_revoking_the_last_key_and_losing_the_store_let_nobody_in() -> None:
+def test_revoking_the_last_key_or_losing_the_store_admits_no_one() -> None:
     secret, key = draw_key("a", now_s=NOW_S)
     first = KeySet().with_key(key, NOW_S)
     for after in (first.without_key(key.id, NOW_S), KeySet()):
@@ -95,7 +95,7 @@ def test_revoking_the_last_key_and_losing_the_store_let_nobody_in() -> None:
                 made.caller(sent, NOW_S)
 
 
-def test_a_key_lets_nobody_in_from_the_moment_it_expires() -> None:
+def test_a_key_admits_no_one_from_its_expiry_on() -> None:
     secret, key = draw_key("a", now_s=NOW_S, expires_in_s=10)
     made = table(KeySet().with_key(key, NOW_S))
     assert made.caller(bearer(secret), NOW_S + 9.9).tenant == "a"
@@ -103,7 +103,7 @@ def test_a_key_lets_nobody_in_from_the_moment_it_expires() -> None:
         made.caller(bearer(secret), NOW_S + 10)
 
 
-def test_nobody_is_let_in_until_it_is_known_which_keys_there_are() -> None:
+def test_no_one_is_admitted_until_the_keys_are_known() -> None:
     made = KeyTable(open_without_keys=True)
     with pytest.raises(StoreUnavailable) as refused:
         made.caller(b"Bearer any", NOW_S)
@@ -111,7 +111,7 @@ def test_nobody_is_let_in_until_it_is_known_which_keys_there_are() -> None:
     assert not made.is_open
 
 
-def test_beyond_loopback_a_suite_without_keys_lets_nobody_in() -> None:
+def test_beyond_loopback_a_suite_without_keys_admits_no_one() -> None:
     with pytest.raises(InvalidApiKey):
         table(KeySet(), open_without_keys=False).caller(None, NOW_S)
 
@@ -124,7 +124,7 @@ def test_the_suites_token_counts_as_an_admins_key() -> None:
         table(KeySet(), open_without_keys=False, token="").caller(b"Bearer ", NOW_S)
 
 
-def test_roles_go_from_user_over_operator_to_admin() -> None:
+def test_roles_rise_from_user_over_operator_to_admin() -> None:
     user, operator, admin = (Caller("a", role) for role in ("user", "operator", "admin"))
     assert [each.may_read("b") for each in (user, operator, admin)] == [False, True, True]
     user.check_write("a", "it")
@@ -158,12 +158,12 @@ def test_headers_only_narrow_what_a_key_gives(tenant: str, named: str | None, ow
         assert asked not in (None, own, "batch")
 
 
-def test_without_keys_headers_say_tenant_and_class_as_they_did() -> None:
+def test_without_keys_headers_set_tenant_and_class() -> None:
     assert (ANYBODY.tenant_of(None), ANYBODY.tenant_of("x")) == ("default", "x")
     assert (ANYBODY.class_of(None, "online"), ANYBODY.class_of("x", "online")) == ("online", "x")
 
 
-def test_a_salt_is_made_from_a_secret_is_alike_at_every_gateway_and_apart_for_every_tenant() -> None:
+def test_a_salt_derives_from_a_secret_is_equal_at_every_gateway_and_differs_by_tenant() -> None:
     book = KeySet().with_key(draw_key("a", now_s=NOW_S)[1], NOW_S)
     one, other = table(book), table(read_book(msgspec.json.encode(book)))
     assert one.cache_salt("a") == other.cache_salt("a") != one.cache_salt("b")
@@ -180,7 +180,7 @@ def test_a_salt_changes_when_the_secret_is_rotated_and_when_its_tenant_was_delet
     assert book.with_cache_secret() == book
 
 
-def test_without_keys_a_tenant_is_apart_by_its_name() -> None:
+def test_without_keys_tenants_are_separate_by_name() -> None:
     assert table(KeySet()).cache_salt("a") == "a"
 
 

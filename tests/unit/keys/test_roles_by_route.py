@@ -1,4 +1,4 @@
-"""Every route of planner and metrics service against every role: who is let in, and a route without a case fails."""
+"""Tests of every route of planner and metrics service against every role; a route without a case fails."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ HISTORY: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 Cases = dict[tuple[str, str], tuple[Role | None, dict[str, Any] | None]]
-"""By method and path: the least role that gets in, None for anybody, and a body where one is wanted."""
+"""The minimum role by method and path, None for open routes, and a body if one is needed."""
 
 SHARED: Final[Cases] = {
     ("GET", "/healthz"): (None, None),
@@ -88,10 +88,10 @@ METRICS: Final[Cases] = SHARED | {
 }
 CASES: Final[dict[str, Cases]] = {"planner": PLANNER, "metrics": METRICS}
 OWN_DOOR: Final = (("POST", "/login"), ("PUT", "/v1/workers/{worker_id}/role"))
-"""Of the metrics service: a login shows its key in the form, and a role is the planner's to refuse."""
+"""Exempt routes of the metrics service: a login has its key in the form, and the planner checks roles."""
 STREAM: Final = "/v1/occupancy/stream"
 ENDLESS: Final = (("GET", "/v1/occupancy/stream"), ("GET", "/v1/capacity"))
-"""Which a caller who is let in would wait for."""
+"""Routes on which an admitted caller would wait."""
 
 
 @pytest.fixture(params=sorted(CASES))
@@ -105,7 +105,7 @@ async def test_every_route_has_a_case(service: tuple[str, Served]) -> None:
     assert served.routes == set(CASES[name])
 
 
-async def test_each_route_lets_in_its_role_and_whoever_is_above_it(service: tuple[str, Served]) -> None:
+async def test_each_route_admits_its_role_and_those_above_it(service: tuple[str, Served]) -> None:
     name, served = service
     for case, (least, body) in CASES[name].items():
         nobody = await served.ask(case, body, None)
@@ -151,7 +151,7 @@ async def test_an_operator_finds_another_tenants_request_and_a_user_not_even_its
         assert (refused.status_code, "thing" in refused.text) == (403, False)
 
 
-async def test_head_answers_as_get_does_on_every_route(service: tuple[str, Served]) -> None:
+async def test_head_is_answered_like_get_on_every_route(service: tuple[str, Served]) -> None:
     name, served = service
     gets = {there(path) for method, path in CASES[name] if method in ("GET", "MOUNT")}
     posts = {there(path) for method, path in CASES[name] if method not in ("GET", "MOUNT")}
@@ -163,7 +163,7 @@ async def test_head_answers_as_get_does_on_every_route(service: tuple[str, Serve
             assert await head_differs(served.app, path, headers) == "", (path, headers)
 
 
-async def test_head_of_an_event_stream_holds_no_place() -> None:
+async def test_head_of_an_event_stream_takes_no_reader_slot() -> None:
     async with serving("metrics") as served:
         for _ in range(100):  # more than there are places
             head = await asked(served.app, "HEAD", STREAM, {"authorization": f"Bearer {TOKEN}"})

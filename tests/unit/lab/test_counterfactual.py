@@ -1,4 +1,4 @@
-"""A decision, left out and not, over the same demand; and how a decision's time is found again from later ones."""
+"""Tests that replay demand with and without a decision, and infer roles before it."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ def experiment(spec: str) -> Experiment:
     return Experiment(generate(spec, seed=1), by_name("llama-8b-h100"), 4, parse_slo("ttft=500ms,tpot=50ms"))
 
 
-def test_a_move_towards_prompts_is_useful_where_prompts_flood_one_worker_and_the_way_back_is_not() -> None:
+def test_a_move_towards_a_flood_of_prompts_is_useful_and_its_reversal_is_not() -> None:
     flooded = experiment("poisson:rate=14,isl=4000,osl=8,spread=0.1,seconds=16")
     found = counterfactual(flooded, SPLIT, {1: PREFILL, 2: PREFILL}, at_s=4.0)
     assert found.without.requests == found.with_it.requests > 50
@@ -34,14 +34,14 @@ def test_a_move_towards_prompts_is_useful_where_prompts_flood_one_worker_and_the
     assert back.with_it.ttft_ms["mean"] > back.without.ttft_ms["mean"]
 
 
-def test_a_change_that_changes_nothing_is_not_useful() -> None:
+def test_a_change_without_effect_is_not_useful() -> None:
     quiet = experiment("poisson:rate=1,isl=200,osl=8,spread=0.1,seconds=16")
     found = counterfactual(quiet, SPLIT, {1: LENT}, at_s=4.0)
     assert not found.useful
     assert found.without.good == found.with_it.good == 1.0
 
 
-def test_without_a_request_around_it_there_is_nothing_to_compare() -> None:
+def test_without_requests_around_a_decision_there_is_no_comparison() -> None:
     early = experiment("poisson:rate=5,isl=200,osl=8,spread=0.1,seconds=4")
     with pytest.raises(InvalidRequest, match="no request"):
         counterfactual(early, SPLIT, {1: LENT}, at_s=60.0)
@@ -51,7 +51,7 @@ def test_without_a_request_around_it_there_is_nothing_to_compare() -> None:
 
 
 @pytest.mark.parametrize("at_s", [5.3, 5.35, 5.4, 5.7])
-def test_budgets_in_a_burst_are_useful_whatever_step_they_come_in(at_s: float) -> None:
+def test_budgets_in_a_burst_are_useful_in_whatever_order_they_are_set(at_s: float) -> None:
     """A sequence that joins a mixed worker waits for no step that makes its second token late."""
     gpus = replace(profile("llama-70b-tp4-h100"), step_time=profile("llama-70b-tp4-h100").step_time.scaled(2.5))
     burst = Experiment(
@@ -90,7 +90,7 @@ def worker(name: str, role: str) -> dict[str, Any]:
     return {"id": name, "model": "m", "role": role, "budget_tokens": 512 if role == "mixed" else 0}
 
 
-def test_roles_before_a_decision_follow_from_those_of_now_and_all_later_decisions() -> None:
+def test_roles_before_a_decision_are_inferred_from_present_roles_and_later_decisions() -> None:
     decisions = [
         decision(1, ("a", "decode", "mixed"), ("b", "decode", "mixed")),
         decision(2, ("a", "mixed", "prefill")),

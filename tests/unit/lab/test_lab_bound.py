@@ -1,4 +1,4 @@
-"""The fluid bound: no worse than any policy does for long, and of requests or work whichever is asked for."""
+"""Tests of the fluid bound: no policy exceeds it for long, by requests or by work."""
 
 from dataclasses import replace
 
@@ -19,12 +19,12 @@ ALIKE = Experiment(generate("poisson:rate=4,seconds=60,isl=2000,osl=100,spread=0
 MIXED = Experiment(generate("flipflop:rate=10,seconds=40,isl=3000,osl=200", seed=3), HARDWARE, 2, SLO)
 
 
-def test_requests_that_are_alike_count_as_much_as_their_work() -> None:
+def test_equal_requests_count_as_much_as_their_work() -> None:
     rates = [fluid_rate(ALIKE, measure) for measure in ("both", "requests", "work")]
     assert rates == pytest.approx([rates[0]] * 3, rel=1e-6)
 
 
-def test_of_requests_that_differ_the_cheap_ones_are_served_first() -> None:
+def test_among_unequal_requests_the_cheap_ones_are_served_first() -> None:
     requests, work = fluid_rate(MIXED, "requests"), fluid_rate(MIXED, "work")
     assert fluid_rate(MIXED) == min(requests, work)
     assert requests > work / WANTED  # a tenth of them holds more than a tenth of the work
@@ -35,7 +35,7 @@ def test_twice_the_workers_serve_twice_as_much() -> None:
 
 
 @pytest.mark.parametrize("policy", ["aggregated", "fulcrum:1:1"])
-def test_no_policy_serves_more(policy: str) -> None:
+def test_no_policy_exceeds_the_bound(policy: str) -> None:
     """Half a minute of short answers: what still decodes at the end is little beside them."""
     asked = Experiment(generate("poisson:rate=60,seconds=30,isl=2000,osl=10", seed=5), HARDWARE, 2, SLO)
     assert fluid_rate(asked) < 1.0

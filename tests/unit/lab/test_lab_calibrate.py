@@ -1,4 +1,4 @@
-"""`fulcrum lab calibrate`: what workers have learned becomes a profile, which the lab reads back unchanged."""
+"""Tests of `fulcrum lab calibrate`: step times of workers become a profile, which the lab reads back unchanged."""
 
 import json
 from dataclasses import fields, replace
@@ -46,7 +46,7 @@ def learned(worker_id: str, model: StepTimeModel = MODEL, **given: object) -> Le
 # ---------------------------------------------------------------- from workers to hardware
 
 
-def test_each_kind_of_step_is_as_the_worker_has_it_that_has_seen_most_of_them() -> None:
+def test_each_kind_of_step_is_taken_from_the_worker_that_measured_most_of_them() -> None:
     slow, fast = MODEL.scaled(3), MODEL.scaled(0.5)
     prefill = learned("p", fitted=FittedModel(slow, prefill=KindFit(500), decode=KindFit(2)), chunk_tokens=1024)
     decode = learned("d", fitted=FittedModel(fast, prefill=KindFit(3), decode=KindFit(9000)))
@@ -59,7 +59,7 @@ def test_each_kind_of_step_is_as_the_worker_has_it_that_has_seen_most_of_them() 
     assert any("mixed" in note for note in notes)
 
 
-def test_kv_link_and_hop_are_medians_of_what_was_seen_and_nothing_where_nothing_was() -> None:
+def test_kv_link_and_hop_are_medians_of_measurements_and_empty_without_any() -> None:
     seen = [learned(str(n), kv_token_ns=ns, round_trip_ms=ms) for n, (ns, ms) in enumerate([(50, 1), (80, 3), (0, 2)])]
     hardware, notes = calibrated("mine", seen)
     assert hardware.hop_ms == 1.0
@@ -69,7 +69,7 @@ def test_kv_link_and_hop_are_medians_of_what_was_seen_and_nothing_where_nothing_
     assert any("link" in note for note in notes)
 
 
-def test_workers_of_two_kinds_make_no_profile() -> None:
+def test_workers_of_two_kinds_give_no_profile() -> None:
     with pytest.raises(InvalidRequest, match="--worker"):
         calibrated("mine", [learned("a"), learned("b", device="cpu")])
     with pytest.raises(InvalidRequest, match="no worker"):
@@ -102,7 +102,7 @@ async def told_of(batches: list[StepBatch], wait_s: float = 5.0):  # type: ignor
     return await read_reported(reader, {"a": 1, "b": 2}, {"a": 16, "b": 16}, BEGAN_NS, wait_s)
 
 
-async def test_telemetry_is_read_until_every_worker_has_told_its_latest() -> None:
+async def test_telemetry_is_read_until_every_worker_has_sent_its_latest() -> None:
     slower = step_time_message(FittedModel(MODEL.scaled(2), decode=KindFit(10)))
     transfer = KvTransfer(blocks=10, start_unix_ns=BEGAN_NS - 8000, end_unix_ns=BEGAN_NS)
     found = await told_of(
@@ -120,7 +120,7 @@ async def test_telemetry_is_read_until_every_worker_has_told_its_latest() -> Non
     assert found["b"].fitted == FittedModel(MODEL)
 
 
-async def test_a_worker_that_is_silent_is_left_out() -> None:
+async def test_a_silent_worker_is_omitted() -> None:
     found = await told_of([batch("a", BEGAN_NS + 1)], wait_s=0.05)
     assert set(found) == {"a"}
 
@@ -157,9 +157,7 @@ hardwares = st.builds(
 
 
 @given(hardwares)
-def test_a_profile_that_was_written_is_read_back_unchanged(
-    tmp_path_factory: pytest.TempPathFactory, made: Hardware
-) -> None:
+def test_a_written_profile_is_read_back_unchanged(tmp_path_factory: pytest.TempPathFactory, made: Hardware) -> None:
     path = tmp_path_factory.getbasetemp() / "profile.json"
     write_profile(made, path, source="here")
     assert read_profile(path) == made
@@ -180,7 +178,7 @@ def test_a_profile_that_was_written_is_read_back_unchanged(
         ({"chunk_tokens": True}, "chunk_tokens is no number"),
     ],
 )
-def test_a_broken_profile_is_refused_by_the_key_that_is_wrong(
+def test_a_broken_profile_is_refused_by_the_name_of_its_wrong_key(
     change: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "p.json"
@@ -190,7 +188,7 @@ def test_a_broken_profile_is_refused_by_the_key_that_is_wrong(
         read_profile(path)
 
 
-def test_each_step_time_but_those_that_came_later_has_to_be_there(tmp_path: Path) -> None:
+def test_every_step_time_is_required_except_those_added_later(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     write_profile(by_name("llama-8b-h100"), path, source="here")
     whole = json.loads(path.read_text())
@@ -204,7 +202,7 @@ def test_each_step_time_but_those_that_came_later_has_to_be_there(tmp_path: Path
                 read_profile(path)
 
 
-def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
+def test_a_profile_that_is_not_json_is_refused(tmp_path: Path) -> None:
     for text in ("", "[]", "{", "[" * 60_000, "9" * 60_000):
         (tmp_path / "p.json").write_text(text)
         with pytest.raises(InvalidRequest, match=r"p\.json is no"):
@@ -219,7 +217,7 @@ def test_a_name_without_a_file_is_a_shipped_profile(tmp_path: Path) -> None:
         profile_named("none")
 
 
-def test_an_experiment_takes_what_was_measured_and_the_labs_own_figures_for_the_rest(tmp_path: Path) -> None:
+def test_an_experiment_uses_measured_figures_and_the_labs_own_for_the_rest(tmp_path: Path) -> None:
     measured = replace(by_name("llama-8b-h100"), chunk_tokens=300, hop_ms=0.5, link_gbps=12.5, max_sequences=7)
     path = tmp_path / "p.json"
     write_profile(measured, path, source="here")

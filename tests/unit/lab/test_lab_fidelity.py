@@ -1,4 +1,4 @@
-"""The lab decides and times as the real code does, and the tools that compare the two are right."""
+"""Tests that the lab decides and times like the real code, and of the tools that compare the two."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_the_lab_places_and_times_every_request_as_the_real_code_does(case: Case) -> None:
+def test_the_lab_places_and_times_every_request_like_the_real_code(case: Case) -> None:
     place, trace = case.place(), generate(case.trace, seed=3)
     real = sim_replay(place, trace, hop_ms=MEAN_HOP_MS)
     lab = lab_replay(place, as_it_came(trace, real), Constants(MEAN_HOP_MS, EVEN_STORE_MS))
@@ -52,7 +52,7 @@ def test_the_lab_places_and_times_every_request_as_the_real_code_does(case: Case
     assert "sessions" not in case.trace or found.cached_tokens[0]
 
 
-def test_calibration_finds_the_constants_that_a_run_had() -> None:
+def test_calibration_recovers_the_constants_of_a_run() -> None:
     place, trace = CASES["one of each"].place(), generate("poisson:rate=4,isl=800,osl=40,seconds=30", seed=1)
     had = Constants(3.0, 1.0, 0.4, 2.0)
     found = calibrate(place, trace, lab_replay(place, trace, had), Constants(1.0, 1.0))
@@ -61,7 +61,7 @@ def test_calibration_finds_the_constants_that_a_run_had() -> None:
 
 
 @given(st.floats(-5, 5), st.floats(-2, 2), st.lists(st.integers(1, 50), min_size=2, max_size=20))
-def test_points_of_a_line_give_it(at_0: float, slope: float, places: list[int]) -> None:
+def test_points_on_a_line_give_the_line(at_0: float, slope: float, places: list[int]) -> None:
     found = line([(x, at_0 + slope * x) for x in places])
     if len(set(places)) > 1 and np.median(places) < max(places):
         assert found == pytest.approx((at_0, slope), abs=1e-6)
@@ -94,7 +94,7 @@ def test_a_run_does_not_differ_from_itself(run: Replay) -> None:
 
 
 @given(replays, st.floats(0.5, 2.0))
-def test_differences_are_shares_of_the_first_run(run: Replay, times: float) -> None:
+def test_differences_are_fractions_of_the_first_run(run: Replay, times: float) -> None:
     other = replace(run, served={n: replace(each, ttft_ns=each.ttft_ns * times) for n, each in run.served.items()})
     found = compare("", run, other, len(run.served))
     assert list(found.ttft.difference.values()) == pytest.approx([times - 1] * 3, abs=1e-9)
@@ -111,7 +111,7 @@ def test_only_requests_of_both_runs_are_compared(one: Replay, other: Replay) -> 
 
 
 @given(st.lists(replays, min_size=1, max_size=3))
-def test_runs_together_have_every_request_of_each(runs: list[Replay]) -> None:
+def test_merged_runs_contain_every_request_of_each(runs: list[Replay]) -> None:
     together = pooled(runs)
     assert sorted(each.ttft_ns for each in together.served.values()) == sorted(
         each.ttft_ns for run in runs for each in run.served.values()
@@ -119,7 +119,7 @@ def test_runs_together_have_every_request_of_each(runs: list[Replay]) -> None:
 
 
 @given(replays)
-def test_a_trace_as_it_came_begins_at_nothing_and_is_in_order_of_arrival(run: Replay) -> None:
+def test_a_recorded_trace_starts_at_zero_in_order_of_arrival(run: Replay) -> None:
     came = as_it_came(trace_of([*run.served, 1000]), run)
     arrivals = [each.arrival_ns for each in came.requests]
     assert arrivals == sorted(arrivals)
@@ -128,7 +128,7 @@ def test_a_trace_as_it_came_begins_at_nothing_and_is_in_order_of_arrival(run: Re
 
 
 @given(replays, st.floats(0.9, 1.1), st.floats(0.9, 1.1))
-def test_what_the_lab_may_be_off_by_is_the_aim_or_one_and_a_half_times_the_spread(
+def test_the_allowed_error_of_the_lab_is_the_aim_or_one_and_a_half_times_the_spread(
     run: Replay, lab_times: float, live_times: float
 ) -> None:
     def slower(times: float) -> Replay:
@@ -144,7 +144,7 @@ def test_what_the_lab_may_be_off_by_is_the_aim_or_one_and_a_half_times_the_sprea
 
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 5), max_size=4), min_size=2, max_size=6), st.integers(0, 40))
-def test_prompts_share_just_the_blocks_whose_ids_they_share(ids: list[list[int]], more: int) -> None:
+def test_prompts_share_exactly_the_blocks_whose_ids_they_share(ids: list[list[int]], more: int) -> None:
     requests = [TraceRequest(n, n, len(each) * 16 + more + 1, 2, each) for n, each in enumerate(ids)]
     prompts = prompt_ids(Trace("drawn", requests, 16))
     assert [len(prompt) for prompt in prompts] == [each.input_tokens for each in requests]

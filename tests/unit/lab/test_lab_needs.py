@@ -1,4 +1,4 @@
-"""The GPUs that each policy needs on a trace, and the answer whether to disaggregate."""
+"""Tests of the GPUs that each policy needs on a trace, and of the advice whether to disaggregate."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ def light() -> Experiment:
     return made("poisson:rate=1,isl=500,osl=40,seconds=10", "ttft=max(2s,3x),tpot=50ms", 0.0)
 
 
-def test_a_trace_that_one_gpu_serves_is_answered_with_aggregate(light: Experiment) -> None:
+def test_a_trace_that_one_gpu_serves_gets_the_advice_to_aggregate(light: Experiment) -> None:
     answer, needs = answered(light)
     assert answer.verdict == "aggregate"
     assert answer.sentence.startswith("Aggregate: 1 GPU by ") and "disaggregated needs 2 GPUs" in answer.sentence
@@ -45,7 +45,7 @@ def test_a_trace_that_one_gpu_serves_is_answered_with_aggregate(light: Experimen
     assert reasons(light, answer, None)[-1] == "One worker is enough, and a split takes at least two."
 
 
-def test_prompts_that_break_the_pace_of_decodes_beside_them_are_answered_with_disaggregate() -> None:
+def test_prompts_that_break_the_pace_of_decodes_get_the_advice_to_disaggregate() -> None:
     experiment = made("poisson:rate=8,isl=6000,osl=150,spread=0.3,seconds=9", "ttft=2s,tpot=12ms", 1.0)
     answer, _ = answered(experiment)
     assert answer.verdict == "disaggregate"
@@ -56,7 +56,7 @@ def test_prompts_that_break_the_pace_of_decodes_beside_them_are_answered_with_di
     assert "of the GPU time" in said[0] and said[1].startswith("With 2 GPUs, fulcrum serves ")
 
 
-def test_a_trace_that_is_short_beside_its_answers_is_called_so(light: Experiment) -> None:
+def test_a_trace_that_is_short_compared_to_its_answers_is_flagged(light: Experiment) -> None:
     nobody = DesignAnswer("neither", "", None, None)
     assert len(reasons(light, nobody, None)) == 1
     trace = replace(light.trace, requests=[replace(each, output_tokens=2000) for each in light.trace.requests])
@@ -72,12 +72,12 @@ def need(report: LabReport, policy: str, workers: int | None, roles: str = "1:1"
     return Need(policy, design_of(policy), workers, replace(report, roles=roles), {workers or MOST: 1.0})
 
 
-def test_equal_numbers_mean_to_aggregate(any_report: LabReport) -> None:
+def test_equal_numbers_give_the_advice_to_aggregate(any_report: LabReport) -> None:
     found = decide([need(any_report, "fulcrum", 4, "1:3"), need(any_report, "aggregated", 4, "0:4")], 2, MOST)
     assert found.sentence == "Aggregate: 8 GPUs by aggregated; disaggregated needs as many (fulcrum)"
 
 
-def test_a_side_that_never_keeps_the_slo_needs_more_than_was_tried(any_report: LabReport) -> None:
+def test_a_side_that_never_meets_the_slo_needs_more_gpus_than_were_tried(any_report: LabReport) -> None:
     found = decide([need(any_report, "static", 6, "2:4"), need(any_report, "niyama", None, "0:8")], 1, MOST)
     assert (
         found.sentence
@@ -85,7 +85,7 @@ def test_a_side_that_never_keeps_the_slo_needs_more_than_was_tried(any_report: L
     )
 
 
-def test_no_side_may_keep_the_slo(any_report: LabReport) -> None:
+def test_both_sides_may_miss_the_slo(any_report: LabReport) -> None:
     found = decide([need(any_report, "static", None), need(any_report, "niyama", None)], 1, MOST)
     assert found.verdict == "neither" and "up to 8 GPUs" in found.sentence
 
@@ -97,14 +97,14 @@ def test_a_comparison_without_one_side_gives_no_verdict(any_report: LabReport) -
     assert decide([], 1, MOST).verdict == "unknown"
 
 
-def test_a_hybrid_that_needs_fewer_is_named(any_report: LabReport) -> None:
+def test_a_hybrid_that_needs_fewer_gpus_is_named(any_report: LabReport) -> None:
     needs = [need(any_report, name, count) for name, count in (("static", 4), ("aggregated", 5), ("taichi", 3))]
     assert decide(needs, 1, MOST).sentence.endswith(". taichi, which is in between, needs 3 GPUs")
 
 
 @pytest.mark.parametrize("edge", [1, 2, 3, 7, 8, 30, 63, 64])
 @pytest.mark.parametrize("guess", [0, 1, 5, 20, 64])
-def test_a_guess_changes_the_sizes_tried_and_not_what_is_found(any_report: LabReport, edge: int, guess: int) -> None:
+def test_a_guess_changes_the_sizes_tried_and_not_the_result(any_report: LabReport, edge: int, guess: int) -> None:
     tried: list[int] = []
 
     def attempt(workers: int) -> LabReport:
@@ -124,7 +124,7 @@ def test_one_worker_serves_only_policies_that_do_not_split() -> None:
     assert [design_of(name) for name in ("fulcrum", "arrow+ours", "static:1:2")] == ["disaggregated"] * 3
 
 
-def test_the_page_is_whole_and_its_text_is_escaped(light: Experiment, any_report: LabReport) -> None:
+def test_the_page_is_complete_and_its_text_is_escaped(light: Experiment, any_report: LabReport) -> None:
     trace = replace(light.trace, name="<b>", notes=("a & b",))
     needs = [need(any_report, "aggregated", 1, "0:1"), need(any_report, "static", None, "4:4")]
     answer = decide(needs, 1, MOST)
@@ -135,7 +135,7 @@ def test_the_page_is_whole_and_its_text_is_escaped(light: Experiment, any_report
     assert json.dumps(as_record(needs[1], 1))
 
 
-def test_the_page_names_the_policy_that_wins_first(tmp_path: Path, light: Experiment, any_report: LabReport) -> None:
+def test_the_page_names_the_winning_policy_first(tmp_path: Path, light: Experiment, any_report: LabReport) -> None:
     needs = [need(any_report, "aggregated", 1, "0:1"), need(any_report, "static", 2)]
     page = needs_page(Outcome(light, decide(needs, 1, MOST), needs, (), "requests"))
     assert page.index('class="best"><td>aggregated') < page.index("<td>static")

@@ -1,4 +1,4 @@
-"""The offline schedule: at least as good as what it starts from, and told the truth about what it refused."""
+"""Tests of the offline schedule: at least as good as its start, and honest about refused requests."""
 
 from dataclasses import replace
 
@@ -30,21 +30,21 @@ def test_the_search_is_never_worse_than_the_planner_or_a_constant_split() -> Non
         assert found >= merit(run_named(HARD, name)), name
 
 
-def test_more_tries_find_nothing_worse_and_a_seed_finds_the_same_again() -> None:
+def test_more_tries_find_nothing_worse_and_a_seed_repeats_its_result() -> None:
     few, many, again = (best_offline(HARD, runs=runs) for runs in (4, 10, 10))
     assert merit(many.report) >= merit(few.report)
     assert many.schedule == again.schedule
     assert replace(many.report, wall_s=0.0) == replace(again.report, wall_s=0.0)
 
 
-def test_a_rate_that_is_kept_at_once_takes_one_run_and_refuses_nobody() -> None:
+def test_a_rate_that_is_met_at_once_takes_one_run_and_refuses_no_request() -> None:
     found = best_offline(EASY)
     assert found.schedule == Schedule(())
     assert passes([found.report]) >= WANTED
     assert found.report.score.rejected == 0
 
 
-def test_what_is_refused_counts_as_rejected_and_not_as_good() -> None:
+def test_refused_requests_count_as_rejected_and_not_as_good() -> None:
     refused = frozenset(range(0, len(EASY.trace.requests), 4))
     report, result = run(replace(EASY, refused=refused), policy_named("fulcrum:1:2", 3))
     assert {each.request.number for each in result.answers if each.outcome is LabOutcome.REJECTED} == refused

@@ -1,4 +1,4 @@
-"""`fulcrum lab record`: events of a bus become a trace, whole or as far as they came."""
+"""Tests of `fulcrum lab record`: events of a bus become a trace, complete or up to an interruption."""
 
 import asyncio
 import json
@@ -45,17 +45,17 @@ async def with_events(broker: MemoryBroker, events: Sequence[RequestEvent]) -> M
 
 
 def quiet(line: str) -> None:
-    """Say nothing."""
+    """Print nothing."""
 
 
-async def test_all_that_the_broker_holds_is_read_and_nothing_is_waited_for() -> None:
+async def test_all_stored_records_are_read_without_waiting_for_more() -> None:
     bus = await with_events(MemoryBroker(), [event(number) for number in range(40)])
     found = Recording()
     await collect(bus, found, 0.0, quiet)
     assert {each.request_id for each in found.events} == {f"r{number}" for number in range(40)}
 
 
-async def test_a_live_recording_has_what_comes_from_its_beginning_on_and_keeps_it_when_it_is_broken_off() -> None:
+async def test_a_live_recording_contains_events_from_its_start_on_and_survives_an_interruption() -> None:
     broker = MemoryBroker()
     bus = await with_events(broker, [event(1)])
     found = Recording()
@@ -73,13 +73,13 @@ async def test_a_live_recording_has_what_comes_from_its_beginning_on_and_keeps_i
     assert "r1" not in {each.request_id for each in found.events}
 
 
-async def test_a_live_recording_ends_after_its_time() -> None:
+async def test_a_live_recording_ends_after_its_duration() -> None:
     found = Recording()
     await collect(await with_events(MemoryBroker(), [event(1)]), found, 0.02, quiet)
     assert found.events == []
 
 
-async def test_a_broker_that_is_away_is_told_at_once() -> None:
+async def test_an_unreachable_broker_is_reported_at_once() -> None:
     broker = MemoryBroker()
     broker.kill()
     for seconds in (0.0, 600.0):
@@ -91,7 +91,7 @@ async def test_a_broker_that_is_away_is_told_at_once() -> None:
 
 
 def reads(monkeypatch: pytest.MonkeyPatch, events: Sequence[RequestEvent], *, breaks_off: bool = False) -> None:
-    """Put these events in a broker's place."""
+    """Replace a broker by these events."""
 
     async def read(broker: EventBroker, found: Recording, seconds: float, note: Note) -> None:
         found.events += events
@@ -102,7 +102,7 @@ def reads(monkeypatch: pytest.MonkeyPatch, events: Sequence[RequestEvent], *, br
 
 
 @pytest.mark.parametrize("breaks_off", [False, True])
-def test_what_was_read_is_a_trace_that_the_lab_reads_also_after_ctrl_c(
+def test_a_recorded_trace_can_be_read_by_the_lab_even_after_ctrl_c(
     breaks_off: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads(monkeypatch, [event(2), event(1), event(1)], breaks_off=breaks_off)
@@ -116,7 +116,7 @@ def test_what_was_read_is_a_trace_that_the_lab_reads_also_after_ctrl_c(
     assert [(each.arrival_ns, each.input_tokens) for each in trace.requests] == [(0, 101), (1_000_000_000, 102)]
 
 
-def test_no_file_is_left_where_nothing_was_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_left_if_no_request_was_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rejected = event(1)
     rejected.outcome = OUTCOME_REJECTED
     out = tmp_path / "mine.jsonl"
@@ -127,13 +127,13 @@ def test_no_file_is_left_where_nothing_was_served(tmp_path: Path, monkeypatch: p
         assert not out.exists()
 
 
-def test_a_place_that_takes_no_file_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     for out in (tmp_path, tmp_path / "no such folder" / "mine.jsonl"):
         done = CliRunner().invoke(app, ["lab", "record", "--kafka", "here:9092", "--out", str(out)])
         assert isinstance(done.exception, InvalidRequest) and "--out" in done.exception.message
 
 
-def test_the_broker_is_the_named_one_else_the_suites(tmp_path: Path) -> None:
+def test_the_broker_is_the_named_one_or_that_of_the_suite(tmp_path: Path) -> None:
 
     suite = Ready("http://127.0.0.1:1", (), "", "", os.getpid(), "", "127.0.0.1:2", "", "blue", "", "")
     write_ready(tmp_path / "ready.json", suite)

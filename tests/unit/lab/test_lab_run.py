@@ -1,4 +1,4 @@
-"""Whole runs of the lab: repeatable, balanced, and worse where they have to be."""
+"""Tests of whole runs of the lab: repeatable, balanced and worse under more load."""
 
 import json
 from dataclasses import replace
@@ -33,13 +33,13 @@ MORE = ("dynamo-load+ours", "dynamo-load+moves", "arrow+ours", "llm-d+moves+guar
 
 
 @pytest.mark.parametrize("name", [*(name for name in ALL if not has_hindsight(name)), *MORE])
-def test_every_rival_serves_an_easy_trace_whole(name: str) -> None:
+def test_every_rival_serves_an_easy_trace_completely(name: str) -> None:
     report, result = run(experiment(), policy_named(name, 4))
     assert report.score.completed == len(TRACE.requests), report.score
     assert sum(answer.tokens for answer in result.answers) == sum(each.output_tokens for each in TRACE.requests)
 
 
-def test_a_split_given_our_order_and_guard_is_our_own_with_roles_that_stand_still() -> None:
+def test_a_static_split_with_our_order_and_guard_equals_our_policy_with_fixed_roles() -> None:
     ours, given = (run(experiment(), policy_named(name, 4))[0].as_json() for name in ("fulcrum:1:3", "static:1:3+ours"))
     assert {name for name in ours if ours[name] != given[name]} == {"policy", "wall_s"}
 
@@ -50,14 +50,14 @@ def test_a_rivals_mover_over_our_gateway_moves_workers_and_restarts_none() -> No
     assert report.role_moves and not report.score.aborted
 
 
-def test_two_runs_of_a_seed_differ_in_the_time_they_took_alone() -> None:
+def test_two_runs_of_a_seed_differ_only_in_their_run_time() -> None:
     found = [run(experiment(), policy_named("fulcrum:2:2", 4))[0].as_json() for _ in range(2)]
     walls = [each.pop("wall_s") for each in found]
     assert found[0] == found[1] and all(wall > 0 for wall in walls)
     json.dumps(found[0])
 
 
-def test_the_figures_that_a_run_is_asked_for_are_there() -> None:
+def test_the_requested_figures_of_a_run_are_present() -> None:
     found = run(experiment(), policy_named("fulcrum:2:2", 4))[0].as_json()
     assert {
         "policy", "seed", "requests", "completed", "aborted", "rejected", "slo_attainment", "work_attainment",
@@ -74,14 +74,14 @@ def test_thirty_times_the_load_is_served_worse() -> None:
     assert easy.slo_attainment > 0.95 > hard.slo_attainment
 
 
-def test_the_split_that_was_best_in_hindsight_is_as_good_as_any() -> None:
+def test_the_best_split_in_hindsight_is_as_good_as_any() -> None:
     asked = experiment(generate("poisson:rate=12,isl=4000,osl=50,seconds=20", seed=3))
     best = run_named(asked, "static")
     others = [run_named(asked, f"static:{prefill}:{4 - prefill}") for prefill in range(1, 4)]
     assert best.score.slo_attainment == max(each.score.slo_attainment for each in others)
 
 
-def test_a_prefix_that_is_cached_is_not_computed_again() -> None:
+def test_a_cached_prefix_is_not_computed_again() -> None:
     alone = [TraceRequest(n, n * 2_000_000_000, 4096, 5) for n in range(8)]
     shared = [replace(each, hash_ids=tuple(range(8))) for each in alone]
     costs = []
@@ -115,12 +115,12 @@ def test_a_cluster_that_lost_a_token_fails_its_run() -> None:
         ({"trace": Trace("t", [TraceRequest(0, 0, 10_000_000, 5)])}, "larger --tp"),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_what_to_do(fields: dict[str, object], says: str) -> None:
+def test_an_impossible_run_is_refused_with_a_remedy(fields: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         experiment(**fields)  # type: ignore[arg-type]
 
 
-def test_prompts_beside_decodes_cost_what_the_interference_says() -> None:
+def test_prompts_beside_decodes_cost_the_configured_interference() -> None:
     trace = generate("poisson:rate=10,isl=3000,osl=200,seconds=20", seed=1)
     busy = []
     for interference in (0.0, 1.0):
@@ -139,7 +139,7 @@ def answer(first_ps: int, last_ps: int, tokens: int, late: int = 0) -> LabAnswer
     return made
 
 
-def test_an_answer_is_good_when_first_token_mean_pace_and_nearly_all_tokens_are_in_time() -> None:
+def test_an_answer_is_good_if_first_token_mean_pace_and_nearly_all_tokens_are_in_time() -> None:
     second = 10**12
     assert is_good(answer(second, 6 * second, 101))  # 50 ms each
     assert not is_good(answer(2 * second + 1000, 3 * second, 101)), "first token late, by a nanosecond"
@@ -151,7 +151,7 @@ def test_an_answer_is_good_when_first_token_mean_pace_and_nearly_all_tokens_are_
     assert not is_good(unfinished)
 
 
-def test_a_lower_bound_grows_with_agreement_between_seeds() -> None:
+def test_a_lower_bound_rises_with_agreement_between_seeds() -> None:
     assert lower_bound([0.9]) == 0.9
     assert lower_bound([0.9, 0.9, 0.9]) == pytest.approx(0.9)
     # mean 0.9, s = 0.02, n = 4: 0.9 - 2.353 * 0.02 / 2
@@ -171,7 +171,7 @@ def test_the_highest_rate_is_within_a_step_of_the_edge(edge: float) -> None:
     assert all((bound >= 0.9) == (rate <= edge) for rate, bound in found.tried.items())
 
 
-def test_the_fewest_workers_are_found_and_none_where_all_are_too_few() -> None:
+def test_the_fewest_workers_are_found_and_none_if_all_sizes_are_too_small() -> None:
     base = run_named(experiment(), "fulcrum:2:2")
 
     def with_need(need: int) -> object:
@@ -185,6 +185,6 @@ def test_the_fewest_workers_are_found_and_none_where_all_are_too_few() -> None:
     assert fewest_workers(with_need(17), 2, 16) is None  # type: ignore[arg-type]
 
 
-def test_a_profile_by_its_own_name_says_whether_mixed_steps_were_measured() -> None:
+def test_a_profiles_own_name_tells_whether_mixed_steps_were_measured() -> None:
     with pytest.raises(InvalidRequest, match="not known"):
         by_name("h100")

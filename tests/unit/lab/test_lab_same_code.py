@@ -1,4 +1,4 @@
-"""The lab runs the live system's decisions: whoever changes one of them changes both."""
+"""Tests that the lab runs the live system's decisions, so that a change affects both."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from libs.policy.worker import pace
 from libs.testing.workers.hosts import gateway_probe, local_worker
 
 pytestmark = pytest.mark.system
-"""Of the live worker."""
+"""Because of the live worker."""
 
 
 def lab_run(spec: str, policy: str, workers: int = 4) -> tuple[object, int, float]:
@@ -28,7 +28,7 @@ async def live_prefill_credits() -> int:
         return gateway.prefill_credits
 
 
-async def test_the_number_of_prompts_that_a_worker_takes_changes_live_and_in_the_lab(
+async def test_the_number_of_prompts_that_a_worker_accepts_changes_live_and_in_the_lab(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     live, in_lab = await live_prefill_credits(), lab_run("poisson:rate=4,seconds=10", "fulcrum:2:2")[1]

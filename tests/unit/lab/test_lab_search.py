@@ -1,4 +1,4 @@
-"""The highest rate that keeps an SLO, by requests, by work and by both."""
+"""Tests of the search for the highest rate that meets an SLO, by requests, by work and by both."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ def any_report() -> LabReport:
     return run(experiment, policy_named("fulcrum:1:1", 2))[0]
 
 
-def test_requests_and_work_have_edges_of_their_own_and_both_the_lower_one(any_report: LabReport) -> None:
+def test_requests_and_work_have_separate_edges_and_both_together_the_lower_one(any_report: LabReport) -> None:
     def at_rate(rate: float) -> Sequence[LabReport]:
         good = replace(
             any_report.score,
@@ -41,7 +41,7 @@ def test_requests_and_work_have_edges_of_their_own_and_both_the_lower_one(any_re
     assert found == {"both": STEP**2, "requests": STEP**7, "work": STEP**2}
 
 
-def test_a_class_that_is_starved_fails_a_rate_by_any_measure(any_report: LabReport) -> None:
+def test_a_starved_class_fails_a_rate_by_any_measure(any_report: LabReport) -> None:
     starved = replace(any_report, score=replace(any_report.score, by_class={"chat": 1.0, "long-prompt": 0.4}))
     assert passes([starved], "requests") == passes([starved], "work") == 0.0
 
@@ -55,7 +55,7 @@ OVERLOADED = Experiment(
 
 
 @pytest.mark.parametrize("name", ["aggregated", "fulcrum:1:1"])
-def test_a_run_that_cannot_pass_any_more_ends_early_and_fails_as_it_would_have(name: str) -> None:
+def test_a_run_that_can_no_longer_pass_ends_early_with_the_same_verdict(name: str) -> None:
     policy = policy_named(name, 2)
     whole, early = (run(replace(OVERLOADED, give_up_below=share), policy)[0] for share in (0.0, 0.9))
     assert early.virtual_s < whole.virtual_s

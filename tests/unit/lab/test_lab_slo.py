@@ -1,4 +1,4 @@
-"""What a person writes of SLOs, devices and policies of the lab."""
+"""Tests of SLOs, devices and policies of the lab as people write them."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from libs.lab.slo import parse_slo
         ("tpot=50ms, ttft=250ms", 9.0, 0.25),
     ],
 )
-def test_an_slo_says_what_each_prompt_is_allowed(text: str, isolated_s: float, ttft_s: float) -> None:
+def test_an_slo_gives_the_limit_of_each_prompt(text: str, isolated_s: float, ttft_s: float) -> None:
     slo = parse_slo(text)
     assert slo.ttft_limit_ns(isolated_s * 1e9) == round(ttft_s * 1e9)
     assert slo.tpot_ns == 50_000_000
@@ -27,12 +27,12 @@ def test_an_slo_says_what_each_prompt_is_allowed(text: str, isolated_s: float, t
 @pytest.mark.parametrize(
     "text", ["", "ttft=2s", "ttft=2,tpot=50ms", "ttft=2s,tpot=3x", "ttft=0s,tpot=1ms", "ttft=max(2s,tpot=1ms", "a=1s"]
 )
-def test_an_slo_that_cannot_be_read_is_refused_with_an_example(text: str) -> None:
+def test_a_malformed_slo_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InvalidRequest, match="write it like ttft="):
         parse_slo(text)
 
 
-def test_a_model_on_a_device_is_found_however_its_name_is_spelt() -> None:
+def test_a_model_on_a_device_is_found_in_any_spelling_of_its_name() -> None:
     assert resolve("llama-3.1-8b", "h100").profile.name == "llama3.1-8b-h100-aic"
     assert resolve("Llama3.1-70B", "H100", tp=4).profile.gpus == 4
     assert resolve("llama-3.1-8b", "h100").mixed_measured
@@ -47,12 +47,14 @@ def test_a_model_on_a_device_is_found_however_its_name_is_spelt() -> None:
         ("llama-3.1-70b", "h100", 3, "--tp 4"),
     ],
 )
-def test_what_has_no_profile_is_refused_with_what_there_is(model: str, device: str, tp: int, says: str) -> None:
+def test_a_model_without_a_profile_is_refused_with_the_existing_ones(
+    model: str, device: str, tp: int, says: str
+) -> None:
     with pytest.raises(InvalidRequest, match=says):
         resolve(model, device, tp)
 
 
-def test_policies_are_named_with_their_split_and_the_guard() -> None:
+def test_policies_are_named_with_their_split_and_guard() -> None:
     assert policy_named("fulcrum:9:7", 16).rival is None
     assert policy_named("fulcrum:9:7", 16).guard
     shipped, guarded = policy_named("static:9:7", 16), policy_named("static:9:7+guard", 16)
@@ -72,7 +74,7 @@ def test_policies_are_named_with_their_split_and_the_guard() -> None:
         ("arrow", 1, "two or more"),
     ],
 )
-def test_a_policy_that_there_is_not_is_refused_with_what_there_is(name: str, workers: int, says: str) -> None:
+def test_an_unknown_policy_is_refused_with_the_existing_ones(name: str, workers: int, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         policy_named(name, workers)
 

@@ -1,5 +1,5 @@
-"""A modest tenant's first tokens come as soon beside a tenant that asks for ten times its share as beside one that asks
-for its share: the live dispatcher in virtual time, so that nothing depends on the machine."""
+"""Tests of the live dispatcher in virtual time: a modest tenant's TTFT is the same beside a tenant that sends ten
+times its share as beside one that sends its share."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,11 +25,11 @@ MODEST_CLASS = "modest"
 NAMES = ("modest", "flood")
 WITHIN = 1.1
 SHARE, FLOOD = 0.5, 5.0
-"""Of what the cluster serves, that the other tenant asks for."""
+"""Fractions of the cluster's capacity that the other tenant requests."""
 
 
 class KnownTenants(OneForAll):
-    """Tenants told apart, as by a gateway with keys."""
+    """Separated tenants, as at a gateway with keys."""
 
     told_apart = True
 
@@ -78,7 +78,7 @@ def ttft_ms(traces: Sequence[Trace], policy: str, max_sequences: int = MAX_SEQUE
 @pytest.mark.parametrize(
     ("capacity_rps", "places", "seconds"), [(24.0, 256, 50.0), (5.0, 8, 120.0)], ids=["prompts short", "places short"]
 )
-def test_ttft_at_p99_does_not_follow_what_another_tenant_asks_for(
+def test_ttft_at_p99_does_not_depend_on_the_load_of_another_tenant(
     capacity_rps: float, places: int, seconds: float
 ) -> None:
     modest_rps = 0.2 * capacity_rps
@@ -90,8 +90,8 @@ def test_ttft_at_p99_does_not_follow_what_another_tenant_asks_for(
     assert answered == 1
 
 
-def test_where_tenants_are_one_it_does() -> None:
-    """Otherwise the flood would be none."""
+def test_ttft_at_p99_depends_on_the_load_if_tenants_are_not_separated() -> None:
+    """Otherwise the test above would pass without a real flood."""
     (_, usual_ms, _), (_, flooded_ms, answered) = (
         ttft_ms([pair((1.0, part * 5.0), ("all", "all"), seconds=60.0)], "fulcrum:2:2", 8) for part in (SHARE, FLOOD)
     )

@@ -1,4 +1,4 @@
-"""A cluster of the lab that is wrong about itself: predictions show it, and everybody is served all the same."""
+"""Tests of a lab cluster with injected errors: predictions get worse, and every request is served."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def near(wrong: InjectedErrors) -> float:
     return served(wrong).score.ttft_prediction["within"]
 
 
-def test_nothing_wrong_changes_nothing() -> None:
+def test_zero_errors_change_nothing() -> None:
     right = served(InjectedErrors()).score
     assert right == served(InjectedErrors(slow={1: 1.0})).score == run(BASE, policy_named("fulcrum-auto", 4))[0].score
 
@@ -38,16 +38,16 @@ def test_nothing_wrong_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "wrong", [InjectedErrors(step_times=0.4), InjectedErrors(slow={0: 3.0, 1: 3.0}), InjectedErrors(hints=0.6)]
 )
-def test_predictions_are_worse_and_all_is_served(wrong: InjectedErrors) -> None:
+def test_predictions_get_worse_and_every_request_is_served(wrong: InjectedErrors) -> None:
     assert near(wrong) < near(InjectedErrors())
 
 
-def test_old_telemetry_leaves_all_served() -> None:
+def test_old_telemetry_leaves_every_request_served() -> None:
     served(InjectedErrors(telemetry_ms=500))
 
 
-def test_old_telemetry_asks_no_worker_again_for_what_it_was_asked_for() -> None:
-    """Until telemetry shows a change, the planner remembers that it asked for it."""
+def test_old_telemetry_repeats_no_order_to_a_worker() -> None:
+    """The planner remembers its orders until telemetry shows the change."""
 
     def changes(telemetry_ms: float) -> int:
         looks: list[int] = []
@@ -61,25 +61,25 @@ def test_old_telemetry_asks_no_worker_again_for_what_it_was_asked_for() -> None:
     assert changes(500.0) <= right + 2
 
 
-def test_as_many_requests_are_hinted_falsely_as_asked_for_at_all_workers_alike() -> None:
+def test_the_requested_number_of_false_hints_is_spread_over_all_workers() -> None:
     workers = [f"w{number}" for number in range(4)]
     named = [InjectedErrors(hints=0.25).hint(number, workers) for number in range(4000)]
     assert sum(map(bool, named)) == pytest.approx(1000, rel=0.1)
     assert all(named.count(worker) == pytest.approx(250, rel=0.2) for worker in workers)
 
 
-def test_first_come_first_served_knows_no_deadlines() -> None:
+def test_first_come_first_served_ignores_deadlines() -> None:
     assert not policy_named("fulcrum-fcfs:2:2", 4).late_last
     assert policy_named("fulcrum:2:2", 4).late_last
 
 
-def test_what_is_wrong_is_asked_for_by_name() -> None:
+def test_injected_errors_are_requested_by_name() -> None:
     assert parse_wrong(["telemetry=500", "slow=3:2", "slow=5:0.5", "steps=0.2", "hints=0.05"]) == InjectedErrors(
         telemetry_ms=500, step_times=0.2, slow={3: 2.0, 5: 0.5}, hints=0.05
     )
 
 
 @pytest.mark.parametrize("text", ["", "steps", "steps=2", "slow=3", "slow=x:2", "hints=-1", "hints=nan", "colour=1"])
-def test_nonsense_to_be_wrong_about_is_refused(text: str) -> None:
+def test_invalid_injected_errors_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="not an error to inject"):
         parse_wrong([text])

@@ -1,4 +1,4 @@
-"""The Helm chart's files that follow from code, and what every template keeps to; Helm itself runs in tests/kube."""
+"""Tests of the Helm chart's generated files and of rules for every template; Helm itself runs in tests/kube."""
 
 import importlib.util
 import json
@@ -35,12 +35,12 @@ def values(name: str = "values.yaml") -> dict[str, Any]:
     return found
 
 
-def test_schema_and_profiles_are_as_the_code_makes_them(script: ModuleType) -> None:
+def test_schema_and_profiles_match_the_code(script: ModuleType) -> None:
     for path, text in script.made().items():
         assert path.read_text() == text, "run `make chart`"
 
 
-def test_every_setting_is_the_charts_own_or_may_be_set(script: ModuleType, schema: dict[str, Any]) -> None:
+def test_every_setting_belongs_to_the_chart_or_can_be_set(script: ModuleType, schema: dict[str, Any]) -> None:
     named = set(re.findall(r"^\| `(FULCRUM_\w+)`", (ROOT / "docs" / "settings.md").read_text(), re.MULTILINE))
     top = schema["properties"]
     offered = {
@@ -52,7 +52,7 @@ def test_every_setting_is_the_charts_own_or_may_be_set(script: ModuleType, schem
     assert not offered & script.OWN
 
 
-def test_values_fit_their_schema_and_misspelt_or_wrong_ones_do_not(schema: dict[str, Any]) -> None:
+def test_values_fit_their_schema_and_misspelt_or_invalid_ones_do_not(schema: dict[str, Any]) -> None:
     jsonschema.validate(values(), schema)
     for wrong in (
         {"gatewy": {}},

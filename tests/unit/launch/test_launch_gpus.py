@@ -1,4 +1,4 @@
-"""How the GPUs of a machine are dealt out among the workers of `fulcrum up`."""
+"""Tests of how `fulcrum up` distributes the GPUs of a machine among workers."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ def devices(gpus: int, workers: int, engine: str = "vllm", device: str = "auto",
 
 
 @given(st.integers(1, 16), st.integers(1, 8), st.integers(1, 4))
-def test_no_gpu_is_anothers_where_they_go_round(gpus: int, workers: int, width: int) -> None:
+def test_workers_have_separate_gpus_if_there_are_enough(gpus: int, workers: int, width: int) -> None:
     if gpus < workers * width:
         with pytest.raises(StartupError):
             devices(gpus, workers, tensor_parallel_size=width)
@@ -34,7 +34,7 @@ def test_no_gpu_is_anothers_where_they_go_round(gpus: int, workers: int, width: 
     assert len({gpu for group in named for gpu in group}) == workers * width
 
 
-def test_workers_share_too_few_gpus_where_their_memory_is_bounded() -> None:
+def test_workers_share_too_few_gpus_if_their_memory_is_bounded() -> None:
     assert devices(1, 2, **SHARED) == ["0", "0"]
     assert devices(2, 3, engine="torch") == ["0", "1", "0"]
     with pytest.raises(StartupError, match=r"there are 2: ask for fewer.*gpu_memory_utilization"):
@@ -43,17 +43,17 @@ def test_workers_share_too_few_gpus_where_their_memory_is_bounded() -> None:
         devices(2, 1, tensor_parallel_size=4, **SHARED)
 
 
-def test_nothing_is_dealt_to_those_that_need_none_or_name_their_own() -> None:
+def test_workers_that_need_no_gpu_or_name_their_own_get_none() -> None:
     assert devices(2, 2, engine="sim") == devices(2, 2, device="cpu") == devices(2, 2, device="cuda:1") == ["", ""]
     assert devices(0, 2) == ["", ""]
 
 
-def test_gpus_are_those_that_the_environment_leaves() -> None:
+def test_only_gpus_visible_in_the_environment_are_used() -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2, 3"}) == ("2", "3")
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
 
 
-def test_each_worker_of_a_suite_sees_its_own() -> None:
+def test_each_worker_of_a_suite_sees_only_its_gpus() -> None:
     options = SuiteOptions(engine="vllm", prefill=1, decode=1, mixed=1)
     workers = make_plan(options, MODEL, replace(PLACE, gpus=("4", "5", "6"))).workers
     assert [(spec.name, spec.env["CUDA_VISIBLE_DEVICES"]) for spec in workers] == [
@@ -61,7 +61,7 @@ def test_each_worker_of_a_suite_sees_its_own() -> None:
     ]  # fmt: skip
 
 
-def test_a_worker_weighs_as_many_gpus_as_its_engine_computes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_counts_as_many_gpus_as_its_engine_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULCRUM_WORKER_MODEL_PATH", "/models/x")
     monkeypatch.setenv("FULCRUM_WORKER_ENGINE", "vllm")
     assert WorkerSettings().gpus == 1

@@ -1,4 +1,4 @@
-"""Which processes make a suite, and what each is told."""
+"""Tests of the processes of a suite and of their arguments."""
 
 import json
 import os
@@ -39,7 +39,7 @@ PLACE = SuiteLocation(
 )
 
 
-def test_every_worker_has_a_name_of_its_own_which_is_its_id() -> None:
+def test_every_worker_has_a_unique_name_which_is_its_id() -> None:
     plan = make_plan(SuiteOptions(engine="sim", prefill=2, decode=1, mixed=1), MODEL, PLACE)
     assert [spec.name for spec in plan.workers] == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
     assert all(spec.env["FULCRUM_WORKER_ID"] == spec.name for spec in plan.workers)
@@ -52,14 +52,14 @@ def test_a_mixed_worker_is_a_decode_service_with_a_budget() -> None:
     assert int(mixed.env["FULCRUM_WORKER_BUDGET_TOKENS"]) > 0
 
 
-def test_the_first_gateway_has_the_port_that_was_asked_for_and_all_know_the_model() -> None:
+def test_the_first_gateway_has_the_requested_port_and_every_gateway_knows_the_model() -> None:
     plan = make_plan(SuiteOptions(gateways=3, gateway_port=9000), MODEL, PLACE)
     assert [spec.env["FULCRUM_GATEWAY_PORT"] for spec in plan.gateways] == ["9000", "0", "0"]
     assert {spec.env["FULCRUM_GATEWAY_ID"] for spec in plan.gateways} == {"gateway-1", "gateway-2", "gateway-3"}
     assert all(json.loads(spec.env["FULCRUM_GATEWAY_MODELS"]) == {"sim": "builtin:sim"} for spec in plan.gateways)
 
 
-def test_embedded_stores_are_left_out_where_stores_are_given() -> None:
+def test_embedded_stores_are_omitted_if_stores_are_given() -> None:
     own = make_plan(SuiteOptions(), MODEL, PLACE)
     assert [spec.name for spec in own.stores] == ["kafka", "redis"]
     given_plan = make_plan(SuiteOptions(kafka="a:1", redis="redis://b"), MODEL, PLACE)
@@ -75,7 +75,7 @@ def test_a_suite_without_one_of_the_phases_is_refused(options: SuiteOptions) -> 
     SuiteOptions(prefill=0, decode=0, mixed=1).check()
 
 
-def test_suites_that_share_given_stores_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suites_that_share_given_stores_have_unique_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FULCRUM_CLUSTER", raising=False)
     assert LaunchSettings().cluster_of(9000, own_stores=True) == "local"
     assert LaunchSettings().cluster_of(9000, own_stores=False) == "local-9000"
@@ -84,7 +84,7 @@ def test_suites_that_share_given_stores_have_names_of_their_own(monkeypatch: pyt
 
 
 @pytest.mark.system
-def test_a_suite_has_the_port_that_was_asked_for_or_one_that_is_held_for_it() -> None:
+def test_a_suite_has_the_requested_port_or_one_held_for_it() -> None:
     with gateway_port(SuiteOptions(gateway_port=9000), "127.0.0.1") as port:
         assert port == 9000
     with gateway_port(SuiteOptions(gateway_port=0), "127.0.0.1") as one:
@@ -95,14 +95,14 @@ def test_a_suite_has_the_port_that_was_asked_for_or_one_that_is_held_for_it() ->
         pass
 
 
-def test_cores_are_shared_out_and_every_worker_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_distributed_and_every_worker_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FULCRUM_WORKER_THREADS", raising=False)
     assert LaunchSettings().threads_of(10_000) == 1
     monkeypatch.setenv("FULCRUM_WORKER_THREADS", "3")
     assert LaunchSettings().threads_of(10_000) == 3
 
 
-def test_a_status_line_is_read_as_it_was_written() -> None:
+def test_a_status_line_round_trips() -> None:
     assert parse_status(b'{"event": "ready", "http": "http://h:1", "new": 1}\n') == StatusLine(
         "ready", http="http://h:1"
     )
@@ -110,7 +110,7 @@ def test_a_status_line_is_read_as_it_was_written() -> None:
 
 
 @given(st.binary())
-def test_whatever_a_library_prints_is_no_status_line_and_no_error(line: bytes) -> None:
+def test_other_output_of_a_library_is_neither_a_status_line_nor_an_error(line: bytes) -> None:
     assert parse_status(b"x" + line) is None
     parse_status(line)
 
@@ -124,7 +124,7 @@ async def test_the_sim_engine_needs_no_model() -> None:
 
 
 @pytest.mark.parametrize("spec", ["nonsense", "/no/such/folder", "../x", "a/b/c", ""])
-async def test_a_name_that_is_no_model_is_one_line_that_says_what_to_name(spec: str) -> None:
+async def test_an_unknown_model_is_one_line_that_names_valid_ones(spec: str) -> None:
     with pytest.raises(StartupError, match="name a folder"):
         await resolve_model(spec, engine="torch", helper=_no_helper)
 
@@ -156,7 +156,7 @@ async def test_the_bundled_model_is_converted_once(tmp_path: Path, monkeypatch: 
     assert named == model
 
 
-def test_workers_of_a_pool_that_share_a_gpu_name_it_and_on_sim_share_a_process() -> None:
+def test_pool_workers_that_share_a_gpu_name_it_and_sim_workers_share_a_process() -> None:
     options = SuiteOptions(engine="sim", pool=5, workers_per_gpu=2, models=("a", "b"))
     found = [each.env for each in make_plan(options, MODEL, PLACE).workers]
     assert [json.loads(env.get("FULCRUM_WORKER_COMPANIONS", "[]")) for env in found] == [["pool-2"], ["pool-4"], []]
@@ -169,7 +169,7 @@ def test_workers_of_a_pool_that_share_a_gpu_name_it_and_on_sim_share_a_process()
         SuiteOptions(workers_per_gpu=2).check()
 
 
-def test_gateways_are_told_a_template_and_a_tool_format_that_are_named() -> None:
+def test_gateways_get_a_named_template_and_tool_format() -> None:
     named = SuiteOptions(gateways=2, chat_template=Path("/a/b.jinja"), tool_format="glm")
     for spec in make_plan(named, MODEL, PLACE).gateways:
         assert json.loads(spec.env["FULCRUM_GATEWAY_CHAT_TEMPLATES"]) == {"*": "/a/b.jinja"}
@@ -178,7 +178,7 @@ def test_gateways_are_told_a_template_and_a_tool_format_that_are_named() -> None
     assert not own.env.keys() & {"FULCRUM_GATEWAY_CHAT_TEMPLATES", "FULCRUM_GATEWAY_TOOL_FORMATS"}
 
 
-def test_a_template_that_cannot_be_used_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_an_unusable_template_is_refused_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "broken.jinja"
     with pytest.raises(StartupError, match="cannot be read"):
         SuiteOptions(chat_template=file).check()
@@ -189,12 +189,12 @@ def test_a_template_that_cannot_be_used_is_refused_before_anything_starts(tmp_pa
     SuiteOptions(chat_template=file).check()
 
 
-def test_the_command_line_takes_the_tool_formats_that_gateways_know() -> None:
+def test_the_command_line_accepts_the_tool_formats_of_gateways() -> None:
     assert {each.value for each in ToolFormat} == set(get_args(ToolFormatName)) == {*CALLS, NONE}
 
 
 @pytest.mark.system
-async def test_a_second_suite_on_the_same_port_is_told_of_the_first(
+async def test_a_second_suite_on_the_same_port_gets_an_error_that_names_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FULCRUM_CACHE", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Children of a suite: started, watched, restarted under their names, and gone when they must be."""
+"""Tests of a suite's children: started, watched, restarted under their names, and stopped."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ def child(code: str, **options: str) -> ChildSpec:
 
 
 class Told:
-    """A reporter that keeps what it was told."""
+    """A reporter that records its messages."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = []
@@ -51,7 +51,7 @@ class Told:
         self.changed.set()
 
     async def starts(self, count: int) -> None:
-        """Until the child was ready so often."""
+        """Wait until the child was ready that often."""
         async with asyncio.timeout(TIMEOUT_S):
             while len(self.addresses) < count:
                 self.changed.clear()
@@ -88,7 +88,7 @@ async def gone(pid: int) -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_a_killed_child_comes_back_under_its_name(kept: Kept) -> None:
+async def test_a_killed_child_is_restarted_under_its_name(kept: Kept) -> None:
     kept.start(child(FOREVER))
     await kept.told.starts(1)
     os.kill(int(kept.told.addresses[0]), signal.SIGKILL)
@@ -97,7 +97,7 @@ async def test_a_killed_child_comes_back_under_its_name(kept: Kept) -> None:
     assert "child-1 died (signal SIGKILL" in kept.told.notes[0]
 
 
-async def test_a_child_that_its_suite_kills_stays_dead(kept: Kept) -> None:
+async def test_a_child_killed_by_its_suite_is_not_restarted(kept: Kept) -> None:
     supervisor = kept.start(child(FOREVER))
     await kept.told.starts(1)
     supervisor.kill()
@@ -115,7 +115,7 @@ async def test_waits_between_restarts_grow(kept: Kept) -> None:
     assert 0.12 <= first_s <= 0.25 <= second_s <= 0.5
 
 
-async def test_without_restart_a_death_is_told_once(kept: Kept) -> None:
+async def test_without_restart_a_death_is_reported_once(kept: Kept) -> None:
     kept.start(child(READY + "sys.exit('out of luck')"), restart=False)
     async with asyncio.timeout(TIMEOUT_S):
         while not kept.deaths:
@@ -132,7 +132,7 @@ async def test_without_restart_a_death_is_told_once(kept: Kept) -> None:
         ("pass", "exit code 0"),
     ],
 )
-async def test_a_child_that_is_never_ready_fails_the_start_with_its_own_words(
+async def test_a_child_that_is_never_ready_fails_the_start_with_its_own_message(
     kept: Kept, code: str, reason: str
 ) -> None:
     supervisor = kept.start(child(code))
@@ -141,19 +141,19 @@ async def test_a_child_that_is_never_ready_fails_the_start_with_its_own_words(
     assert reason in failure.value.message
 
 
-async def test_a_program_that_does_not_exist_is_told_as_such(kept: Kept) -> None:
+async def test_a_missing_program_is_reported_as_missing(kept: Kept) -> None:
     supervisor = kept.start(ChildSpec("child-1", ("/no/such/program",), {}))
     with pytest.raises(StartupError, match="/no/such/program cannot be run: No such file"):
         await asyncio.wait_for(supervisor.first_ready, TIMEOUT_S)
 
 
-async def test_a_program_without_status_lines_is_ready_by_what_it_prints(kept: Kept) -> None:
+async def test_a_program_without_status_lines_is_ready_by_its_output(kept: Kept) -> None:
     spec = child("import time; print('now I am open', flush=True); time.sleep(60)", ready_text="am open")
     await asyncio.wait_for(kept.start(spec).first_ready, TIMEOUT_S)
     assert kept.launcher.last_words("child-1") == "now I am open"
 
 
-async def test_a_restart_keeps_the_port_that_the_first_start_got(kept: Kept) -> None:
+async def test_a_restart_reuses_the_port_of_the_first_start(kept: Kept) -> None:
     code = (
         "import json, os; port = os.environ['PORT']; "
         "print(json.dumps({'event': 'ready', 'http': f'http://h:{port if port != str(0) else 4321}'}), flush=True)"
@@ -164,7 +164,7 @@ async def test_a_restart_keeps_the_port_that_the_first_start_got(kept: Kept) -> 
     assert kept.told.addresses[:2] == ["http://h:4321"] * 2
 
 
-async def test_stop_lets_a_child_drain_and_then_ends_it_and_what_it_started(kept: Kept) -> None:
+async def test_a_stop_lets_a_child_drain_and_then_ends_it_and_its_children(kept: Kept) -> None:
     grandchild = (
         "import subprocess, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
@@ -195,7 +195,7 @@ async def test_a_log_is_bounded_while_its_child_writes(kept: Kept, monkeypatch: 
     assert len(kept.told.addresses) == 1  # the child noticed nothing
 
 
-async def test_a_death_shows_while_a_grandchild_holds_the_output_open(kept: Kept) -> None:
+async def test_a_death_is_noticed_while_a_grandchild_holds_the_output_open(kept: Kept) -> None:
     code = "import subprocess; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     kept.start(child(READY + code))
     await kept.told.starts(2)
@@ -242,7 +242,7 @@ async def test_kill_9_of_the_launcher_leaves_no_child_and_no_folder(tmp_path: Pa
             await asyncio.sleep(0.01)
 
 
-async def test_the_folder_and_the_files_go_with_the_context(tmp_path: Path) -> None:
+async def test_folder_and_files_are_removed_with_the_context(tmp_path: Path) -> None:
     file = tmp_path / "ready.json"
     async with suite_folder(file) as folder:
         file.write_text("{}")
@@ -258,7 +258,7 @@ def _ready(pid: int) -> Ready:
     )  # fmt: skip
 
 
-def test_a_ready_file_is_its_owners_alone_and_read_while_its_suite_lives(tmp_path: Path) -> None:
+def test_a_ready_file_is_private_and_readable_while_its_suite_lives(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "ready.json"
     write_ready(path, _ready(os.getpid()))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -266,7 +266,7 @@ def test_a_ready_file_is_its_owners_alone_and_read_while_its_suite_lives(tmp_pat
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_ready_file_of_a_suite_that_died_is_none(tmp_path: Path) -> None:
+def test_a_ready_file_of_a_dead_suite_is_ignored(tmp_path: Path) -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     path = tmp_path / "ready.json"
@@ -277,6 +277,6 @@ def test_a_ready_file_of_a_suite_that_died_is_none(tmp_path: Path) -> None:
     assert read_ready(tmp_path / "none") is None
 
 
-def test_images_have_grpc_poll_as_a_suite_has_it() -> None:
+def test_images_set_the_same_grpc_poll_strategy_as_a_suite() -> None:
     image = Path(__file__).parents[3] / "deploy" / "images" / "Dockerfile"
     assert f"GRPC_EXPERIMENTS={GRPC_EXPERIMENTS} " in image.read_text()

@@ -1,4 +1,4 @@
-"""Spare workers in a suite's plan."""
+"""Tests of spare workers in a suite's plan."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ PLACE = SuiteLocation(
 )  # fmt: skip
 
 
-def test_spare_workers_stand_by_and_the_planner_knows_whom_to_ask() -> None:
+def test_spare_workers_are_planned_and_the_planner_knows_their_actuator() -> None:
     plan = make_plan(SuiteOptions(engine="sim", spare=2), Model("m", "/m"), PLACE)
     assert [each.name for each in plan.spares] == ["gpu-2", "gpu-3"]
     assert {each.env["FULCRUM_WORKER_ROLE"] for each in plan.spares} == {"standby"}
@@ -32,6 +32,6 @@ def test_without_spare_workers_the_planner_has_no_actuator() -> None:
     assert plan.spares == () and "FULCRUM_PLANNER_ACTUATOR" not in planner.env
 
 
-def test_a_deployment_profile_says_itself_which_workers_there_are() -> None:
+def test_a_deployment_profile_defines_its_own_workers() -> None:
     with pytest.raises(StartupError, match="--spare"):
         SuiteOptions(engine="vllm", profile="gpt-oss-120b-8xh100", spare=1).check()

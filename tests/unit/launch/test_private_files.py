@@ -1,4 +1,4 @@
-"""What holds prompts, answers, tokens or KV is for its user alone, whatever the umask says."""
+"""Tests that files with prompts, answers, tokens or KV are private to their user under any umask."""
 
 import datetime
 import os
@@ -22,14 +22,14 @@ from services.metrics.history import HistoryFile
 
 @pytest.fixture(autouse=True)
 def open_umask() -> Iterator[None]:
-    """As wide as can be: nothing may rely on it."""
+    """Set the widest umask, since nothing may rely on it."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def modes(folder: Path) -> dict[str, int]:
-    """Of the folder and all in it, by name."""
+    """Return the modes of the folder and all in it, by name."""
     found = {".": folder, **{str(path.relative_to(folder)): path for path in folder.rglob("*")}}
     return {name: stat.S_IMODE(path.stat().st_mode) for name, path in found.items()}
 
@@ -40,7 +40,7 @@ def assert_closed(folder: Path) -> None:
     assert len(found) > 1 and not wrong
 
 
-async def test_files_drafts_and_what_is_known_of_them_are_closed_to_others(tmp_path: Path) -> None:
+async def test_files_drafts_and_metadata_are_private(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path / "files", max_bytes=10_000)
     async with files.draft("file-1", max_bytes=1_000) as draft:
         await draft.write(b"a prompt")
@@ -50,7 +50,7 @@ async def test_files_drafts_and_what_is_known_of_them_are_closed_to_others(tmp_p
     assert {"file-1/content", "file-1/info.json"} <= modes(tmp_path / "files").keys()
 
 
-async def test_a_store_that_was_open_to_others_keeps_its_mode_and_closes_what_it_holds(tmp_path: Path) -> None:
+async def test_a_store_that_others_could_read_has_an_unchanged_mode_and_private_contents(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir(mode=0o755)
     with capture_logs() as logs:
@@ -63,7 +63,7 @@ async def test_a_store_that_was_open_to_others_keeps_its_mode_and_closes_what_it
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o710, 0o1777])
-def test_a_folder_that_was_there_is_refused_where_others_get_in_and_never_changed(tmp_path: Path, mode: int) -> None:
+def test_an_existing_folder_that_others_can_enter_is_refused_and_never_changed(tmp_path: Path, mode: int) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(mode)
@@ -75,7 +75,7 @@ def test_a_folder_that_was_there_is_refused_where_others_get_in_and_never_change
     assert [entry["log_level"] for entry in logs] == ["warning"]
 
 
-async def test_keys_in_a_folder_of_others_are_refused_and_the_folder_keeps_its_mode(tmp_path: Path) -> None:
+async def test_keys_in_a_folder_of_others_are_refused_and_its_mode_is_unchanged(tmp_path: Path) -> None:
     etc = tmp_path / "etc"
     etc.mkdir(mode=0o755)
     keys = FileKeys(etc / "keys.json")
@@ -88,7 +88,7 @@ async def test_keys_in_a_folder_of_others_are_refused_and_the_folder_keeps_its_m
     assert_closed(etc / "fulcrum")
 
 
-def test_certificates_in_a_folder_that_others_may_read_leave_it_so_and_one_they_may_write_to_is_refused(
+def test_a_folder_of_certificates_may_be_readable_to_others_but_not_writable(
     tmp_path: Path,
 ) -> None:
     now = datetime.datetime.now(datetime.UTC)
@@ -104,7 +104,7 @@ def test_certificates_in_a_folder_that_others_may_read_leave_it_so_and_one_they_
     assert stat.S_IMODE(folder.stat().st_mode) == 0o777
 
 
-def test_a_file_that_the_history_setting_names_by_mistake_keeps_its_mode(tmp_path: Path) -> None:
+def test_a_file_named_as_history_by_mistake_has_an_unchanged_mode(tmp_path: Path) -> None:
     path = tmp_path / "passwd"
     path.write_text("root:x:0:0\n")
     path.chmod(0o644)
@@ -113,7 +113,7 @@ def test_a_file_that_the_history_setting_names_by_mistake_keeps_its_mode(tmp_pat
     assert stat.S_IMODE(aside.stat().st_mode) == 0o644
 
 
-def test_a_file_that_was_open_to_others_is_closed_when_it_is_written_anew(tmp_path: Path) -> None:
+def test_a_file_that_others_could_read_is_private_after_a_rewrite(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"longer than before")
     path.chmod(0o644)
@@ -124,7 +124,7 @@ def test_a_file_that_was_open_to_others_is_closed_when_it_is_written_anew(tmp_pa
 
 
 @pytest.mark.system
-async def test_logs_are_closed_to_others_also_in_a_folder_that_is_not(tmp_path: Path) -> None:
+async def test_logs_are_private_even_in_a_folder_that_is_not(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir(mode=0o755)
     child = await ProcessLauncher(logs).start(ChildSpec("probe", ("python", "-c", "pass"), {}))
@@ -132,7 +132,7 @@ async def test_logs_are_closed_to_others_also_in_a_folder_that_is_not(tmp_path: 
     assert {name: oct(mode) for name, mode in modes(logs).items()} == {".": "0o755", "probe.log": "0o600"}
 
 
-def test_the_history_file_and_its_folder_are_closed_to_others(tmp_path: Path) -> None:
+def test_the_history_file_and_its_folder_are_private(tmp_path: Path) -> None:
     path = tmp_path / "history" / "history.sqlite"
     HistoryFile(path, "local", ()).close()
     path.chmod(0o644)
@@ -142,7 +142,7 @@ def test_the_history_file_and_its_folder_are_closed_to_others(tmp_path: Path) ->
     history.close()
 
 
-def test_memory_that_workers_share_is_closed_to_others(tmp_path: Path) -> None:
+def test_shared_memory_of_workers_is_private(tmp_path: Path) -> None:
     pool = PoolFile(tmp_path, "fulcrum-kv-w-1", blocks=1, block_bytes=4096)
     assert stat.S_IMODE((tmp_path / "fulcrum-kv-w-1").stat().st_mode) == 0o600
     pool.close()

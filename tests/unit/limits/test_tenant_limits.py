@@ -1,4 +1,4 @@
-"""A gateway holds tenants to their limits, with others through the ledger and by itself without it."""
+"""Tests of tenant limits at a gateway: shared through the ledger, and local without it."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -33,7 +33,7 @@ class World:
         self.table.replace(self.book.with_limits("a", limits), 0)
 
     async def admitted(self, count: int) -> list[Allowance]:
-        """Those that are let in of `count` requests, dealt to the gateways in turn."""
+        """Return the accepted ones of `count` requests, dealt to the gateways in turn."""
         found: list[Allowance] = []
         for number in range(count):
             with suppress(RateLimited):
@@ -47,7 +47,7 @@ async def refused(asking: Awaitable[object]) -> RateLimited:
     return found.value
 
 
-async def test_the_request_over_the_limit_is_told_which_limit_and_when() -> None:
+async def test_the_request_over_the_limit_is_refused_with_the_limit_and_a_retry_after() -> None:
     world = World(TenantLimits(requests_per_minute=3))
     gateway = world.gateways[0]
     headers = [(await gateway.admit("a")).headers() for _ in range(3)]
@@ -79,12 +79,12 @@ async def test_tokens_of_prompts_and_of_answers_count() -> None:
     await (await gateway.admit("a")).prompt(100)
 
 
-async def test_a_prompt_that_never_fits_is_told_so() -> None:
+async def test_a_prompt_that_never_fits_is_refused_as_too_large() -> None:
     allowance = await World(TenantLimits(tokens_per_minute=10)).gateways[0].admit("a")
     assert "more than the limit" in (await refused(allowance.prompt(11))).message
 
 
-async def test_requests_at_once_are_bounded_over_gateways_and_their_end_makes_room() -> None:
+async def test_concurrent_requests_are_bounded_across_gateways_and_each_end_makes_room() -> None:
     world = World(TenantLimits(concurrent=3), gateways=2)
     running = await world.admitted(10)
     assert len(running) == 3
@@ -96,7 +96,7 @@ async def test_requests_at_once_are_bounded_over_gateways_and_their_end_makes_ro
     assert not await world.admitted(4)
 
 
-async def test_each_choice_counts_as_one_at_once_and_all_of_them_end_together() -> None:
+async def test_each_choice_counts_as_one_concurrent_request_until_all_have_ended() -> None:
     world = World(TenantLimits(concurrent=8))
     gateway = world.gateways[0]
     many, one = await gateway.admit("a"), await gateway.admit("a")
@@ -110,7 +110,7 @@ async def test_each_choice_counts_as_one_at_once_and_all_of_them_end_together() 
     assert len(await world.admitted(10)) == 6
 
 
-async def test_a_request_with_more_choices_than_the_limit_can_never_run_and_is_told_so() -> None:
+async def test_a_request_with_more_choices_than_the_limit_is_refused_as_impossible() -> None:
     gateway = World(TenantLimits(concurrent=8)).gateways[0]
     allowance = await gateway.admit("a")
     with pytest.raises(InvalidRequest, match="asks for 9 choices at once, and tenant a may have 8") as found:
@@ -119,17 +119,17 @@ async def test_a_request_with_more_choices_than_the_limit_can_never_run_and_is_t
     await allowance.choices(8)
 
 
-async def test_two_gateways_let_the_limit_through_to_within_five_percent() -> None:
+async def test_two_gateways_exceed_the_limit_by_at_most_five_percent() -> None:
     world = World(TenantLimits(requests_per_minute=500), gateways=2)
     for _ in range(3):
         assert 475 <= len(await world.admitted(1000)) <= 525
         world.clock.advance_ms(61_000)
         for gateway in world.gateways:
             await gateway.sweep()
-    assert world.ledger.calls < 300, "each asks for some ahead, and not at once again after it got none"
+    assert world.ledger.calls < 300, "each requests some ahead, and not again at once after a refusal"
 
 
-async def test_what_lies_unused_in_one_gateway_goes_to_the_others() -> None:
+async def test_units_unused_at_one_gateway_go_to_the_others() -> None:
     world = World(TenantLimits(requests_per_minute=500), gateways=2)
     await world.gateways[0].admit("a")
     world.clock.advance_ms(1_100)
@@ -138,7 +138,7 @@ async def test_what_lies_unused_in_one_gateway_goes_to_the_others() -> None:
     assert len(await world.admitted(600)) == 499
 
 
-async def test_without_the_ledger_each_gateway_holds_to_its_share_and_asks_again_later() -> None:
+async def test_without_the_ledger_each_gateway_uses_its_share_and_retries_the_ledger_later() -> None:
     world = World(TenantLimits(requests_per_minute=100, concurrent=40), gateways=2)
     for _ in range(2):
         for gateway in world.gateways:
@@ -162,13 +162,13 @@ async def test_without_the_ledger_each_gateway_holds_to_its_share_and_asks_again
     assert (await world.ledger.take("a", "requests", 100, want=1, least=1)).left == 0
 
 
-async def test_many_that_come_at_once_ask_the_ledger_one_after_the_other() -> None:
+async def test_concurrent_requests_call_the_ledger_one_after_another() -> None:
     world = World(TenantLimits(requests_per_minute=10, concurrent=5))
     asked = await asyncio.gather(*(world.gateways[0].admit("a") for _ in range(50)), return_exceptions=True)
     assert sum(isinstance(each, Allowance) for each in asked) == 5
 
 
-async def test_a_limit_that_is_changed_counts_from_the_next_request() -> None:
+async def test_a_changed_limit_applies_from_the_next_request_on() -> None:
     world = World(TenantLimits(requests_per_minute=2))
     assert len(await world.admitted(5)) == 2
     world.limit(TenantLimits(requests_per_minute=4))
@@ -178,7 +178,7 @@ async def test_a_limit_that_is_changed_counts_from_the_next_request() -> None:
     assert len(await world.admitted(5)) == 5
 
 
-async def test_tenants_without_limits_and_suites_without_keys_ask_nobody() -> None:
+async def test_tenants_without_limits_and_suites_without_keys_do_not_call_the_ledger() -> None:
     world = World(TenantLimits(requests_per_minute=1))
     assert await world.gateways[0].admit("b") is FREE
     world.table = KeyTable(open_without_keys=True)
@@ -189,11 +189,11 @@ async def test_tenants_without_limits_and_suites_without_keys_ask_nobody() -> No
 
 
 @pytest.mark.parametrize(("wait_s", "text"), [(0, "0ms"), (0.25, "250ms"), (12.4, "12s"), (60, "1m0s"), (61, "1m1s")])
-def test_times_are_written_as_openais_clients_read_them(wait_s: float, text: str) -> None:
+def test_times_have_the_format_that_openais_clients_read(wait_s: float, text: str) -> None:
     assert written_s(wait_s) == text
 
 
-async def test_gpu_time_of_a_day_is_counted_when_choices_end_and_refuses_the_next() -> None:
+async def test_gpu_time_of_a_day_is_counted_at_the_end_of_choices_and_refuses_the_next() -> None:
     world = World(TenantLimits(gpu_seconds_per_day=10), gateways=2)
     one, two = world.gateways
     first = await one.admit("a")

@@ -1,4 +1,4 @@
-"""What the occupancy bench calls missed."""
+"""Tests of the aims that the occupancy bench reports as missed."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ GOOD = Measured(
 SMOOTH = {"frames_per_s_median": 30.0, "longest_task_ms": 200.0}
 
 
-def test_what_is_just_as_aimed_at_is_not_missed():
+def test_a_figure_exactly_at_its_aim_is_not_missed():
     assert misses([GOOD, dataclasses.replace(GOOD, full=True)], SMOOTH) == misses([], None) == []
 
 
@@ -22,7 +22,7 @@ def test_what_is_just_as_aimed_at_is_not_missed():
     [({"fresh_p99_ms": 201}, "freshness"), ({"cpu_share": 1.1}, "cores"), ({"rss_mb": 501}, "RSS"),
      ({"fresh_p99_ms": float("nan")}, "freshness")],
 )  # fmt: skip
-def test_each_aim_is_held_to_the_fleet_that_it_is_for(worse, named):
+def test_each_aim_applies_to_the_fleet_that_it_is_for(worse, named):
     fleet = dataclasses.replace(GOOD, **worse)
     (missed,) = misses([fleet], SMOOTH)
     assert named in missed
@@ -33,5 +33,5 @@ def test_each_aim_is_held_to_the_fleet_that_it_is_for(worse, named):
 
 
 @pytest.mark.parametrize("worse", [{"frames_per_s_median": 29.0}, {"longest_task_ms": 201.0}])
-def test_a_page_that_stutters_or_hangs_is_missed(worse):
+def test_a_page_that_stutters_or_hangs_misses_its_aim(worse):
     assert len(misses([GOOD], SMOOTH | worse)) == 1

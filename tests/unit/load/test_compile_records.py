@@ -1,4 +1,4 @@
-"""What the compiled lab's records are made of behaves as the dataclasses that they are in the sources."""
+"""Tests that the compiled lab's records behave like the dataclasses in the sources."""
 
 import dataclasses
 import sys
@@ -69,7 +69,7 @@ def classes(source: str) -> dict[str, Any]:
 WRITTEN = with_constructors(SOURCE, bases([SOURCE]))
 
 
-def test_each_plain_record_gets_a_constructor_and_others_stay_as_they_are() -> None:
+def test_each_plain_record_gets_a_constructor_and_others_stay_unchanged() -> None:
     assert WRITTEN.count("def __init__") == SOURCE.count("def __init__") + 2
     assert "@dataclass(eq=False, slots=True)\nclass Base:" in WRITTEN
     assert "@dataclass(slots=True)\nclass Derived(Base):" in WRITTEN
@@ -88,7 +88,7 @@ def test_each_plain_record_gets_a_constructor_and_others_stay_as_they_are() -> N
         lambda of: of["Own"](),
     ],
 )
-def test_it_is_made_shown_and_told_apart_as_before(make: Callable[[dict[str, Any]], Any]) -> None:
+def test_construction_repr_and_equality_are_unchanged(make: Callable[[dict[str, Any]], Any]) -> None:
     made = classes(WRITTEN)
     before, after = make(classes(SOURCE)), make(made)
     assert repr(after) == repr(before)
@@ -96,14 +96,14 @@ def test_it_is_made_shown_and_told_apart_as_before(make: Callable[[dict[str, Any
     assert after == make(made)
 
 
-def test_a_frozen_record_keeps_its_hash_and_a_changing_one_has_none() -> None:
+def test_a_frozen_record_has_a_hash_and_a_mutable_one_has_none() -> None:
     made = classes(WRITTEN)
     assert hash(made["Frozen"](1)) == hash(made["Frozen"](1)) != hash(made["Frozen"](2))
     with pytest.raises(TypeError, match="unhashable"):
         hash(made["Grown"](1))
 
 
-def test_no_two_records_share_what_a_factory_makes() -> None:
+def test_no_two_records_share_the_value_of_a_factory() -> None:
     grown = classes(WRITTEN)["Grown"]
     first, second = grown(1), grown(2)
     first.many.append(1)
@@ -111,5 +111,5 @@ def test_no_two_records_share_what_a_factory_makes() -> None:
 
 
 @pytest.mark.parametrize("glob", MODULES)
-def test_each_module_that_the_lab_compiles_is_there(glob: str) -> None:
+def test_each_module_that_the_lab_compiles_exists(glob: str) -> None:
     assert list(ROOT.glob(glob))

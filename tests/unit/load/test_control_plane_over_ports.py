@@ -1,4 +1,4 @@
-"""Planner and metrics opened over their ports, on a virtual clock: no broker, no Redis, no socket."""
+"""Tests of planner and metrics opened over their ports on a virtual clock, without broker, Redis or socket."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ class LoopClock:
 
 
 class MemoryBus:
-    """LiveBus between the services of one test: every reader gets what is published from its subscription on."""
+    """A LiveBus between the services of one test: every reader gets the records from its subscription on."""
 
     def __init__(self) -> None:
         self.published: list[Any] = []
@@ -87,7 +87,7 @@ class Plane:
     """Both services, beside a worker that is busy for a quarter of its time."""
 
     def __init__(self, seed: int, **ports: Any) -> None:
-        """`ports`: further ones of the metrics service."""
+        """`ports`: additional ones of the metrics service."""
         self.ports = ports
         self.loop = SimLoop(Random(seed))
         self.clock = LoopClock(self.loop)
@@ -150,7 +150,7 @@ class Plane:
 
 
 async def look(plane: Plane) -> dict[str, Any]:
-    """What both say after some virtual seconds."""
+    """Return the answers of both after some virtual seconds."""
     (worker,) = await plane.ask("planner", "GET", "/v1/workers")
     (decision,) = await plane.ask("planner", "GET", "/v1/decisions?limit=1")
     occupancy = await plane.ask("metrics", "GET", "/v1/occupancy?window=1s")
@@ -172,7 +172,7 @@ def test_planner_and_metrics_serve_over_any_ports_in_virtual_time_and_leave_noth
     assert 4 <= seen["decisions"] <= 7
 
 
-def test_a_run_of_both_is_replayed_exactly():
+def test_a_run_of_both_replays_exactly():
     def said(seed: int) -> list[bytes]:
         plane = Plane(seed)
         plane.run(look)
@@ -181,7 +181,7 @@ def test_a_run_of_both_is_replayed_exactly():
     assert said(7) == said(7)
 
 
-def test_a_mode_without_a_store_holds_and_is_said_not_to_be_kept():
+def test_a_mode_without_a_store_applies_and_is_reported_as_not_stored():
     async def set_mode(plane: Plane) -> Any:
         headers = {"authorization": "Bearer secret"}
         return await plane.ask("planner", "PUT", "/v1/mode", json={"mode": "off"}, headers=headers)
@@ -197,7 +197,7 @@ def open_history(path: Path) -> HistoryFile:
     return HistoryFile(path, "local", TIERS[1:])
 
 
-def test_history_is_kept_and_its_file_given_back_at_the_end(tmp_path):
+def test_history_is_stored_and_its_file_released_at_the_end(tmp_path):
     path = tmp_path / "history"
     Plane(1, history=open_history(path)).run(look)
     again = open_history(path)
@@ -206,7 +206,7 @@ def test_history_is_kept_and_its_file_given_back_at_the_end(tmp_path):
     again.close()
 
 
-def test_a_service_that_cannot_open_leaves_no_task_and_gives_its_file_back(tmp_path, monkeypatch):
+def test_a_service_that_cannot_open_leaves_no_task_and_releases_its_file(tmp_path, monkeypatch):
     @asynccontextmanager
     async def refused(*_args: Any, **_more: Any) -> AsyncIterator[str]:
         raise StartupError("nobody may listen")
@@ -221,7 +221,7 @@ def test_a_service_that_cannot_open_leaves_no_task_and_gives_its_file_back(tmp_p
     open_history(path).close()
 
 
-def test_alerts_are_posted_with_the_client_that_was_given():
+def test_alerts_are_posted_with_the_given_client():
     posts: list[list[dict[str, Any]]] = []
 
     def receive(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""What the first-hour bench makes of its minutes, and how it reads processes, the stream and its clients' answers."""
+"""Tests of the first-hour bench: its statistics, and how it reads processes, the stream and clients' answers."""
 
 import argparse
 import asyncio
@@ -52,7 +52,7 @@ def phase(shape: str, name: str, minutes: list[Minute], fresh_p99_s: float = 0.3
 
 
 def steady(shape: str, name: str, points: float, growth: float = 0.0, **more: object) -> Phase:
-    """Eleven minutes, of which the first took five times as much."""
+    """Return eleven minutes, of which the first took five times as much."""
     grown = [points + growth * number / 60 for number in range(11)]
     return phase(
         shape,
@@ -61,7 +61,7 @@ def steady(shape: str, name: str, points: float, growth: float = 0.0, **more: ob
     )
 
 
-def test_growth_that_the_control_shares_is_the_machines() -> None:
+def test_growth_that_the_control_shares_is_attributed_to_the_machine() -> None:
     shape, minutes = "3+5", [minute(n + 1, {"planner": 20 + 0.1 * n}, control_points=1 + 0.005 * n) for n in range(11)]
     raw, beside = [v for v in verdicts(phase(shape, IDLE, minutes)) if v.aim.startswith("growth")]
     assert raw.met is False
@@ -81,9 +81,7 @@ def test_points_on_a_line_give_its_slope_without_error(slope: float, start: floa
     st.lists(st.tuples(st.integers(0, 1000), FINITE), min_size=3, max_size=40, unique_by=lambda point: point[0]),
     FINITE,
 )
-def test_no_other_slope_fits_better_and_the_error_is_that_of_least_squares(
-    points: list[tuple[int, float]], other: float
-) -> None:
+def test_the_slope_and_its_error_are_those_of_least_squares(points: list[tuple[int, float]], other: float) -> None:
     xs, ys = [x for x, _ in points], [y for _, y in points]
     fit = fit_line(xs, ys)
     assert fit.slope is not None
@@ -100,7 +98,7 @@ def test_no_other_slope_fits_better_and_the_error_is_that_of_least_squares(
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), FINITE), min_size=3, max_size=40, unique_by=lambda p: p[0]), FINITE)
-def test_a_level_that_all_points_share_changes_no_slope(points: list[tuple[int, float]], level: float) -> None:
+def test_a_constant_added_to_all_points_changes_no_slope(points: list[tuple[int, float]], level: float) -> None:
     fit, raised = fit_line(*zip(*points, strict=True)), fit_line([x for x, _ in points], [y + level for _, y in points])
     assert raised.slope == pytest.approx(fit.slope, rel=1e-6, abs=1e-6)
 
@@ -110,14 +108,14 @@ def test_too_few_points_determine_no_line_or_no_error() -> None:
     assert fit_line([1.0, 2.0], [2.0, 5.0]) == Fit(3.0, None)
 
 
-def test_the_first_minute_counts_for_neither_mean_nor_growth() -> None:
+def test_the_first_minute_is_excluded_from_mean_and_growth() -> None:
     planner, total = rows(steady("1+1", IDLE, 8.0))
     assert (planner.first_points, planner.last_points, planner.mean_points) == (40.0, 8.0, pytest.approx(8.0))
     assert planner.growth_points_per_hour == pytest.approx(0.0)
     assert (total.process, total.first_rss_mb) == ("sum", 100.0)
 
 
-def test_the_sum_is_of_all_processes_and_one_that_was_away_counts_nothing_meanwhile() -> None:
+def test_the_sum_covers_all_processes_and_an_absent_one_adds_nothing() -> None:
     minutes = [minute(1, {"metrics": 1.0, "kafka": 2.0}), minute(2, {"kafka": 2.0}), minute(3, {"kafka": 3.0, "x": 1})]
     found = {row.process: (row.first_points, row.last_points) for row in rows(phase("1+1", IDLE, minutes))}
     assert found == {"kafka": (2.0, 3.0), "metrics": (1.0, 0.0), "x": (0.0, 1.0), "sum": (3.0, 4.0)}
@@ -128,7 +126,7 @@ def met(of: Phase) -> list[bool | None]:
     return [verdict.met for verdict in verdicts(of)]
 
 
-def test_what_is_just_as_aimed_at_is_met() -> None:
+def test_a_figure_exactly_at_its_aim_meets_it() -> None:
     assert met(steady("1+1", IDLE, 12.0)) == met(steady("3+5", IDLE, 25.0)) == [True, True]
     assert met(steady("3+5", LOADED, 150.0, coverage=0.99)) == [True, True, True]
     assert met(phase("3+5", LOADED, steady("3+5", LOADED, 150.0).minutes, fresh_p99_s=1.0)) == [True, True, True]
@@ -141,24 +139,24 @@ def test_what_is_just_as_aimed_at_is_met() -> None:
      (steady("1+1", LOADED, 90.0, coverage=0.9899), [True, False]),
      (phase("3+5", LOADED, steady("3+5", LOADED, 90.0).minutes, fresh_p99_s=1.01), [True, True, False])],
 )  # fmt: skip
-def test_each_aim_that_is_missed_is_said_not_to_be_met(missed: Phase, expected: list[bool]) -> None:
+def test_each_missed_aim_is_reported_as_missed(missed: Phase, expected: list[bool]) -> None:
     assert met(missed) == expected
     assert sum(verdict.text.startswith("not met: ") for verdict in verdicts(missed)) == 1
 
 
-def test_one_uncovered_minute_is_not_made_up_for_by_the_others() -> None:
+def test_other_minutes_do_not_compensate_for_an_uncovered_one() -> None:
     minutes = list(steady("1+1", LOADED, 50.0, coverage=1.0).minutes)
     minutes[0] = replace(minutes[0], coverage=0.5)
     assert met(phase("1+1", LOADED, minutes)) == [True, False]
 
 
-def test_growth_that_chance_may_have_brought_over_its_bound_is_said_to_be_near_it() -> None:
+def test_growth_that_may_exceed_its_bound_by_chance_is_reported_as_near_it() -> None:
     noisy = [minute(n, {"kafka": 5.0 + n % 2}) for n in range(1, 12)]
     assert "within two standard errors" in verdicts(phase("1+1", IDLE, noisy))[1].text
     assert "within two standard errors" not in verdicts(steady("1+1", IDLE, 5.0, growth=2.0))[1].text
 
 
-def test_shapes_without_an_aim_have_none_and_short_runs_say_that_growth_was_not_measured() -> None:
+def test_shapes_without_an_aim_have_none_and_short_runs_report_growth_as_not_measured() -> None:
     assert [verdict.aim for verdict in verdicts(steady("2+2", IDLE, 90.0))] == [
         "growth, points of a core an hour, at most 1"
     ]
@@ -188,7 +186,7 @@ def test_tables_summary_progress_and_json_show_failures_restarts_and_alerts() ->
     assert [row["process"] for row in told["processes"]] == ["gateway-1", "sum"]
 
 
-def test_cpu_time_of_a_restarted_process_counts_from_its_own_beginning() -> None:
+def test_cpu_time_of_a_restarted_process_counts_from_its_restart() -> None:
     old, new = ProcessKey("planner", 7, 100.0), ProcessKey("planner", 7, 200.0)
     other = ProcessKey("metrics", 8, 100.0)
     before = Reading(0.0, {old: 50.0, other: 1.0}, {})
@@ -197,7 +195,7 @@ def test_cpu_time_of_a_restarted_process_counts_from_its_own_beginning() -> None
 
 
 @pytest.mark.system
-def test_cpu_time_covers_all_threads_of_a_process_and_one_that_has_ended_is_left_out() -> None:
+def test_cpu_time_covers_all_threads_of_a_process_and_an_ended_one_is_omitted() -> None:
     spin = "import threading, hashlib\nt=[threading.Thread(target=hashlib.pbkdf2_hmac, args=('sha1', b'', b'', 400000))"
     code = f"{spin} for _ in range(2)]\n[x.start() for x in t]\n[x.join() for x in t]\nprint(flush=True)\ninput()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -231,7 +229,7 @@ def tick(*windows: list[object]) -> str:
 MEMBERS = json.dumps({"workers": [{"id": "prefill-1"}, {"id": "decode-1"}]})
 
 
-def test_data_is_as_old_as_its_newest_covered_moment() -> None:
+def test_the_age_of_data_is_that_of_its_newest_covered_instant() -> None:
     ages = Ages()
     assert math.isnan(ages.newest_s(0.0))
     ages.take("members", MEMBERS)
@@ -243,7 +241,7 @@ def test_data_is_as_old_as_its_newest_covered_moment() -> None:
     assert ages.newest_s(1300.0) == ages.stalest_s(1300.0) == pytest.approx(0.2)
 
 
-def test_a_worker_that_is_no_longer_listed_grows_old() -> None:
+def test_the_data_of_a_worker_that_is_no_longer_listed_grow_old() -> None:
     ages = Ages()
     ages.take("members", MEMBERS)
     ages.take("tick", tick([1000, None, [100_000_000, 100_000_000]]))
@@ -253,7 +251,7 @@ def test_a_worker_that_is_no_longer_listed_grows_old() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**4))
-def test_a_paced_client_asks_at_its_times_only_and_next_after_now(due: int, now: int, period: int) -> None:
+def test_a_paced_client_sends_only_at_its_times_and_skips_missed_ones(due: int, now: int, period: int) -> None:
     following, missed = next_due_s(due, now, period)
     assert following == due + (missed + 1) * period
     assert missed >= 0
@@ -262,7 +260,7 @@ def test_a_paced_client_asks_at_its_times_only_and_next_after_now(due: int, now:
 
 
 class Answering(asyncio.Protocol):
-    """Answers requests in turn with what it was given, and ends the connection where it was given nothing."""
+    """A server that answers requests in turn with given answers, and closes the connection for a missing one."""
 
     def __init__(self, answers: list[bytes]) -> None:
         self.answers = answers
@@ -304,7 +302,7 @@ async def test_paced_clients_count_good_answers_and_every_kind_of_failure() -> N
     assert load.failures == {"wrong answer": 1, "status 503": 1, "IncompleteReadError": 1}
 
 
-def test_shapes_are_read_and_others_refused() -> None:
+def test_shapes_are_parsed_and_others_refused() -> None:
     assert bench_first_hour.shapes("1+1,3+5") == ["1+1", "3+5"]
     for wrong in ("", "1", "0+1", "1+1,", "1+1;2+2", "1+0"):
         with pytest.raises(argparse.ArgumentTypeError):

@@ -1,4 +1,4 @@
-"""What `make bench-gpu` runs, and the grids and loads it does that with: judged here without a GPU."""
+"""Tests without a GPU of the parts, grids and loads of `make bench-gpu`."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from load.gpu.against_profile import against_profile, kind_of, profile_of
 DEVICE = "cuda:1"
 
 
-def test_every_part_is_given_the_gpu_and_its_arguments_are_taken() -> None:
+def test_every_part_gets_the_gpu_and_accepts_its_arguments() -> None:
     commands = {name: part.command(DEVICE, 100.0) for name, part in bench_gpu.PARTS.items()}
     for name, part in bench_gpu.PARTS.items():
         if part.takes_device:
@@ -30,7 +30,7 @@ def test_every_part_is_given_the_gpu_and_its_arguments_are_taken() -> None:
     serve.parser().parse_args(commands["vllm_serve"][1:])
 
 
-def test_parts_are_chosen_by_name_and_those_of_vllm_run_where_it_is() -> None:
+def test_parts_are_chosen_by_name_and_vllms_run_only_if_it_is_installed() -> None:
     everything = bench_gpu.chosen(None, has_vllm=True)
     assert list(everything) == list(bench_gpu.PARTS)
     assert set(everything) - set(bench_gpu.chosen(None, has_vllm=False)) == {
@@ -40,7 +40,7 @@ def test_parts_are_chosen_by_name_and_those_of_vllm_run_where_it_is() -> None:
 
 
 @pytest.mark.system
-def test_a_part_that_takes_too_long_ends_and_keeps_what_it_has_said() -> None:
+def test_a_part_that_takes_too_long_is_ended_and_its_output_preserved() -> None:
     said = "import time; print('{\"a\": 1}', flush=True); time.sleep(60)"
     part = bench_gpu.Part("timeit", ("-n1", "-r1", said), takes_device=False)
     late = bench_gpu.run("late", part, DEVICE, 3.0)
@@ -61,12 +61,12 @@ def test_a_part_that_takes_too_long_ends_and_keeps_what_it_has_said() -> None:
         ("Tesla T4", None),
     ],
 )
-def test_a_gpu_is_held_to_its_own_profile(gpu: str, name: str | None) -> None:
+def test_a_gpu_is_compared_with_its_own_profile(gpu: str, name: str | None) -> None:
     found = profile_of(gpu)
     assert (found and found.name) == name
 
 
-def test_steps_are_held_to_what_the_profile_says_of_the_same_work() -> None:
+def test_steps_are_compared_with_the_profile_for_the_same_work() -> None:
     profile = profile_of("NVIDIA H200")
     assert profile is not None
     alone = profile.step_time.step_ns(StepWork(512, 1, 512, prefill_squared_tokens=512 * 512)) / 1e6
@@ -81,7 +81,7 @@ def test_steps_are_held_to_what_the_profile_says_of_the_same_work() -> None:
     assert against_profile("Tesla T4", {"plain_steps": {"cells": cells}}) == []
 
 
-def test_several_prompts_of_a_step_are_not_held_to_one_of_their_length() -> None:
+def test_several_prompts_of_a_step_are_not_compared_with_one_of_their_total_length() -> None:
     several = StepWork(8192, 8, 8192, prefill_squared_tokens=8 * 1024 * 1024)
     rows = engine_steps.medians([(several, 100_000_000), (several, 102_000_000)])
     found = against_profile("NVIDIA H200", {"engine_steps": {"steps": rows}})
@@ -90,13 +90,13 @@ def test_several_prompts_of_a_step_are_not_held_to_one_of_their_length() -> None
     assert [each["predicted_ms"] for each in found] == [round(profile.step_time.step_ns(several) / 1e6, 3)]
 
 
-def test_a_gpu_gets_the_load_of_a_gpu() -> None:
+def test_a_gpu_gets_a_load_of_gpu_size() -> None:
     assert bench_phase.shape_of("torch", DEVICE) == bench_phase.GPU_SHAPE
     assert bench_phase.shape_of("torch", "auto") == bench_phase.SHAPES["torch"]
     assert bench_phase.shape_of("sim", DEVICE) == bench_phase.SHAPES["sim"]
 
 
-def test_busy_time_is_held_to_the_gpus_own_clock() -> None:
+def test_busy_time_is_compared_with_the_gpus_own_clock() -> None:
     work = StepWork(decode_sequences=1, decode_kv_tokens=10)
     calls = [Call(work, 0, 500, 400), Call(work, 500, 900, 350)]
     assert bench_phase.gpu_figures(calls, 900, 1000) == {

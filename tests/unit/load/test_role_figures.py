@@ -1,4 +1,4 @@
-"""What the bench of role moves says of its figures, and how rivals ask."""
+"""Tests of how the bench of role moves judges its figures, and of its rivals."""
 
 import asyncio
 import json
@@ -71,12 +71,12 @@ def test_good_figures_have_no_fault() -> None:
         ({"none_won": 1}, "no rival won 1 of 20"),
     ],
 )
-def test_what_breaks_a_promise_is_named(worse: dict[str, Any], says: str) -> None:
+def test_each_broken_promise_is_named(worse: dict[str, Any], says: str) -> None:
     (fault,) = faults(GOOD | worse)
     assert says in fault
 
 
-def test_a_move_that_some_gateway_never_learned_of_is_null_and_misses_the_aim() -> None:
+def test_a_move_that_a_gateway_never_learned_of_is_null_and_misses_the_aim() -> None:
     endless = spread_ms([0.01, None])
     assert endless == {"p50": 10.0, "p99": 10.0, "max": None}
     assert json.loads(json.dumps(endless, allow_nan=False))["max"] is None
@@ -87,7 +87,7 @@ def test_a_move_that_some_gateway_never_learned_of_is_null_and_misses_the_aim() 
 
 
 @pytest.mark.parametrize("compares", [True, False])
-async def test_of_two_rivals_one_wins_and_a_worker_that_takes_both_is_found_out(compares: bool) -> None:
+async def test_one_of_two_rivals_wins_and_a_worker_that_accepts_both_is_detected(compares: bool) -> None:
     worker: Any = OneWorker(compares=compares)
     mover = RoleChanger({"a": worker}, {"a": "mixed", "b": "mixed"})
     mover._possible = lambda: [("a", "prefill"), ("a", "decode"), ("a", "standby")]  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Requests that have ended."""
+"""Builders of requests that have ended."""
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     OUTCOME_OK,

@@ -1,4 +1,4 @@
-"""What became of workers, and what the planner decided, as the metrics service tells it."""
+"""Tests of events about workers and planner decisions in the metrics service."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -49,7 +49,7 @@ def look(lives: WorkerLives, at_ns: int, *workers: WorkerFacts) -> list[tuple[Li
     return [(life.change, life.worker) for life in lives.look(workers, newest_ns, at_ns)]
 
 
-def test_workers_that_are_there_at_the_first_look_are_no_news() -> None:
+def test_workers_present_at_the_first_look_are_no_events() -> None:
     lives = WorkerLives()
     assert look(lives, BEGIN_NS, facts("a", BEGIN_NS)) == []
     at_ns = BEGIN_NS + S_NS
@@ -58,7 +58,7 @@ def test_workers_that_are_there_at_the_first_look_are_no_news() -> None:
     assert look(lives, at_ns, facts("a", at_ns), newcomer, long_there) == [(LifeChange.STARTED, "b")]
 
 
-def test_a_worker_that_comes_back_under_its_name_says_how_it_went() -> None:
+def test_a_worker_that_returns_under_its_name_reports_how_its_predecessor_ended() -> None:
     for left, how in ((False, "had not drained"), (True, "had drained")):
         lives = WorkerLives()
         look(lives, BEGIN_NS, facts("a", BEGIN_NS, left=left))
@@ -69,7 +69,7 @@ def test_a_worker_that_comes_back_under_its_name_says_how_it_went() -> None:
         assert how in life.reason
 
 
-def test_silence_is_told_once_and_its_end_too() -> None:
+def test_silence_is_reported_once_and_so_is_its_end() -> None:
     lives = WorkerLives()
     found = []
     for second in range(12):
@@ -79,14 +79,14 @@ def test_silence_is_told_once_and_its_end_too() -> None:
     assert found == [(LifeChange.LOST, "a"), (LifeChange.BACK, "a")]
 
 
-def test_when_nobody_is_heard_the_broker_is_away_and_nobody_is_lost() -> None:
+def test_while_every_worker_is_silent_the_broker_is_reported_and_no_worker_is_lost() -> None:
     lives = WorkerLives()
     for second in range(20):
         assert look(lives, BEGIN_NS + second * S_NS, facts("a", BEGIN_NS), facts("b", BEGIN_NS)) == []
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2)), max_size=30))
-def test_a_worker_is_lost_at_most_once_before_it_is_back_or_anew(story: list[tuple[bool, bool, int]]) -> None:
+def test_a_worker_is_lost_at_most_once_before_it_returns_or_restarts(story: list[tuple[bool, bool, int]]) -> None:
     lives, at_ns, heard_ns, incarnation, told = WorkerLives(), BEGIN_NS, BEGIN_NS, BEGIN_NS - S_NS, []
     for heard, restarts, seconds in story:
         at_ns += seconds * S_NS + LOOK_NS
@@ -125,7 +125,7 @@ def entered(*decisions: Decision) -> DecisionLog:
     return log
 
 
-def test_a_decision_that_is_told_again_with_what_came_of_it_is_one() -> None:
+def test_a_decision_reported_again_with_its_outcome_is_one_event() -> None:
     measured = Measured(before=Seen(prompt_pressure=1.8), after=Seen(prompt_pressure=0.93), after_ms=2000)
     (told,) = entered(decision(1), decision(1, measured=measured)).newest(10)
     assert told.id == "planner.7.1"
@@ -135,25 +135,25 @@ def test_a_decision_that_is_told_again_with_what_came_of_it_is_one() -> None:
     assert told.measured.after.prompt_pressure == 0.93
 
 
-def test_keeps_are_left_out_unless_asked_for_and_only_the_newest_is_kept() -> None:
+def test_decisions_without_a_change_are_omitted_by_default_and_only_the_newest_is_stored() -> None:
     log = entered(*(decision(number, ACTION_KEEP) for number in range(5)), decision(9))
     assert [each.action for each in log.newest(10)] == ["set_role"]
     assert [(each.action, each.id) for each in log.newest(10, keeps=True)][1] == ("keep", "planner.7.4")
 
 
-def test_of_a_run_of_recommendations_the_newest_is_told() -> None:
+def test_only_the_newest_of_a_run_of_recommendations_is_shown() -> None:
     log = entered(*(decision(number, ACTION_RECOMMEND) for number in range(1, 6)), decision(7))
     assert [each.id for each in log.newest(10)] == ["planner.7.7", "planner.7.5"]
 
 
-def test_decisions_are_bounded(numbers: Iterable[int] = range(1, MAX_DECISIONS + 40)) -> None:
+def test_stored_decisions_are_bounded(numbers: Iterable[int] = range(1, MAX_DECISIONS + 40)) -> None:
     log = entered(*map(decision, numbers))
     told = log.newest(10 * MAX_DECISIONS)
     assert len(told) == MAX_DECISIONS
     assert told[0].id.endswith(f".{MAX_DECISIONS + 39}")
 
 
-def test_what_was_seen_after_a_decision_is_an_event_of_its_own_and_comes_once() -> None:
+def test_the_outcome_of_a_decision_is_an_event_of_its_own_and_comes_once() -> None:
     log = EventLog()
     change = WorkerChange(worker_id="d", assignment=Assignment(model="sim", role=ROLE_PREFILL))
     decided = Decision(
@@ -169,6 +169,6 @@ def test_what_was_seen_after_a_decision_is_an_event_of_its_own_and_comes_once() 
     assert [each.action for each in log.after(0)] == ["set_role", "effect"]
 
 
-def test_a_pressure_without_bound_is_no_figure() -> None:
+def test_an_infinite_pressure_is_not_shown_as_a_figure() -> None:
     measured = Measured(before=Seen(decode_pressure=1_000.0), after=Seen(decode_pressure=0.06))
     assert pressure_change(measured, "decode_pressure") == "without bound → 0.06"

@@ -1,4 +1,4 @@
-"""History in a file: what comes back after restarts, crashes and damage."""
+"""Tests of history in a file: what returns after restarts, crashes and damage."""
 
 import asyncio
 import sqlite3
@@ -52,7 +52,7 @@ def told(file):
 A, B = Member("a", "node-1", "sim", 1), Member("b", "node-2", "sim", 8)
 
 
-def test_what_was_saved_is_there_again_and_the_old_is_gone(path):
+def test_saved_history_is_restored_and_old_history_removed(path):
     file = opened(path)
     assert file.written_to_ns() is None
     file.save(HistorySnapshot(10**9, [A, B], [kept(second) for second in range(5)]))
@@ -69,7 +69,7 @@ def test_what_was_saved_is_there_again_and_the_old_is_gone(path):
     ]
 
 
-def test_ranks_of_data_parallel_groups_are_kept_with_their_group(path):
+def test_ranks_of_data_parallel_groups_are_stored_with_their_group(path):
     file, rank = opened(path), A._replace(group="10.0.0.1:29550")
     file.save(HistorySnapshot(10**9, [rank, B], [kept(0)]))
     file.close()
@@ -89,14 +89,14 @@ def test_a_file_in_use_or_of_another_cluster_is_refused_in_one_line(path):
     opened(path).close()
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StartupError, match="FULCRUM_METRICS_HISTORY_FILE"):
         opened(tmp_path / "file" / "history.sqlite")
 
 
 @pytest.mark.parametrize("damage", ["garbage", "layout"])
-def test_a_damaged_file_is_put_aside_and_begun_anew(path, damage):
+def test_a_damaged_file_is_set_aside_and_a_new_one_begun(path, damage):
     file = opened(path)
     file.save(HistorySnapshot(10**9, [A], [kept(0)]))
     file.close()
@@ -122,14 +122,14 @@ class Service:
         self.keeper = HistoryKeeper(self.state, self.file)
 
     def live(self, from_ms, to_ms, **worker):
-        """Half of each 100 ms is prefill."""
+        """Send batches of which half of each 100 ms is prefill."""
         for start in range(from_ms, to_ms, 100):
             batch = step_batch(start // 100, (start, start + 100), [step(start, start + 50, prefill=8)], **worker)
             self.state.take(Record(STEPS, "key", batch, 0, 0), at(start + 100))
             self.state.history.advance(at(start + 100))
 
     def leave(self, at_ms, **worker):
-        """In good order."""
+        """Leave cleanly."""
         batch = step_batch(at_ms // 100, (at_ms, at_ms + 1), **worker)
         batch.last = True
         self.state.take(Record(STEPS, "key", batch, 0, 0), at(at_ms + 1))
@@ -147,7 +147,7 @@ class Service:
         self.file.close()
 
 
-async def test_a_crash_costs_nothing_that_the_broker_still_has(path):
+async def test_a_crash_loses_nothing_that_the_broker_still_has(path):
     before = Service(path)
     before.live(0, 20_000)
     await before.keeper.save()
@@ -164,7 +164,7 @@ async def test_a_crash_costs_nothing_that_the_broker_still_has(path):
     await after.keeper.close()
 
 
-async def test_what_a_worker_did_that_is_gone_still_counts_where_it_was(path):
+async def test_the_past_of_a_worker_that_has_left_still_counts_where_it_was(path):
     before = Service(path)
     before.live(0, 20_000, worker="gone", role="prefill", gpus=4)
     await before.keeper.close()
@@ -175,7 +175,7 @@ async def test_what_a_worker_did_that_is_gone_still_counts_where_it_was(path):
     await after.keeper.close()
 
 
-async def test_a_disk_that_fails_loses_nothing_once_it_works_again(path):
+async def test_a_disk_failure_loses_nothing_once_the_disk_works_again(path):
     service = Service(path)
     service.live(0, 10_000)
     service.file.close()
@@ -190,7 +190,7 @@ async def test_a_disk_that_fails_loses_nothing_once_it_works_again(path):
     again.crash()
 
 
-async def test_occupancy_of_the_time_before_a_restart_is_of_those_who_were_there_then(path):
+async def test_occupancy_before_a_restart_is_that_of_the_workers_of_that_time(path):
     before = Service(path)
     before.live(0, 30_000, worker="gone", role="prefill", gpus=4)
     before.leave(30_000, worker="gone", role="prefill", gpus=4)
@@ -214,7 +214,7 @@ async def test_occupancy_of_the_time_before_a_restart_is_of_those_who_were_there
 
 
 @pytest.mark.parametrize("ending", ["it dies", "it leaves", "it comes back"])
-async def test_a_worker_that_died_before_a_restart_is_missed_after_it_as_without_one(path, ending):
+async def test_a_worker_that_died_before_a_restart_is_still_missed_after_it(path, ending):
     before = Service(path)
     for start in range(0, 20_000, 1_000):
         if start < 5_000:
@@ -268,7 +268,7 @@ class SlowDisk:
         self.file.close()
 
 
-async def test_a_write_that_is_cancelled_ends_before_the_last_one_begins_and_loses_nothing(path):
+async def test_a_cancelled_write_ends_before_the_last_one_begins_and_loses_nothing(path):
     service = Service(path)
     service.live(0, 10_000)
     disk = service.keeper._file = SlowDisk(service.file)

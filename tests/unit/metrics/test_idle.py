@@ -1,4 +1,4 @@
-"""What a suite costs that nobody asks anything: wake-ups and records of a gateway and workers in virtual time."""
+"""Tests of the cost of an idle suite: wake-ups and records of a gateway and workers in virtual time."""
 
 import asyncio
 import contextlib
@@ -47,15 +47,15 @@ UNHEARD_MS = 0.5
 
 
 class WatchedLoop(SimLoop):
-    """Notes when each node's timers fire; those of one moment wake a process once, and a message that is on its way
-    wakes nobody."""
+    """A loop that records when each node's timers fire. Timers of one instant wake a process once, and a message in
+    flight wakes none."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
         self.woken: defaultdict[str, set[float]] = defaultdict(set)
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        """As it is, with a note."""
+        """Call the original, with a note."""
         node = None if context is self.world else current_node()
 
         def fire(*given: Any) -> None:
@@ -77,7 +77,7 @@ class Rig:
         self.cluster = Cluster(self.loop, self.net, self.stores, engine=engine)
 
     def run(self, work: Callable[["Rig"], Awaitable[T]]) -> T:
-        """What comes of it once the three have found each other."""
+        """Return the result once the three have found each other."""
 
         async def settled() -> T:
             self.cluster.start_gateway("g0")
@@ -94,7 +94,7 @@ class Rig:
             structlog.reset_defaults()
 
     async def watch(self) -> tuple[Counter[str], list[Any]]:
-        """Wake-ups by node, and records, of some idle seconds."""
+        """Return wake-ups by node, and records, of some idle seconds."""
         self.loop.woken.clear()
         since_unix_ns = self.cluster.clock.now_ns()
         await asyncio.sleep(WATCHED_S)
@@ -104,7 +104,7 @@ class Rig:
         ]
 
     async def ask(self, tokens: int) -> None:
-        """One request, answered."""
+        """Send one request, and wait for its answer."""
         client = Node("client")
         self.loop.add(client)
         ask = ClientCall(
@@ -114,7 +114,7 @@ class Rig:
         assert outcome is not None and check(outcome) == []
 
     def batches(self, worker: str) -> list[StepBatch]:
-        """Its telemetry so far."""
+        """Return its telemetry so far."""
         told = self.stores.records(STEPS)
         return [each for each in told if isinstance(each, StepBatch) and each.worker_id == worker]
 
@@ -124,12 +124,12 @@ def _drop(_logger: Any, _method: str, _event: Any) -> str:
 
 
 @pytest.mark.parametrize(("name", "most_a_second"), [("p0", 30), ("d0", 30), ("g0", 60)])
-def test_an_idle_process_is_woken_by_its_timers_no_more_often_than_this(name: str, most_a_second: int) -> None:
+def test_timers_wake_an_idle_process_at_most_this_often(name: str, most_a_second: int) -> None:
     woken, _ = Rig().run(Rig.watch)
     assert 0 < woken[name] <= most_a_second * WATCHED_S
 
 
-def test_a_worker_at_rest_tells_its_time_thrice_a_second_and_all_of_it() -> None:
+def test_an_idle_worker_reports_all_of_its_time_three_times_a_second() -> None:
     _, records = Rig().run(Rig.watch)
     for worker in ("p0", "d0"):
         batches = [each for each in records if isinstance(each, StepBatch) and each.worker_id == worker]
@@ -139,7 +139,7 @@ def test_a_worker_at_rest_tells_its_time_thrice_a_second_and_all_of_it() -> None
             assert 290 * MS_NS <= later.covered_to_unix_ns - later.covered_from_unix_ns <= 310 * MS_NS
 
 
-def test_a_worker_that_has_work_tells_its_time_every_period() -> None:
+def test_a_busy_worker_reports_its_time_every_period() -> None:
     rig = Rig()
 
     async def work(rig: Rig) -> None:
@@ -154,7 +154,7 @@ def test_a_worker_that_has_work_tells_its_time_every_period() -> None:
     rig.run(work)
 
 
-def test_what_a_worker_at_rest_begins_is_told_within_a_period() -> None:
+def test_work_begun_by_an_idle_worker_is_reported_within_a_period() -> None:
     rig = Rig()
 
     async def work(rig: Rig) -> None:
@@ -170,7 +170,7 @@ def test_what_a_worker_at_rest_begins_is_told_within_a_period() -> None:
     rig.run(work)
 
 
-def test_a_role_that_is_set_is_told_within_a_period() -> None:
+def test_a_new_role_is_reported_within_a_period() -> None:
     rig = Rig()
 
     async def work(rig: Rig) -> None:
@@ -186,7 +186,7 @@ def test_a_role_that_is_set_is_told_within_a_period() -> None:
 
 
 @pytest.mark.parametrize(("busy", "bound_ms"), [(False, RESTING_SIGN_OF_LIFE_MS), (True, SIGN_OF_LIFE_MS)])
-def test_a_worker_gives_each_gateway_a_sign_of_life_just_in_time(busy: bool, bound_ms: int) -> None:
+def test_a_worker_sends_each_gateway_a_keepalive_just_in_time(busy: bool, bound_ms: int) -> None:
     rig = Rig()
 
     async def work(rig: Rig) -> None:
@@ -211,7 +211,7 @@ def test_a_worker_gives_each_gateway_a_sign_of_life_just_in_time(busy: bool, bou
     rig.run(work)
 
 
-def test_work_for_a_worker_at_rest_has_it_give_a_sign_of_life_at_once() -> None:
+def test_work_for_an_idle_worker_causes_a_keepalive_at_once() -> None:
     rig = Rig()
 
     async def work(rig: Rig) -> None:
@@ -234,7 +234,7 @@ def test_work_for_a_worker_at_rest_has_it_give_a_sign_of_life_at_once() -> None:
 
 
 @pytest.mark.parametrize(("readers", "a_second"), [((), 2.5), ((False,), 10), ((False, True), 40)])
-def test_the_metrics_service_looks_more_often_than_windows_end_only_for_readers_who_want_it(
+def test_the_metrics_service_ticks_faster_than_windows_only_for_readers_that_request_it(
     readers: tuple[bool, ...], a_second: int
 ) -> None:
     loop = WatchedLoop(Random("turns"))
@@ -261,7 +261,7 @@ def test_the_metrics_service_looks_more_often_than_windows_end_only_for_readers_
 
 
 @pytest.mark.parametrize(("rests", "looks"), [(True, 10), (False, 50)])
-def test_a_planner_decides_once_a_second_about_a_cluster_at_rest_and_tells_no_more_often(
+def test_a_planner_decides_and_reports_once_a_second_for_an_idle_cluster(
     rests: bool, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = SimLoop(Random("turns"))
@@ -286,15 +286,15 @@ def test_a_planner_decides_once_a_second_about_a_cluster_at_rest_and_tells_no_mo
     assert (len(looked), len(bus.published)) == (looks, 10)
 
 
-def test_an_idle_gateway_says_at_most_twice_a_second_that_nothing_waits() -> None:
+def test_an_idle_gateway_reports_its_empty_queue_at_most_twice_a_second() -> None:
     _, records = Rig().run(Rig.watch)
     told = [each.told_unix_ns for each in records if isinstance(each, GatewayQueues)]
     assert told
     assert all(500 * MS_NS <= later - earlier <= 750 * MS_NS for earlier, later in itertools.pairwise(told))
 
 
-def test_news_make_no_later_decision_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planner that hears of a growing queue again and again still decides every period afterwards."""
+def test_news_do_not_delay_later_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner notified of a growing queue again and again still decides every period afterwards."""
     loop = SimLoop(Random("news"))
     bus, clock = RecordingBus(), SimClock(loop)
     state = PlannerState(

@@ -1,4 +1,4 @@
-"""Speeds of KV between pairs of workers: learned from transfers, compared with one another, told and alerted."""
+"""Tests of KV speeds between pairs of workers: learned from transfers, compared and alerted."""
 
 import io
 from dataclasses import replace
@@ -38,7 +38,7 @@ def link(gb_per_s: float, source: str = "p", target: str = "d", *, shared: bool 
     return moved(KvLink(source, target, shared, model), LEAST_TRANSFERS, 100 * MB, round(100 * MB / gb_per_s))
 
 
-def test_a_pairs_speed_is_that_of_its_fastest_transfers_and_sinks_slowly() -> None:
+def test_a_pairs_speed_is_that_of_its_fastest_transfers_and_decays_slowly() -> None:
     found = link(10.0)
     waited = moved(found, 1, 100 * MB, 10**9)
     assert found.gb_per_s is not None and waited.gb_per_s is not None
@@ -47,23 +47,23 @@ def test_a_pairs_speed_is_that_of_its_fastest_transfers_and_sinks_slowly() -> No
     assert moved(waited, 1, 200 * MB, 10 * MS).gb_per_s == 200 * MB / (10 * MS)
 
 
-def test_small_transfers_are_counted_and_say_nothing_of_the_link() -> None:
+def test_small_transfers_are_counted_and_do_not_affect_the_speed() -> None:
     found = moved(KvLink("p", "d", False), 5, LEAST_BYTES - 1, 1)
     assert (found.total_bytes, found.transfers, found.gb_per_s) == (5 * (LEAST_BYTES - 1), 0, None)
 
 
-def test_a_pair_that_changes_its_way_starts_anew() -> None:
+def test_a_pair_that_changes_its_route_starts_anew() -> None:
     found = link(10.0, shared=True).moved(MovedKv(100 * MB, at(0), at(100)))
     assert (found.gb_per_s, found.transfers, found.shared_memory) == (100 * MB / (100 * MS), 1, False)
 
 
-def test_a_small_transfer_by_another_way_leaves_a_speed_with_its_own_way() -> None:
+def test_a_small_transfer_by_another_route_does_not_affect_the_speed() -> None:
     known = link(10.0, shared=True)
     small = known.moved(MovedKv(LEAST_BYTES - 1, at(0), at(1)))
     assert (small.shared_memory, small.gb_per_s, small.transfers) == (True, known.gb_per_s, LEAST_TRANSFERS)
 
 
-def test_a_speed_that_no_transfer_has_shown_for_long_is_forgotten_and_a_pair_that_rests_too() -> None:
+def test_an_old_speed_and_an_idle_pair_are_forgotten() -> None:
     known = link(10.0)
     kept_ns = known.measured_unix_ns + LINK_KEPT_NS
     assert known.at(kept_ns - 1) == known
@@ -82,7 +82,7 @@ def test_a_pair_within_a_node_is_not_compared_with_one_between_nodes() -> None:
     assert "q to d at 20 GB/s, where others within a node reach 200" in found.reason
 
 
-def test_what_the_receivers_steps_may_have_made_is_a_floor_and_never_called_slow() -> None:
+def test_a_speed_limited_by_the_receivers_steps_is_a_lower_bound_and_never_called_slow() -> None:
     steps = moved(KvLink("p", "d", False, "m"), LEAST_TRANSFERS, 50 * MB, 20 * MS, step_ns=20 * MS)
     assert steps.is_floor and steps.gb_per_s == 50 * MB / (20 * MS)
     fast, slow = link(12, "p", "e"), moved(KvLink("p", "f", False, "m"), LEAST_TRANSFERS, 50 * MB, 200 * MS, step_ns=MS)
@@ -92,14 +92,14 @@ def test_what_the_receivers_steps_may_have_made_is_a_floor_and_never_called_slow
     assert waited.is_floor, "its speed is still the one that a step may have made"
 
 
-def test_a_pair_is_compared_with_those_of_its_model_and_way_alone() -> None:
+def test_a_pair_is_compared_only_with_pairs_of_its_model_and_route() -> None:
     links = [link(12), link(3, "p", "e"), link(40, "p", "f", shared=True), link(5, "q", "g", model="other")]
     assert [(each.link.target, round(each.share, 2)) for each in judge(links)] == [
         ("e", 0.25), ("d", 1.0), ("f", 1.0), ("g", 1.0),
     ]  # fmt: skip
 
 
-def test_where_nothing_is_fast_nothing_is_slow() -> None:
+def test_without_a_fast_link_none_is_slow() -> None:
     assert list(link_conditions([link(0.5), link(0.01, "p", "e")])) == []
 
 
@@ -109,7 +109,7 @@ def test_a_link_far_below_the_others_fires_with_both_ends_and_figures() -> None:
     assert found.reason == "slow KV link: p to e at 0.4 GB/s; others by the network reach 12 GB/s"
 
 
-def test_between_slow_and_sound_an_alert_stays_as_it_is() -> None:
+def test_an_alert_is_unchanged_between_the_slow_and_sound_thresholds() -> None:
     grades = [
         next(link_conditions([link(12), link(speed, "p", "e")])).grade for speed in (3.9, 4.1, 5.9, 6.1)
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def peers(*names: str, incarnation: int = 1, node: str = "") -> dict[str, Peer]:
     return {name: Peer("m", node, incarnation) for name in names}
 
 
-def test_receivers_reports_make_links_between_workers_that_are_there() -> None:
+def test_receivers_reports_create_links_between_present_workers() -> None:
     links = KvLinks()
     batch = step_batch(1, (0, 100), [], worker="d")
     batch.kv_transfers.extend([transfer("p"), transfer("p", ms=2, start_ms=1), transfer("gone")])
@@ -137,7 +137,7 @@ def test_receivers_reports_make_links_between_workers_that_are_there() -> None:
     assert found.gb_per_s == MB / MS / 1.02
 
 
-def test_links_are_bounded_and_the_longest_idle_goes() -> None:
+def test_links_are_bounded_and_the_longest_idle_is_dropped() -> None:
     links = KvLinks()
     for number in range(MAX_LINKS + 1):
         batch = step_batch(1, (0, 100), [], worker="d")
@@ -147,7 +147,7 @@ def test_links_are_bounded_and_the_longest_idle_goes() -> None:
     assert len(links.among(peers("p1", "d"), at(100))) == 1
 
 
-def test_a_pair_that_moves_nothing_any_more_is_left_out() -> None:
+def test_a_pair_without_recent_transfers_is_omitted() -> None:
     links = KvLinks()
     batch = step_batch(1, (0, 100), [], worker="d")
     batch.kv_transfers.append(transfer("p"))
@@ -156,7 +156,7 @@ def test_a_pair_that_moves_nothing_any_more_is_left_out() -> None:
     assert links.among(peers("p", "d"), at(1) + LINK_KEPT_NS) == []
 
 
-def test_steps_of_vllm_alone_make_a_transfer_longer() -> None:
+def test_only_steps_of_vllm_lengthen_a_transfer() -> None:
     links = KvLinks()
     for engine, receiver in (("vllm", "v"), ("vllm", "idle"), ("torch", "t")):
         steps = [] if receiver == "idle" else [step(0, 40, decode=1), step(40, 50, decode=1)]
@@ -190,7 +190,7 @@ def test_transfers_while_either_end_waits_for_a_cpu_never_make_a_link_slow(short
     assert alert(0.4) is not Grade.FIRE
 
 
-def test_a_link_that_was_fast_stays_so_while_cores_are_short() -> None:
+def test_a_fast_link_stays_fast_while_cores_are_short() -> None:
     found = link(10.0)
     slow = MovedKv(100 * MB, at(0), at(1_000), short_of_cpu=True)
     for _ in range(100):
@@ -199,7 +199,7 @@ def test_a_link_that_was_fast_stays_so_while_cores_are_short() -> None:
     assert (moved(found, 300, 100 * MB, 10**9).gb_per_s or 0.0) < 0.2
 
 
-def test_a_speed_from_when_cores_were_short_is_a_floor_until_one_is_measured_otherwise() -> None:
+def test_a_speed_measured_while_cores_were_short_is_a_lower_bound_until_the_next_measurement() -> None:
     slow = KvLink("p", "d", False, "m")
     for _ in range(LEAST_TRANSFERS):
         slow = slow.moved(MovedKv(100 * MB, at(0), at(1_000), short_of_cpu=True))
@@ -207,7 +207,7 @@ def test_a_speed_from_when_cores_were_short_is_a_floor_until_one_is_measured_oth
     assert not moved(slow, LEAST_TRANSFERS, 100 * MB, 10**9).is_floor
 
 
-def test_waits_for_a_cpu_are_a_mean_that_rises_soon_and_falls_within_seconds() -> None:
+def test_the_mean_wait_for_a_cpu_rises_quickly_and_falls_within_seconds() -> None:
     waits = CpuWaits()
 
     def report(number: int, share: float) -> float:
@@ -226,7 +226,7 @@ def test_waits_for_a_cpu_are_a_mean_that_rises_soon_and_falls_within_seconds() -
     assert waits.share("d", at(6_100) + FRESH_NS) is None
 
 
-def test_a_pair_starts_anew_with_either_of_its_processes() -> None:
+def test_a_pair_starts_anew_after_a_restart_of_either_process() -> None:
     fleet = FleetTelemetry(lambda _batch: [], lambda *_: PhaseTime())
 
     def links(covered_ms: int, *, source: int, target: int) -> list[int]:
@@ -250,7 +250,7 @@ def test_a_pair_starts_anew_with_either_of_its_processes() -> None:
     assert fleet.kv_links(at(500)) == [], "what came from the one before says nothing of the next"
 
 
-def test_the_command_prints_each_pair_with_what_is_not_known_left_open() -> None:
+def test_the_command_prints_each_pair_and_leaves_unknown_figures_empty() -> None:
     rows = [
         ListedLink("p", "e", "m", "network", 9, 2_500_000_000, 0.4, 0.03),
         ListedLink("q", "e", "m", "shared_memory", 0, 1_000_000, None, None),
@@ -264,7 +264,7 @@ def test_the_command_prints_each_pair_with_what_is_not_known_left_open() -> None
     ]
 
 
-def test_kv_that_comes_as_its_long_prompt_is_computed_does_not_accuse_the_link() -> None:
+def test_kv_that_arrives_while_its_long_prompt_is_computed_does_not_make_the_link_slow() -> None:
     def links_after(prompt_tokens: int, ready_ms: int) -> list[KvLink]:
         links = KvLinks()
         for number in range(LEAST_TRANSFERS):
@@ -284,7 +284,7 @@ def test_kv_that_comes_as_its_long_prompt_is_computed_does_not_accuse_the_link()
     assert not unreported.is_floor
 
 
-def test_transfers_that_share_a_link_are_as_fast_as_the_link() -> None:
+def test_transfers_that_share_a_link_count_with_the_speed_of_the_link() -> None:
     """A role move hands sequences over at once; 14 of them once made a sound link a thirteenth as fast."""
     links, count = KvLinks(), 2 * LEAST_TRANSFERS
     batch = step_batch(1, (0, 100), [], worker="d")

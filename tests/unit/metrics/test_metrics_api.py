@@ -1,4 +1,4 @@
-"""The metrics service's HTTP answers, over its real app and state."""
+"""Tests of the metrics service's HTTP answers, over its real app and state."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ async def metrics():
         yield service
 
 
-async def test_occupancy_answers_every_field_with_its_window_ending_a_lag_before_now(metrics):
+async def test_occupancy_has_every_field_and_its_window_ends_a_lag_before_now(metrics):
     load = Load(running=1, waiting=2, waiting_prefill_tokens=30)
     metrics.take(STEPS, step_batch(1, (0, 1400), [step(500, 750, decode=1), step(1000, 1400, prefill=8)], load=load))
     answer = await metrics.http.get("/v1/occupancy", params={"window": "1s"})
@@ -93,7 +93,7 @@ async def age_ms(metrics, **query):
     return (await metrics.http.get("/v1/occupancy", params=query)).json()["age_ms"]
 
 
-async def test_the_age_is_since_the_instant_until_which_half_of_the_workers_have_told(metrics):
+async def test_the_age_is_the_time_since_half_of_the_workers_last_reported(metrics):
     assert await age_ms(metrics) is None
 
     def tell(worker, number):
@@ -110,7 +110,7 @@ async def test_the_age_is_since_the_instant_until_which_half_of_the_workers_have
     assert await age_ms(metrics, end_unix_ms=at(1_000) // MS) is None
 
 
-async def test_prometheus_has_the_age_as_long_as_there_are_workers(metrics):
+async def test_prometheus_has_the_age_while_there_are_workers(metrics):
     age_ns = lambda: metrics.state.age_ns(metrics.clock.now_ns())  # noqa: E731
     metrics.registry.register(LiveCollector(metrics.hub, metrics.state.history, age_ns))
     assert (metric_names.TELEMETRY_AGE_SECONDS,) not in await metrics.samples()
@@ -134,12 +134,12 @@ async def test_half_a_cluster_that_dies_lowers_the_gauge_for_minutes(metrics, in
     assert low_s == 0 if in_order else low_s > 240
 
 
-async def test_without_any_worker_there_is_no_coverage_to_be_low(metrics):
+async def test_without_workers_coverage_is_not_low(metrics):
     assert (metric_names.CLUSTER_COVERAGE_RATIO,) not in await metrics.samples()
     assert (await metrics.samples())[(metric_names.CLUSTER_GPUS,)] == 0
 
 
-async def test_a_bad_window_is_a_400_that_names_the_parameter_and_what_is_allowed(metrics):
+async def test_an_invalid_window_is_a_400_that_names_the_parameter_and_the_allowed_values(metrics):
     for path in ("/v1/occupancy", "/v1/requests/summary"):
         answer = await metrics.http.get(path, params={"window": "soon"})
         assert answer.status_code == 400
@@ -148,7 +148,7 @@ async def test_a_bad_window_is_a_400_that_names_the_parameter_and_what_is_allowe
         assert "from 100ms to 10m" in error["message"]
 
 
-async def test_readiness_says_in_words_whether_figures_are_live(metrics):
+async def test_readiness_says_whether_figures_are_live(metrics):
     answer = await metrics.http.get("/readyz")
     assert (answer.status_code, "nothing has arrived" in answer.json()["reason"]) == (503, True)
     metrics.take(STEPS, step_batch(1, (0, 100)))
@@ -177,7 +177,7 @@ async def test_request_summary_counts_outcomes_and_gives_percentiles_by_model(me
     assert (sim["summary"]["output_tokens"], sim["summary"]["cached_tokens"]) == (110, 176)
 
 
-async def test_a_request_event_that_is_delivered_twice_counts_once_and_choices_of_one_request_each(metrics):
+async def test_an_event_delivered_twice_counts_once_and_choices_of_one_request_separately(metrics):
     metrics.take(REQUESTS, finished("r1"))
     metrics.take(REQUESTS, finished("r1"))
     metrics.take(REQUESTS, finished("r1", ttft_ms=120))
@@ -186,7 +186,7 @@ async def test_a_request_event_that_is_delivered_twice_counts_once_and_choices_o
     assert (await metrics.samples())["fulcrum_requests_total", ("model", "sim"), ("outcome", "ok")] == 2
 
 
-async def test_requests_of_a_worker_are_those_it_had_a_part_in_the_newest_first(metrics):
+async def test_requests_of_a_worker_are_those_it_took_part_in_newest_first(metrics):
     for number, workers in enumerate((("p0", "d0"), ("p0", "d1"), ("d0", "d0"), ("", ""))):
         event = finished(f"r{number}")
         event.prefill_worker, event.decode_worker = workers
@@ -247,7 +247,7 @@ async def test_prometheus_shows_phases_requests_telemetry_and_decisions(metrics)
     assert samples["fulcrum_decisions_seen_total", ("action", "keep")] == 1
 
 
-async def test_waits_for_a_cpu_are_a_gauge_of_the_workers_that_report_them(metrics):
+async def test_waits_for_a_cpu_are_a_gauge_of_workers_that_report_them(metrics):
     waits = step_batch(1, (0, 1400), worker="waits")
     waits.sched_delay_ns = 1_400 * MS
     metrics.take(STEPS, waits)
@@ -259,7 +259,7 @@ async def test_waits_for_a_cpu_are_a_gauge_of_the_workers_that_report_them(metri
     assert 0.9 < samples["fulcrum_worker_cpu_wait_ratio", ("worker", "waits")] < 1
 
 
-async def test_a_group_is_a_scope_and_its_ranks_tell_their_dummy_steps(metrics):
+async def test_a_group_is_a_scope_and_its_ranks_report_their_dummy_steps(metrics):
     for rank, dummy_ms in enumerate((300, 0)):
         batch = step_batch(1, (0, 1400), [step(800, 1200, decode=1)], worker=f"w-{rank}", gpus=2, model="org/moe")
         batch.group = "10.0.0.1:29550"
@@ -285,7 +285,7 @@ async def test_a_group_is_a_scope_and_its_ranks_tell_their_dummy_steps(metrics):
     assert sorted(value for key, value in samples.items() if key[0] == "fulcrum_worker_dummy_ratio") == [0, 0.3]
 
 
-async def test_every_metric_shown_is_named_in_the_one_module(metrics):
+async def test_every_exported_metric_is_named_in_the_one_module(metrics):
     metrics.take(STEPS, step_batch(1, (0, 1000), [step(0, 250, decode=1), step(250, 750, prefill=8)]))
     metrics.take(REQUESTS, finished())
     text = (await metrics.http.get("/metrics")).text
@@ -294,7 +294,7 @@ async def test_every_metric_shown_is_named_in_the_one_module(metrics):
     assert {name for name in shown if not name.endswith("_created")} <= named
 
 
-async def test_model_labels_are_bounded_whatever_clients_ask_for(metrics):
+async def test_model_labels_are_bounded_whatever_clients_request(metrics):
     for number in range(MAX_MODELS + 5):
         metrics.take(REQUESTS, finished(f"r{number}", model=f"made-up-{number}", outcome=OUTCOME_REJECTED))
     samples = await metrics.samples()
@@ -302,7 +302,7 @@ async def test_model_labels_are_bounded_whatever_clients_ask_for(metrics):
 
 
 @pytest.mark.parametrize("now_ms", [61_300, 63_700, 119_900, 120_000])
-async def test_a_window_that_is_not_over_is_charged_with_its_time_so_far_and_provisional(metrics, now_ms):
+async def test_an_unfinished_window_is_provisional_and_charged_with_its_elapsed_time(metrics, now_ms):
     """`now_ms` after the origin, which lies 20 s into a minute."""
     metrics.clock.advance_ms((at(now_ms) + LIVE_LAG_NS - metrics.clock.now_ns()) / MS)
     covers = [(low, min(low + 60_000, now_ms)) for low in range(0, now_ms, 60_000)]
@@ -321,7 +321,7 @@ async def test_a_window_that_is_not_over_is_charged_with_its_time_so_far_and_pro
         assert (packed[-1] >= PROVISIONAL) == (over_ms < length_ms)
 
 
-async def test_history_windows_and_events_answer_and_say_what_they_allow(metrics):
+async def test_history_windows_and_events_are_served_and_errors_list_the_allowed_values(metrics):
     metrics.take(STEPS, step_batch(1, (0, 1400), [step(500, 750, decode=1)]))
     for now_ms in (100, 1400):
         metrics.state.history.advance(at(now_ms))
@@ -342,14 +342,14 @@ async def test_history_windows_and_events_answer_and_say_what_they_allow(metrics
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
-async def test_occupancy_of_an_earlier_moment_is_what_the_windows_before_it_add_up_to(metrics):
+async def test_occupancy_of_an_earlier_instant_is_the_sum_of_the_windows_before_it(metrics):
     metrics.take(STEPS, step_batch(1, (0, 1400), [step(500, 750, decode=1)]))
     end_unix_ms = at(700) // MS
     answer = await metrics.http.get("/v1/occupancy", params={"window": "500ms", "end_unix_ms": end_unix_ms})
     assert (answer.json()["as_of_unix_ns"], answer.json()["gpu_ns"]["decode"]) == (at(700), 200 * MS)
 
 
-async def test_the_page_comes_with_a_policy_that_lets_nothing_else_in(metrics):
+async def test_the_page_has_a_strict_content_security_policy(metrics):
     page = await metrics.http.get("/")
     assert page.status_code == 200
     policy = page.headers["content-security-policy"]

@@ -1,4 +1,4 @@
-"""History, events and the live stream of the metrics service, over its real state."""
+"""Tests of history, events and the live stream of the metrics service, over its real state."""
 
 import asyncio
 import contextlib
@@ -74,7 +74,7 @@ def two_workers(live, until_ms=400):
 
 
 async def next_messages(messages, count):
-    """(event, data) of so many messages."""
+    """Return (event, data) of that many messages."""
     found = []
     async with asyncio.timeout(5):
         while len(found) < count:
@@ -83,7 +83,7 @@ async def next_messages(messages, count):
     return found
 
 
-def test_history_adds_exactly_and_weighs_by_gpus(live):
+def test_history_adds_up_exactly_and_is_weighted_by_gpus(live):
     two_workers(live)
     found = live.history()
     assert found.gpu_ns.prefill == [4 * 50 * MS] * 4
@@ -100,7 +100,7 @@ def _fields(found):
     return {name: getattr(found, name) for name in found.__dataclass_fields__}
 
 
-async def test_the_stream_tells_with_each_window_how_old_the_data_are(live):
+async def test_each_window_in_the_stream_has_the_age_of_the_data(live):
     live.take(step_batch(0, (0, 100)), now_ms=100)
     with live.hub.reader() as messages:
         live.tick(100)
@@ -111,7 +111,7 @@ async def test_the_stream_tells_with_each_window_how_old_the_data_are(live):
     assert json.loads(live.writer.changes(at(2_610), [], []).split(b"data: ")[1])["age_ms"] is None
 
 
-def test_a_worker_that_moves_counts_for_the_pool_it_was_in_however_late_its_telemetry_comes(live):
+def test_a_moved_worker_counts_for_its_earlier_pool_however_late_its_telemetry_comes(live):
     def batch(number, role, **steps):
         start = 100 * number
         return step_batch(number, (start, start + 100), [step(start, start + 50, **steps)], role=role)
@@ -127,7 +127,7 @@ def test_a_worker_that_moves_counts_for_the_pool_it_was_in_however_late_its_tele
     assert (decode.gpu_ns.decode, prefill.gpu_ns.prefill) == ([50 * MS] * 2 + [0] * 2, [0] * 2 + [50 * MS] * 2)
 
 
-def test_a_worker_that_falls_silent_lowers_coverage_and_not_the_shares_of_the_rest(live):
+def test_a_silent_worker_lowers_coverage_and_not_the_shares_of_the_others(live):
     two_workers(live, 200)
     for number in (2, 3):
         start = 100 * number
@@ -150,18 +150,18 @@ def test_a_running_step_is_provisional_until_it_ends(live):
 
 
 @pytest.mark.parametrize("text", ["", "all", "pool:gpu", "pool:", "cluster:x", "worker:"])
-def test_a_scope_that_is_none_is_refused_with_what_is_allowed(text):
+def test_an_invalid_scope_is_refused_with_the_allowed_ones(text):
     with pytest.raises(InvalidRequest, match="is not cluster, model:NAME, pool:prefill"):
         parse_scope(text)
 
 
-def test_a_name_that_is_unknown_is_refused_with_those_that_are_known(live):
+def test_an_unknown_name_is_refused_with_the_known_ones(live):
     two_workers(live)
     with pytest.raises(InvalidRequest, match="no such worker; known: decode-0, prefill-0"):
         live.history("worker:decode-1")
 
 
-def test_windows_and_spans_are_those_that_are_kept():
+def test_only_stored_windows_and_spans_are_served():
     assert parse_span_ns("2m", parse_tier("100ms")) == 120 * 10**9
     with pytest.raises(InvalidRequest, match="100ms, 1s, 10s"):
         parse_tier("5s")
@@ -171,7 +171,7 @@ def test_windows_and_spans_are_those_that_are_kept():
 
 
 @pytest.mark.parametrize(("window", "kind"), [("100ms", "u4"), ("10s", "f8")])
-def test_packed_windows_are_the_roll_ups(live, window, kind):
+def test_packed_windows_equal_the_roll_ups(live, window, kind):
     two_workers(live)
     tier = TIER_NAMES[window]
     series = live.state.rollups.read(tier.window_ns, ORIGIN_NS, ORIGIN_NS + max(tier.window_ns, 400 * MS))
@@ -186,7 +186,7 @@ def test_packed_windows_are_the_roll_ups(live, window, kind):
     assert found[4 + length + times.nbytes :] == series.roles.tobytes()
 
 
-async def test_a_reader_gets_who_there_is_and_then_every_tick(live):
+async def test_a_reader_gets_the_list_of_workers_and_then_every_tick(live):
     with live.hub.reader() as messages:
         await next_messages(messages, 2)
         two_workers(live)
@@ -201,7 +201,7 @@ async def test_a_reader_gets_who_there_is_and_then_every_tick(live):
     ]
 
 
-async def test_late_telemetry_sends_the_window_again_for_that_worker_alone(live):
+async def test_late_telemetry_resends_the_window_for_that_worker_alone(live):
     two_workers(live, 200)
     live.take(step_batch(3, (300, 400), worker="prefill-0", role="prefill", gpus=4))
     live.tick(300)
@@ -213,7 +213,7 @@ async def test_late_telemetry_sends_the_window_again_for_that_worker_alone(live)
     assert [window[0] for window in last["windows"]] == [at(200) // MS, at(300) // MS]
 
 
-async def test_between_two_windows_only_what_has_changed_is_told(live):
+async def test_only_changes_are_sent_between_two_windows(live):
     two_workers(live, 200)
     live.tick(300)
     with live.hub.reader() as messages:
@@ -226,7 +226,7 @@ async def test_between_two_windows_only_what_has_changed_is_told(live):
     assert told["windows"] == [[at(200) // MS, [1], [60 * MS], [30 * MS], [0], [0], [1]]]
 
 
-async def test_a_worker_that_is_new_is_told_of_at_once(live):
+async def test_a_new_worker_is_sent_at_once(live):
     two_workers(live, 200)
     live.take(step_batch(0, (150, 210), worker="decode-1"), now_ms=225)
     live.tick(225, whole=False)
@@ -237,7 +237,7 @@ async def test_a_worker_that_is_new_is_told_of_at_once(live):
     assert len(told["depths"]["running"]) == 3
 
 
-async def test_a_slow_reader_goes_on_with_the_newest_and_what_it_missed_is_counted(live):
+async def test_a_slow_reader_continues_with_the_newest_and_missed_messages_are_counted(live):
     with live.hub.reader() as messages:
         await next_messages(messages, 2)
         for number in range(KEPT_TICKS + 5):
@@ -261,7 +261,7 @@ async def test_readers_are_bounded_and_closing_ends_them(live):
     assert live.hub.readers == 0
 
 
-async def test_a_key_leaves_readers_to_others(live):
+async def test_readers_of_one_key_leave_room_for_others(live):
     with contextlib.ExitStack() as places:
         held = 0
         with pytest.raises(QueueFull, match="this key"):
@@ -275,7 +275,7 @@ async def test_a_key_leaves_readers_to_others(live):
 
 
 @pytest.mark.parametrize("ending", ["the client goes", "the task is cancelled", "the hub closes"])
-async def test_a_stream_gives_its_place_back_whatever_ends_it(live, ending):
+async def test_a_stream_frees_its_reader_slot_whatever_ends_it(live, ending):
     gone, sent = asyncio.Event(), asyncio.Queue()
 
     async def receive():
@@ -305,7 +305,7 @@ def moved(sequence, reason="by hand"):
     )  # fmt: skip
 
 
-async def test_a_role_move_is_told_once_with_its_reason(live):
+async def test_a_role_move_is_reported_once_with_its_reason(live):
     live.take(moved(1), moved(1), Decision(action=ACTION_KEEP, sequence=2))
     live.tick(100)
     with live.hub.reader() as messages:
@@ -327,7 +327,7 @@ def test_the_log_of_events_is_bounded():
     assert (len(kept), kept[0].number, len(kept[0].reason)) == (MAX_EVENTS, MAX_EVENTS + 10, 500)
 
 
-def test_time_that_a_machine_slept_for_is_idle_time_and_stops_nothing(live):
+def test_time_during_which_the_machine_slept_is_idle_and_stops_nothing(live):
     two_workers(live)
     hour_ms = 3_600_000
     live.take(

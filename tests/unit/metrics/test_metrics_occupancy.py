@@ -22,7 +22,7 @@ from services.metrics.accounting.series import MIN_WINDOW_NS, parse_scope, parse
 
 
 class Told:
-    """What has come of workers, written as windows of the first `ms`."""
+    """The telemetry of workers, written as windows of the first `ms`."""
 
     def __init__(self, *batches, ms=2000):
         self.fleet, self.rollups, self.members = fleet_of(*batches), RollUps(), Members()
@@ -40,7 +40,7 @@ def fleet_of(*batches):
     return fleet
 
 
-def test_figures_of_the_cluster_weigh_workers_by_their_gpus():
+def test_figures_of_the_cluster_are_weighted_by_gpus():
     told = Told(
         step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill", gpus=4),
         step_batch(1, (0, 1000), [step(0, 400, decode=1)], worker="decode-0", gpus=1),
@@ -53,7 +53,7 @@ def test_figures_of_the_cluster_weigh_workers_by_their_gpus():
     assert [worker.id for worker in cluster.workers] == ["decode-0", "prefill-0"]
 
 
-async def test_a_group_is_the_sum_of_its_ranks_where_dummy_steps_become_known_in_between():
+async def test_a_group_is_the_sum_of_its_ranks_even_if_dummy_steps_are_reported_midway():
     def rank(number, sequence, cover_ms, *dummies_ms):
         batch = step_batch(sequence, cover_ms, worker=f"w-{number}")
         batch.group = "g"
@@ -81,7 +81,7 @@ def encoding(start_ms, end_ms):
 
 @pytest.mark.parametrize("batch_ms", [100, 500])
 def test_encoding_images_is_a_part_of_prefill_that_adds_up_over_workers_and_pools(batch_ms):
-    """Where batches are gathered and added up, and where each is sorted in."""
+    """This holds for batches added together, and for batches sorted in one by one."""
     steps = [encoding(0, 30), step(30, 80, prefill=64), step(80, 90, decode=4)]
     seeing = [
         step_batch(
@@ -105,7 +105,7 @@ def test_encoding_images_is_a_part_of_prefill_that_adds_up_over_workers_and_pool
     assert (decode.encode, decode.encode_gpu_ns) == (0.0, 0)
 
 
-def test_encoding_that_outlasts_the_batches_which_announce_it_counts_once_it_has_ended():
+def test_encoding_longer_than_its_batches_counts_once_it_has_ended():
     whole = encoding(50, 250)
     announced = whole._replace(end_unix_ns=0)
     batches = [step_batch(number, (low, low + 100), steps, worker="w")
@@ -149,7 +149,7 @@ def test_pools_nodes_and_models_each_add_up_to_the_cluster():
             assert sum(getattr(part.gpu_ns, field) for part in parts) == getattr(cluster.gpu_ns, field)
 
 
-def test_starvation_is_a_part_of_idle_beside_the_four_and_follows_the_role_of_the_time():
+def test_starvation_is_a_part_of_idle_and_follows_the_role_of_that_time():
     starving = step_batch(1, (0, 1000), [step(0, 400, decode=1)], worker="decode-0", gpus=3)
     starving.starved.append(Interval(start_unix_ns=at(500), end_unix_ns=at(700)))
     busy = step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill", gpus=1)
@@ -161,7 +161,7 @@ def test_starvation_is_a_part_of_idle_beside_the_four_and_follows_the_role_of_th
     assert all(each.starved <= each.idle for each in (cluster, *cluster.workers, *cluster.pools))
 
 
-def test_utilisation_is_of_the_time_in_a_phase_and_null_where_nothing_is_told():
+def test_utilisation_covers_only_time_in_a_phase_and_is_null_without_reports():
     compute = Compute(
         layer_parameters=1_000_000, head_parameters=0, parameter_bytes=2, peak_flops_per_s=1e12, peak_bytes_per_s=1e9
     )
@@ -196,7 +196,7 @@ def test_efficiency_of_a_scope_is_the_mean_over_its_time_in_the_phase():
     assert whole.clock_offset_ms == {"node-a": 0}
 
 
-def test_a_pool_is_of_the_time_that_workers_had_its_role_whatever_they_are_now():
+def test_a_pool_counts_the_time_that_workers_had_its_role():
     compute = Compute(layer_parameters=1_000_000, parameter_bytes=2, peak_flops_per_s=1e12, peak_bytes_per_s=1e9)
     batches = [
         step_batch(1, (0, 700), [step(0, 300, prefill=500)], worker="mover", role="prefill", gpus=2),
@@ -235,12 +235,12 @@ def test_a_pool_is_of_the_time_that_workers_had_its_role_whatever_they_are_now()
     )
 
 
-def test_ratio_is_null_when_nothing_was_decoded():
+def test_the_ratio_is_null_if_nothing_was_decoded():
     told = Told(step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill"))
     assert told.occupancy(1000).ratio is None
 
 
-def test_a_worker_that_fell_silent_weighs_on_coverage_and_not_on_the_fractions():
+def test_a_silent_worker_lowers_coverage_and_not_the_fractions():
     told = Told(
         step_batch(1, (0, 1000), [step(0, 500, decode=1)], worker="silent", gpus=8),
         step_batch(1, (1000, 2000), [step(1000, 1250, decode=1)], worker="heard", gpus=1),
@@ -255,7 +255,7 @@ def test_a_worker_that_fell_silent_weighs_on_coverage_and_not_on_the_fractions()
     assert heard.decode == 0.25
 
 
-def test_a_worker_that_left_in_good_order_weighs_on_coverage_no_more():
+def test_a_worker_that_left_cleanly_no_longer_lowers_coverage():
     last = step_batch(1, (0, 1000), [step(0, 500, decode=1)], worker="left", gpus=8)
     last.last = True
     told = Told(last, step_batch(1, (0, 2000), [step(1000, 1250, decode=1)], worker="heard"))
@@ -265,19 +265,19 @@ def test_a_worker_that_left_in_good_order_weighs_on_coverage_no_more():
     assert (across.gpus, across.coverage, across.gpu_ns.covered) == (9, 1.0, (8 * 500 + 1000) * MS)
 
 
-def test_an_old_window_is_told_from_the_coarser_windows_that_are_still_kept():
+def test_an_old_window_is_read_from_the_coarser_windows_that_remain():
     told = Told(step_batch(1, (0, 300_000), [step(0, 1500, decode=1)]), ms=300_000)
     old = told.occupancy(2500, 2000)
     assert (old.window_ms, old.as_of_unix_ns, old.coverage, old.gpu_ns.decode) == (2000, at(2000), 1.0, 1500 * MS)
 
 
-def test_lost_telemetry_lowers_coverage_and_leaves_the_fractions_of_what_is_known():
+def test_lost_telemetry_lowers_coverage_and_not_the_known_fractions():
     told = Told(step_batch(1, (0, 500), [step(0, 500, decode=1)]))
     (worker,) = told.occupancy(1000).workers
     assert (worker.coverage, worker.decode, worker.idle) == (0.5, 1.0, 0.0)
 
 
-def test_models_are_summed_apart():
+def test_models_are_summed_separately():
     told = Told(
         step_batch(1, (0, 1000), [step(0, 100, decode=1)], worker="a", model="small"),
         step_batch(1, (0, 1000), [step(0, 300, decode=1)], worker="b", model="large", gpus=2),
@@ -290,19 +290,19 @@ def test_models_are_summed_apart():
     ]
 
 
-def test_depths_role_and_model_are_those_of_the_newest_batch():
+def test_queue_depths_role_and_model_are_those_of_the_newest_batch():
     busy = Load(running=3, waiting=2, waiting_prefill_tokens=700)
     told = Told(step_batch(2, (100, 200), role="mixed", load=busy), step_batch(1, (0, 100), load=Load(running=9)))
     (worker,) = told.occupancy(200, 200).workers
     assert (worker.role, worker.running, worker.waiting, worker.waiting_prefill_tokens) == ("mixed", 3, 2, 700)
 
 
-def test_nothing_known_is_no_gpus_and_no_fractions():
+def test_without_data_there_are_no_gpus_and_no_fractions():
     cluster = Told().occupancy(0)
     assert (cluster.gpus, cluster.coverage, cluster.idle, cluster.workers, cluster.models) == (0, 0, None, [], [])
 
 
-def test_a_worker_that_fell_silent_is_listed_for_a_while_and_then_no_longer():
+def test_a_silent_worker_is_listed_for_a_while():
     fleet = fleet_of(step_batch(1, (0, 100)))
     other = step_batch(1, (0, LISTED_NS / MS + 200), worker="other")
     fleet.add(other, other.covered_to_unix_ns)
@@ -311,31 +311,31 @@ def test_a_worker_that_fell_silent_is_listed_for_a_while_and_then_no_longer():
     assert [facts.worker_id for facts in fleet.directory.listed(last + LISTED_NS)] == ["other"]
 
 
-def test_while_nobody_at_all_is_heard_nobody_is_given_up():
+def test_no_worker_is_given_up_while_all_are_silent():
     fleet = fleet_of(step_batch(1, (0, 100)))
     assert [facts.worker_id for facts in fleet.directory.listed(at(100) + 10 * LISTED_NS)] == ["decode-0"]
 
 
-def test_a_worker_that_left_in_good_order_is_soon_forgotten():
+def test_a_worker_that_left_cleanly_is_soon_forgotten():
     last = step_batch(1, (0, 100))
     last.last = True
     assert list(fleet_of(last).directory.listed(at(100) + LEFT_NS)) == []
 
 
-def test_the_queue_of_a_worker_that_stays_silent_is_void():
+def test_the_queue_of_a_worker_that_stays_silent_is_discarded():
     fleet = fleet_of(step_batch(1, (0, 100), load=Load(running=3, waiting=2, kv_pulls=1)))
     (heard,) = fleet.directory.listed(at(100) + LOAD_NS - 1)
     (silent,) = fleet.directory.listed(at(100) + LOAD_NS)
     assert (heard.load.waiting, silent.load) == (2, Load())
 
 
-def test_what_a_worker_has_counted_does_not_go_back_while_it_is_silent():
+def test_counters_of_a_silent_worker_do_not_decrease():
     counted = Load(preemptions=3, recomputed_tokens=70, pool_faults=1, refused_kv_pulls=2)
     (silent,) = fleet_of(step_batch(1, (0, 100), load=counted)).directory.listed(at(100) + LOAD_NS)
     assert silent.load == counted
 
 
-def test_workers_are_bounded_and_the_longest_silent_goes_first():
+def test_workers_are_bounded_and_the_longest_silent_is_dropped_first():
     batches = [step_batch(1, (index, index + 1), worker=f"worker-{index}") for index in range(MAX_WORKERS + 1)]
     fleet = fleet_of(*batches)
     listed = {facts.worker_id for facts in fleet.directory.listed(at(MAX_WORKERS))}
@@ -357,7 +357,7 @@ worker_layouts = st.lists(
 
 @settings(deadline=None)
 @given(worker_layouts, st.integers(100, 1500))
-def test_fractions_add_to_one_and_gpu_time_adds_exactly_at_every_level(layouts, window_ms):
+def test_fractions_add_up_to_one_and_gpu_time_adds_up_exactly_at_every_level(layouts, window_ms):
     batches = []
     for index, (gpus, start, prefill_ms, decode_ms, lost) in enumerate(layouts):
         middle, end = start + prefill_ms, start + prefill_ms + decode_ms
@@ -385,14 +385,14 @@ def test_fractions_add_to_one_and_gpu_time_adds_exactly_at_every_level(layouts, 
 @pytest.mark.parametrize(
     ("text", "ms"), [("2s", 2000), ("500ms", 500), ("1m", 60_000), ("0.5s", 500), ("10m", 600_000)]
 )
-def test_windows_are_read_as_people_write_them(text, ms):
+def test_windows_are_parsed_in_common_spellings(text, ms):
     assert parse_window_ns(text) == ms * MS
 
 
 @pytest.mark.parametrize(
     "text", ["", "2", "s", "-2s", "2 s", "99ms", "601s", "11m", "1e3s", "2h", "nan s", "٢s", "9" * 99]
 )
-def test_a_bad_window_is_refused_with_what_is_allowed(text):
+def test_an_invalid_window_is_refused_with_the_allowed_values(text):
     with pytest.raises(InvalidRequest, match="from 100ms to 10m") as refused:
         parse_window_ns(text)
     assert refused.value.param == "window"

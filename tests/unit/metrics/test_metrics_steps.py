@@ -1,4 +1,4 @@
-"""The steps behind a worker's figures: they add up to them, and it is said when they are not there."""
+"""Tests of the steps behind a worker's figures: their sums, and errors if they are missing."""
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ def told(fleet: FleetTelemetry, end_ms: float, window_ms: float, limit: int = LI
     return steps_of(fleet, "decode-0", at(end_ms), round(window_ms * MS), limit)
 
 
-def test_each_step_is_told_with_what_it_computed_and_its_part_of_the_window() -> None:
+def test_each_step_has_its_tokens_and_its_part_of_the_window() -> None:
     steps = [
         step(0, 30, prefill=8),
         step(40, 60, decode=3),
@@ -54,7 +54,7 @@ layouts = st.lists(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(layouts, st.integers(0, 600), st.integers(100, 600), st.integers(1, 4))
-def test_steps_add_up_to_the_figure_they_are_behind_to_the_nanosecond(
+def test_steps_add_up_to_their_figure_to_the_nanosecond(
     layout: list[tuple[int, int, bool, bool, bool]], low_ms: int, length_ms: int, gpus: int
 ) -> None:
     batches, now_ms = [], 0
@@ -75,13 +75,13 @@ def test_steps_add_up_to_the_figure_they_are_behind_to_the_nanosecond(
     assert gpus * sum(each.decode_ns for each in report.steps) == spent.decode_ns == report.gpu_ns.decode
 
 
-def test_of_too_many_the_oldest_are_told_and_the_others_counted() -> None:
+def test_of_too_many_steps_the_oldest_are_listed_and_the_others_counted() -> None:
     fleet = fleet_of(step_batch(1, (0, 1000), [step(10 * n, 10 * n + 5, decode=1) for n in range(100)]))
     report = told(fleet, 1000, 995, limit=10)
     assert ([s.start_unix_ns for s in report.steps], report.left_out) == ([at(10 * n) for n in range(1, 11)], 89)
 
 
-def test_a_worker_that_is_unknown_or_read_elsewhere_or_a_time_that_is_gone_is_refused_in_words() -> None:
+def test_an_unknown_worker_or_one_read_elsewhere_or_a_time_that_is_gone_is_refused_with_a_message() -> None:
     fleet = fleet_of(step_batch(1, (1_000, 2_000), [step(1_000, 1_500, decode=1)]))
     fleet.relay(SharedWorker(newest=step_batch(1, (0, 2_000), worker="other")), at(2_000), None, "metrics-2")
     with pytest.raises(UnknownWorker, match="'nobody' is not known"):
@@ -93,7 +93,7 @@ def test_a_worker_that_is_unknown_or_read_elsewhere_or_a_time_that_is_gone_is_re
     assert not told(fleet, 1_100, 500).complete
 
 
-def test_steps_that_went_for_newer_ones_are_no_longer_told() -> None:
+def test_steps_replaced_by_newer_ones_are_no_longer_listed() -> None:
     fleet = fleet_of(
         *(step_batch(n, (1000 * n, 1000 * n + 1000), [step(1000 * n, 1000 * n + 9, decode=1)]) for n in range(800))
     )

@@ -1,4 +1,4 @@
-"""Prometheus rules and Grafana dashboards: every query names a metric that exists, and promtool agrees."""
+"""Tests of Prometheus rules and Grafana dashboards: every query names an existing metric, and promtool agrees."""
 
 import json
 import re
@@ -23,7 +23,7 @@ HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """(where it stands, PromQL) of every rule and panel."""
+    """Yield (place, PromQL) of every rule and panel."""
     rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())
     for group in rules["groups"]:
         for rule in group["rules"]:
@@ -35,7 +35,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "query"), list(queries()))
-def test_a_query_names_metrics_that_exist(where: str, query: str) -> None:
+def test_a_query_names_existing_metrics(where: str, query: str) -> None:
     named = set(re.findall(r"\bfulcrum_\w+", query))
     known = METRICS | {name + part for name in METRICS for part in HISTOGRAM_PARTS}
     assert named <= known, where
@@ -47,7 +47,7 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def test_every_alert_says_what_happened_and_what_to_do() -> None:
+def test_every_alert_describes_the_problem_and_a_remedy() -> None:
     for rule in rules():
         assert set(rule["annotations"]) == {"summary", "action", "runbook_url"}
         page = "{{ $labels.alert }}" if rule["alert"] == OUR_ALERTS else rule["alert"]
@@ -55,7 +55,7 @@ def test_every_alert_says_what_happened_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("warning", "critical", "{{ $labels.severity }}")
 
 
-def test_alerts_have_one_name_wherever_they_are_told_and_a_page_in_the_runbook() -> None:
+def test_alerts_have_the_same_name_everywhere_and_a_page_in_the_runbook() -> None:
     in_prometheus = {rule["alert"] for rule in rules()}
     assert OUR_ALERTS in in_prometheus
     assert not in_prometheus & set(Name)
@@ -63,7 +63,7 @@ def test_alerts_have_one_name_wherever_they_are_told_and_a_page_in_the_runbook()
 
 
 @pytest.mark.parametrize("page", sorted(RUNBOOK.glob("*.md")), ids=lambda path: path.stem)
-def test_a_runbook_page_says_what_it_means_how_to_see_it_what_to_do_and_when_it_is_over(page: Path) -> None:
+def test_a_runbook_page_explains_meaning_check_remedy_and_end(page: Path) -> None:
     text = page.read_text()
     assert text.startswith(f"# {page.stem}\n")
     for part in ("**What it means.**", "**How to see it.**", "**What to do.**", "**When it is over.**"):

@@ -1,4 +1,4 @@
-"""What the status said over time, kept in rings."""
+"""Tests of the status over time in rings."""
 
 import numpy as np
 from hypothesis import given
@@ -44,7 +44,7 @@ def test_a_coarse_window_is_the_mean_of_the_known_seconds_in_it(values: list[flo
                 assert np.isnan(found[number])
 
 
-def test_what_is_older_than_a_ring_is_not_known_and_never_another_time() -> None:
+def test_data_older_than_a_ring_are_unknown_and_never_those_of_another_time() -> None:
     rings, tier = Rings(1), TIERS[0]
     rings.add(BEGIN_NS, np.array([7.0], np.float32))
     rings.add(BEGIN_NS + tier.windows * tier.window_ns, np.array([9.0], np.float32))
@@ -52,7 +52,7 @@ def test_what_is_older_than_a_ring_is_not_known_and_never_another_time() -> None
     assert np.isnan(rings.read(tier.window_ns, BEGIN_NS, BEGIN_NS + tier.window_ns)).all()
 
 
-def test_the_verdict_that_stood_at_the_start_of_a_span_is_told_with_its_changes() -> None:
+def test_the_verdict_at_the_start_of_a_span_is_returned_with_its_changes() -> None:
     recorder = StatusRecorder()
     for second, code in enumerate(("balanced", "balanced", "prefill_bound", "prefill_bound", "balanced")):
         at_ns = BEGIN_NS + S_NS * second
@@ -64,7 +64,7 @@ def test_the_verdict_that_stood_at_the_start_of_a_span_is_told_with_its_changes(
     assert found.traffic["requests_per_s"] == [None] * 3
 
 
-def test_models_beyond_the_bound_are_counted_and_not_kept() -> None:
+def test_models_beyond_the_bound_are_counted_and_not_stored() -> None:
     recorder = StatusRecorder()
     recorder.add(BEGIN_NS, {f"m{n}": point(1.0) for n in range(MAX_MODELS + 3)}, QUIET, verdict(BEGIN_NS))
     assert recorder.left_out_models == 3

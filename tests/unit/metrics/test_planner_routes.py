@@ -1,4 +1,4 @@
-"""What the metrics service hands on to the planner for its page."""
+"""Tests of requests that the metrics service forwards to the planner for its page."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ LOCAL = "http://127.0.0.1:8001"
 
 
 class Planner:
-    """Answers as it is told, and keeps what it was asked."""
+    """A planner with scripted answers that records its requests."""
 
     def __init__(self, url: str = LOCAL, *, plaintext: bool = False) -> None:
         self.asked: list[httpx.Request] = []
@@ -38,14 +38,14 @@ class Planner:
         return await self.http.put(f"/v1/workers/{worker}/role", json=wanted, headers=headers)
 
 
-async def test_models_are_answered_as_the_planner_answers_them() -> None:
+async def test_models_are_returned_as_the_planner_returns_them() -> None:
     planner = Planner()
     assert (await planner.http.get("/v1/models")).json() == {"path": "/v1/models"}
     planner.status = 404
     assert (await planner.http.get("/v1/models")).status_code == 404
 
 
-async def test_a_role_goes_to_the_planner_with_the_callers_token_and_no_other_path() -> None:
+async def test_a_role_change_goes_to_the_planner_with_the_callers_token_and_no_other_path_does() -> None:
     planner = Planner()
     assert (await planner.move("gpu-1%3Fx", reason="why")).json()["path"] == "/v1/workers/gpu-1%3Fx/role"
     assert (await planner.move("..%2F..%2Fmode")).status_code == 404
@@ -54,7 +54,7 @@ async def test_a_role_goes_to_the_planner_with_the_callers_token_and_no_other_pa
     assert b'"reason":"why"' in asked.content
 
 
-async def test_without_a_token_nothing_is_asked() -> None:
+async def test_without_a_token_no_request_is_forwarded() -> None:
     planner = Planner()
     assert (await planner.move(token="")).status_code == 401
     assert planner.asked == []
@@ -67,7 +67,7 @@ async def test_without_a_token_nothing_is_asked() -> None:
         ("http://[::1]:8001", False, 200), ("http://localhost:8001", False, 200),
     ],
 )  # fmt: skip
-async def test_a_token_travels_to_another_host_in_plaintext_only_where_that_is_accepted(
+async def test_a_token_is_sent_to_another_host_in_plaintext_only_if_that_is_allowed(
     url: str, plaintext: bool, status: int
 ) -> None:
     planner = Planner(url, plaintext=plaintext)
@@ -78,7 +78,7 @@ async def test_a_token_travels_to_another_host_in_plaintext_only_where_that_is_a
         assert "FULCRUM_ALLOW_PLAINTEXT_TOKEN" in answer.json()["error"]["message"]
 
 
-async def test_a_planner_that_is_not_named_or_away_is_said_in_words() -> None:
+async def test_a_missing_or_unreachable_planner_is_reported_with_a_message() -> None:
     answer = await Planner("").http.get("/v1/models")
     assert answer.status_code == 503
     assert "FULCRUM_METRICS_PLANNER_URL" in answer.json()["error"]["message"]
@@ -90,13 +90,13 @@ async def test_a_planner_that_is_not_named_or_away_is_said_in_words() -> None:
     assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_a_body_that_is_none_is_refused_here() -> None:
+async def test_an_invalid_body_is_refused_without_a_call_to_the_planner() -> None:
     planner = Planner()
     assert (await planner.move(role="x" * 30)).status_code == 400
     assert planner.asked == []
 
 
-async def test_models_are_read_with_the_suites_token_where_it_may_travel() -> None:
+async def test_models_are_read_with_the_suites_token_if_it_may_be_sent() -> None:
     near, far = Planner(), Planner("http://planner:8001")
     await near.http.get("/v1/models")
     await far.http.get("/v1/models")

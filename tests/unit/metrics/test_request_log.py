@@ -1,4 +1,4 @@
-"""What is kept of requests, and what is summed up from it."""
+"""Tests of the request log and its summaries."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.unit.metrics.requests_rig import finished
 S = 1_000 * MS
 
 
-def test_the_request_log_is_bounded_and_says_when_it_does_not_reach_back():
+def test_the_request_log_is_bounded_and_reports_when_it_does_not_reach_back():
     log = RequestLog()
     for number in range(MAX_REQUESTS + 1):
         log.add(finished(f"r{number}", end_ms=1000 + number / 100), at(0))
@@ -24,14 +24,14 @@ def test_the_request_log_is_bounded_and_says_when_it_does_not_reach_back():
     assert log.report(at(5000), 3999 * MS).complete
 
 
-def test_what_ended_before_anything_was_read_is_not_said_to_be_complete():
+def test_a_window_before_the_first_read_is_not_reported_as_complete():
     log = RequestLog()
     log.begin(at(1000))
     assert not log.report(at(5000), 4000 * MS).complete
     assert log.report(at(5000), 3999 * MS).complete
 
 
-def test_a_report_is_told_again_for_a_while_and_then_made_anew():
+def test_a_summary_is_cached_for_a_while_and_then_made_anew():
     log = RequestLog()
     log.add(finished("first", end_ms=500), at(500))
     assert log.report(at(1000), 1000 * MS).total.requests == 1
@@ -40,7 +40,7 @@ def test_a_report_is_told_again_for_a_while_and_then_made_anew():
     assert log.report(at(1000) + REPORT_NS, 2000 * MS).total.requests == 2
 
 
-def test_a_summary_tells_targets_and_how_they_were_met():
+def test_a_summary_has_targets_and_how_often_they_were_met():
     log = RequestLog()
     for number in range(4):
         event = finished(f"r{number}", ttft_ms=100 * (number + 1), tokens=11, decode_ms=200)
@@ -53,7 +53,7 @@ def test_a_summary_tells_targets_and_how_they_were_met():
     assert (total.tpot_slo.requests, total.tpot_slo.target_s, total.tpot_slo.met) == (3, 0.03, 1.0)
 
 
-def test_requests_that_wait_for_a_first_token_count_with_their_age_and_as_missed_once_it_was_due():
+def test_requests_without_a_first_token_count_with_their_age_and_as_missed_after_the_deadline():
     log, awaited = RequestLog(), {"sim": AwaitedTokens(((28 * S, 90), (S, 2)), overdue=90)}
     total = log.report(at(1000), 1000 * MS, awaited).total
     assert (total.requests, total.awaited) == (0, 92)
@@ -69,7 +69,7 @@ def test_requests_that_wait_for_a_first_token_count_with_their_age_and_as_missed
     assert (own.ttft_slo.requests, own.ttft_slo.met) == (15, pytest.approx(10 / 15))
 
 
-def test_prompts_whose_client_left_before_they_were_computed_are_not_counted():
+def test_prompts_whose_client_left_before_prefill_are_not_counted():
     log = RequestLog()
     log.add(finished("served"), at(0))
     log.add(finished("left later", outcome=OUTCOME_CLIENT_GONE), at(0))
@@ -78,7 +78,7 @@ def test_prompts_whose_client_left_before_they_were_computed_are_not_counted():
     assert (total.requests, total.prompt_tokens) == (3, 100)
 
 
-def test_names_of_models_that_are_gone_are_forgotten():
+def test_names_of_absent_models_are_forgotten():
     table = RequestTable(2)
     log = RequestLog()
     first, second = (log.add(finished(model=model), at(0)) for model in ("a", "b"))
@@ -98,12 +98,12 @@ def test_requests_older_than_the_history_are_forgotten():
     assert log.report(at(1), 1000 * MS).total.requests == 0
 
 
-def test_percentiles_are_latencies_that_some_request_had():
+def test_percentiles_are_latencies_of_actual_requests():
     assert percentiles(np.array([4 * 10**9])).p99 == 4.0
     assert percentiles(np.array([10**9, 3 * 10**9])).p50 == 1.0
 
 
-def test_a_request_that_tells_of_impossible_times_is_a_request_like_others() -> None:
+def test_a_request_with_impossible_times_is_treated_like_others() -> None:
     log = RequestLog()
     most = (1 << 64) - 1
     assert log.add(RequestEvent(arrival_unix_ns=most, ttft_ns=most, decode_ns=most, output_tokens=2), 0) is not None

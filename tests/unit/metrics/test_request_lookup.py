@@ -1,4 +1,4 @@
-"""One request by its id, with its stages, and the slowest requests: `GET /v1/requests` and below."""
+"""Tests of one request by its id with its stages, and of the slowest requests: `GET /v1/requests` and below."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -66,7 +66,7 @@ async def test_a_request_is_found_by_its_id_with_its_stages_workers_and_targets(
     assert (found["reroutes"], found["predicted_ttft_ns"]) == (1, None)
 
 
-async def test_stages_without_a_known_time_are_left_out(rig: Rig) -> None:
+async def test_stages_without_a_known_time_are_omitted(rig: Rig) -> None:
     rig.add("one-worker", prefill_worker="m0", decode_worker="m0", second_token_ns=130 * MS)
     assert list(durations_ms(await rig.found("one-worker"))) == ["queue", "prefill", "decode"]
     rig.add("of-an-older-gateway", prefill_worker="p0", decode_worker="d0")
@@ -78,7 +78,7 @@ async def test_stages_without_a_known_time_are_left_out(rig: Rig) -> None:
     assert list(durations_ms(await rig.found("no-token"))) == ["queue"]
 
 
-async def test_a_request_is_found_by_the_id_in_its_answer_and_by_a_unique_beginning(rig: Rig) -> None:
+async def test_a_request_is_found_by_the_id_in_its_answer_and_by_a_unique_prefix(rig: Rig) -> None:
     rig.add("0123456789")
     rig.add("a/b c?d%")
     for asked in ("0123456789", "chatcmpl-0123456789", "cmpl-0123456789", "012345", "chatcmpl-012345"):
@@ -86,14 +86,14 @@ async def test_a_request_is_found_by_the_id_in_its_answer_and_by_a_unique_beginn
     assert (await rig.found("a%2Fb%20c%3Fd%25"))["id"] == "a/b c?d%"
 
 
-async def test_a_short_beginning_finds_nothing_but_a_short_id_does(rig: Rig) -> None:
+async def test_a_short_prefix_finds_nothing_but_a_short_id_does(rig: Rig) -> None:
     rig.add("0123456789")
     rig.add("42")
     assert (await rig.found("42"))["id"] == "42"
     assert "needs 6 characters" in (await rig.found("01234", 404))["message"]
 
 
-async def test_an_ambiguous_beginning_names_at_most_five(rig: Rig) -> None:
+async def test_an_ambiguous_prefix_names_at_most_five(rig: Rig) -> None:
     for number in range(5):
         rig.add(f"thing-{number}")
     message = (await rig.found("thing-", 400))["message"]
@@ -104,7 +104,7 @@ async def test_an_ambiguous_beginning_names_at_most_five(rig: Rig) -> None:
     assert (await rig.found("thing-"))["id"] == "thing-"
 
 
-async def test_a_request_that_is_not_kept_is_404_and_says_how_long_they_are(rig: Rig) -> None:
+async def test_an_unknown_request_is_a_404_that_states_the_retention(rig: Rig) -> None:
     rig.add("abcdef-gone")
     later_ns = NOW_NS + HISTORY_NS
     rig.log.add(finished("later", end_ms=(later_ns - at(0)) / MS), later_ns)
@@ -114,7 +114,7 @@ async def test_a_request_that_is_not_kept_is_404_and_says_how_long_they_are(rig:
     assert rig.log.ids_from("abcdef", 9) == []
 
 
-def test_of_an_id_that_was_used_again_the_newest_is_found_until_it_is_gone() -> None:
+def test_the_newest_request_with_a_reused_id_is_found_until_it_is_dropped() -> None:
     log = RequestLog()
     log.add(finished("same-id", end_ms=0, tokens=3), at(0))
     log.add(finished("same-id", end_ms=600_000, tokens=5), at(600_000))
@@ -125,7 +125,7 @@ def test_of_an_id_that_was_used_again_the_newest_is_found_until_it_is_gone() -> 
     assert log.event("same-id") is None
 
 
-async def test_the_slowest_are_by_ttft_within_the_window_and_of_a_worker_where_named(rig: Rig) -> None:
+async def test_the_slowest_requests_are_ordered_by_ttft_within_the_window_and_optionally_by_worker(rig: Rig) -> None:
     for name, ttft_ms, worker in (("fast", 10, "p0"), ("slow", 400, "p0"), ("slower", 500, "p1"), ("none", 0, "p0")):
         event = finished(name, ttft_ms=ttft_ms)
         event.prefill_worker = worker
@@ -152,6 +152,6 @@ async def test_the_slowest_are_by_ttft_within_the_window_and_of_a_worker_where_n
         ({"window": "1m"}, "window"),
     ],
 )
-async def test_queries_that_contradict_themselves_are_refused(rig: Rig, query: dict[str, Any], param: str) -> None:
+async def test_contradictory_queries_are_refused(rig: Rig, query: dict[str, Any], param: str) -> None:
     answer = await rig.http.get("/v1/requests", params=query)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

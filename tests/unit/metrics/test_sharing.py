@@ -1,4 +1,4 @@
-"""What several metrics services tell one another, and what of it they take."""
+"""Tests of what several metrics services send one another, and of what they accept."""
 
 from array import array
 from collections import Counter
@@ -57,13 +57,13 @@ STEP_TIME = StepTime(
 
 
 class Instance:
-    """A metrics service's state by the name, its clock so much ahead of the origin's; what it tells is in `told`."""
+    """The state of a metrics service with this name and clock offset; its messages are in `told`."""
 
     def __init__(self, name: str, *, ahead_ns: int = 0) -> None:
         self.told: list[SharedWindows] = []
         self.unsent = 0
         self.heard: list[WrittenWindow] = []
-        """With the last tick."""
+        """The windows received with the last tick."""
         self.ahead_ns = ahead_ns
         self.sharing = Sharing(
             Shares(name), self.told.append, began_ns=ORIGIN_NS + ahead_ns, unsent=lambda: self.unsent
@@ -75,7 +75,7 @@ class Instance:
         self.state.take(Record(STEPS, batch.worker_id, batch, 0, 0), at(now_ms) + self.ahead_ns)
 
     def live(self, worker: str, from_ms: int, to_ms: int, **more: Any) -> None:
-        """Half of each 100 ms is decode."""
+        """Send batches of which half of each 100 ms is decode."""
         for start in range(from_ms, to_ms, 100):
             batch = step_batch(
                 start // 100, (start, start + 100), [step(start, start + 50, decode=1)], worker=worker, **more
@@ -83,7 +83,7 @@ class Instance:
             self.read(batch, start + 100)
 
     def tick(self, now_ms: float) -> list[SharedWindows]:
-        """What it tells at that moment."""
+        """Return the messages of that time."""
         self.told.clear()
         now_ns = at(now_ms) + self.ahead_ns
         self.sharing.keep(self.state.history.advance(now_ns))
@@ -102,13 +102,13 @@ class Instance:
 
 
 def exchange(reader: Instance, hearer: Instance, from_ms: int, to_ms: int, worker: str = "w") -> None:
-    """One reads a worker's telemetry, the other hears of it, tick by tick."""
+    """Let one instance read a worker's telemetry, and the other receive it tick by tick."""
     for start in range(from_ms, to_ms, 100):
         reader.live(worker, start, start + 100)
         hearer.hear(reader.tick(start + 100), start + 100)
 
 
-def test_what_came_back_from_a_file_is_not_added_again_when_others_told_of_it() -> None:
+def test_data_restored_from_a_file_are_not_added_again_when_others_send_them() -> None:
     teller, hearer = Instance("a"), Instance("b")
     second = 5
     hearer.rollups.restore(_kept_second("w", second))
@@ -125,18 +125,18 @@ def _kept_second(worker: str, second: int) -> StoredWindow:
     return next(kept for kept in source.rollups.take_changed(at(60_000)) if kept.window_ns == S)
 
 
-def test_who_is_heard_of_in_a_replay_is_not_taken_for_alive() -> None:
+def test_a_worker_seen_only_in_a_replay_does_not_count_as_alive() -> None:
     dead, hearer = Instance("a"), Instance("b")
     exchange(dead, Instance("none"), 0, 100)
     told = list(dead.told)
     hearer.hear(told, 100 + MAX_APART_NS // MS)
     assert hearer.sharing.shares.alive(at(100) + MAX_APART_NS) == ["b"]
-    assert hearer.covered_ms(TICK_NS, 0, 100) == 100  # what it told holds all the same
+    assert hearer.covered_ms(TICK_NS, 0, 100) == 100  # its messages still apply
     hearer.hear(told, 200)
     assert hearer.sharing.shares.alive(at(200)) == ["a", "b"]
 
 
-def test_who_shares_reads_from_before_its_start() -> None:
+def test_an_instance_that_shares_reads_from_before_its_start() -> None:
     now_ns = at(0)
     assert read_from_ns(None, now_ns, shared=False) == now_ns
     assert read_from_ns(None, now_ns, shared=True) == now_ns - TAKEN_OVER_NS
@@ -158,17 +158,17 @@ def test_clocks_of_instances_may_differ_by_seconds(ahead_ns: int) -> None:
     assert offsets_ns["node-a"] == offsets_ns["node-b"] == 0
 
 
-def test_windows_too_far_ahead_are_left_out_and_counted() -> None:
+def test_windows_too_far_ahead_are_dropped_and_counted() -> None:
     teller, hearer = Instance("a", ahead_ns=2 * MAX_APART_NS), Instance("b")
     exchange(teller, hearer, 0, 100)
     assert hearer.sharing.left_out[LeftOut.FUTURE] == 1
-    assert hearer.sharing.shares.alive(at(100)) == ["b"]  # or nobody here would read what it reads
+    assert hearer.sharing.shares.alive(at(100)) == ["b"]  # otherwise no instance would read its worker
     registry = CollectorRegistry()
     registry.register(SharingCollector(hearer.sharing))
     assert b'fulcrum_shared_left_out_total{reason="future"} 1.0' in generate_latest(registry)
 
 
-def test_a_clock_of_nonsense_spoils_nothing_here() -> None:
+def test_an_invalid_clock_does_no_damage() -> None:
     teller, hearer = Instance("a"), Instance("b")
     exchange(teller, hearer, 0, 100)
     (message,) = teller.told
@@ -207,7 +207,7 @@ def _meet_older(instance: Instance, now_ms: float) -> None:
     instance.hear([SharedWindows(metrics_id="older", told_unix_ns=at(now_ms))], now_ms)
 
 
-def test_a_worker_that_has_been_silent_for_long_is_told_of_no_more() -> None:
+def test_a_worker_silent_for_long_is_no_longer_sent() -> None:
     teller = Instance("a")
     teller.live("w", 0, 100)
     silent_ms = LISTED_NS // MS
@@ -216,7 +216,7 @@ def test_a_worker_that_has_been_silent_for_long_is_told_of_no_more() -> None:
     assert teller.fleet.directory.is_own("w")
 
 
-def test_dummy_steps_are_told_without_their_spans_and_only_of_workers_that_ran_any() -> None:
+def test_dummy_steps_are_sent_without_their_spans_and_only_for_workers_that_ran_any() -> None:
     teller, batches = Instance("a"), [step_batch(1, (0, 100), worker=name) for name in ("rank", "plain")]
     span = Interval(start_unix_ns=at(10), end_unix_ns=at(20))
     batches[0].dummy_steps.CopyFrom(DummySteps(steps=7, spans=[span]))
@@ -226,7 +226,7 @@ def test_dummy_steps_are_told_without_their_spans_and_only_of_workers_that_ran_a
     assert not plain.HasField("dummy_steps")
 
 
-def test_however_much_there_is_to_tell_each_record_is_one_that_a_broker_takes() -> None:
+def test_records_fit_the_broker_however_much_there_is_to_send() -> None:
     teller = Instance("a")
     names = [f"decode-worker-of-some-length-{number:05}" for number in range(1_200)]
     for name in names:
@@ -373,7 +373,7 @@ def test_every_count_of_a_load_has_a_column() -> None:
     assert {*columns} == {*COLUMNS, "worker_ids", "part", "windows"}
 
 
-def test_what_was_held_back_while_the_broker_was_away_is_told_when_it_is_back() -> None:
+def test_data_held_back_during_a_broker_outage_are_sent_afterwards() -> None:
     teller, hearer = Instance("a"), Instance("b")
     exchange(teller, hearer, 0, 1_000)
     teller.unsent = MAX_UNSENT + 1
@@ -388,7 +388,7 @@ def test_what_was_held_back_while_the_broker_was_away_is_told_when_it_is_back() 
     assert sum(len(message.loads.windows) for message in teller.tick(10_200)) <= 1  # and not told a third time
 
 
-def test_what_was_held_back_is_told_also_of_workers_that_others_read_by_then() -> None:
+def test_data_held_back_include_workers_that_others_read_by_then() -> None:
     first, second = Instance("a"), Instance("b")
     first.unsent = MAX_UNSENT + 1
     exchange(first, second, 0, 3_000)
@@ -403,10 +403,10 @@ def test_what_was_held_back_is_told_also_of_workers_that_others_read_by_then() -
     assert second.covered_ms(TICK_NS, 0, 6_000) == 6_000
     facts = second.fleet.directory.facts("w")
     assert second.fleet.directory.is_own("w") and facts is not None and facts.covered_to_unix_ns == at(6_000)
-    assert [len(message.workers) for message in first.tick(6_500)] == [0]  # once told they are others' alone
+    assert [len(message.workers) for message in first.tick(6_500)] == [0]  # once sent they belong to others
 
 
-def test_what_was_held_back_is_told_also_of_workers_that_fell_silent_meanwhile() -> None:
+def test_data_held_back_include_workers_that_fell_silent_meanwhile() -> None:
     teller, hearer = Instance("a"), Instance("b")
     teller.unsent = MAX_UNSENT + 1
     exchange(teller, hearer, 0, 1_000)
@@ -420,7 +420,7 @@ def test_what_was_held_back_is_told_also_of_workers_that_fell_silent_meanwhile()
     assert [len(message.workers) for message in teller.tick(LISTED_NS // MS + 2_000)] == [0]
 
 
-def test_that_instances_tell_does_not_make_figures_live() -> None:
+def test_data_from_other_instances_do_not_make_figures_live() -> None:
     one, other = Instance("a"), Instance("b")
     exchange(one, other, 0, 1_000)
     assert other.state.not_live(at(1_100)) is None
@@ -433,7 +433,7 @@ def test_that_instances_tell_does_not_make_figures_live() -> None:
         assert "nothing has arrived from the broker for" in str(instance.state.not_live(at(silent_ms)))
 
 
-def test_who_takes_a_worker_over_knows_what_its_batches_tell_once() -> None:
+def test_an_instance_that_takes_over_a_worker_uses_each_batch_once() -> None:
     first, second, alone = Instance("a"), Instance("b"), Instance("c")
     steps = {100: [step(100, 150, decode=1)], 200: [step(220, None, decode=1)]}
     moved = [KvTransfer(bytes=7)]
@@ -470,7 +470,7 @@ def test_who_takes_a_worker_over_knows_what_its_batches_tell_once() -> None:
     assert second.covered_ms(S, 0, 14_000) == alone.covered_ms(S, 0, 14_000) == 14_000
 
 
-def test_some_instance_makes_a_trace_also_while_nobody_reads_its_worker() -> None:
+def test_an_instance_makes_a_trace_even_while_none_reads_its_worker() -> None:
     one, other = Instance("a"), Instance("b")
     exchange(one, other, 0, 1_000)
     event = RequestEvent(request_id="r", decode_worker="w")
@@ -483,7 +483,7 @@ def test_some_instance_makes_a_trace_also_while_nobody_reads_its_worker() -> Non
     assert not other.sharing.makes_trace(nowhere, other.fleet, at(3_000))
 
 
-def test_what_waits_for_the_stream_is_bounded_in_windows_of_one_worker() -> None:
+def test_the_backlog_of_the_stream_is_bounded_in_windows_per_worker() -> None:
     teller, hearer = Instance("a"), Instance("b")
     names = [f"w-{number}" for number in range(1_000)]
     for name in names:
@@ -503,7 +503,7 @@ def test_what_waits_for_the_stream_is_bounded_in_windows_of_one_worker() -> None
     assert hearer.heard == []
 
 
-def test_another_instance_of_the_same_id_is_warned_of_once() -> None:
+def test_another_instance_with_the_same_id_is_warned_about_once() -> None:
     instance, namesake = Instance("a"), Instance("a", ahead_ns=1)
     with capture_logs() as logs:
         instance.hear(instance.tick(10_000), 10_000)
@@ -516,8 +516,8 @@ def test_another_instance_of_the_same_id_is_warned_of_once() -> None:
 
 
 @pytest.mark.parametrize("silent_ms", [20_000, 50])
-def test_workers_of_an_instance_that_died_are_missed_and_do_not_drop_out_of_coverage(silent_ms: int) -> None:
-    """The worker dies before its instance, by more than whoever takes over reads back, or with it."""
+def test_workers_of_a_dead_instance_are_missed_and_stay_in_coverage(silent_ms: int) -> None:
+    """The worker dies long before its instance, or with it."""
     dead, lives = Instance("a"), Instance("b")
     died_ms = 30_000
     for start in range(0, died_ms, 100):
@@ -541,7 +541,7 @@ def test_workers_of_an_instance_that_died_are_missed_and_do_not_drop_out_of_cove
     assert cluster_occupancy(lives.fleet, lives.rollups, lives.state.members, overdue_ns, S).coverage == 0.2
 
 
-def test_a_worker_that_was_only_told_of_late_is_no_less_covered_for_that() -> None:
+def test_a_worker_first_reported_late_has_full_coverage() -> None:
     teller, hearer = Instance("a"), Instance("b")
     late = []
     for start in range(0, 5_000, 100):

@@ -1,4 +1,4 @@
-"""Load that shifts from prefill-heavy to decode-heavy, in virtual time: how long until ratio and alert say so.
+"""Test in virtual time of a load that shifts from prefill-heavy to decode-heavy, and of the delay of ratio and alert.
 
 Workers cut a batch every 100 ms, each at a phase of its own, which comes 30 ms later; the service ticks as it does.
 """
@@ -26,7 +26,7 @@ AT_ONCE = MetricsSettings(alert_for_ms=0, alert_clear_ms=300, alert_window_ms=50
 SHIFT_MS = 20_000
 ARRIVAL_MS = 30
 WORKERS = {"prefill-0": 0, "prefill-1": 35, "decode-0": 60, "decode-1": 95}
-"""At which phase each cuts its batches, in ms."""
+"""The phase at which each cuts its batches, in ms."""
 STARVED = {"prefill": Load(running=1, waiting=4, waiting_prefill_tokens=9_000), "decode": Load(running=8, waiting=40)}
 
 
@@ -41,15 +41,15 @@ def batch(worker: str, number: int) -> StepBatch:
 
 
 class Watched(Hub):
-    """Keeps what a reader would get."""
+    """A hub that records what a reader would receive."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.followed_ms: int | None = None
-        """When the stream first told of a window after the shift in which decode had most."""
+        """The time at which the stream first showed a window after the shift with decode as the largest phase."""
         self.alerted_ms: int | None = None
-        """When it first told that decode is starved."""
+        """The time at which it first showed that decode is starved."""
 
     def publish(self, tick: bytes, members: bytes | None = None) -> None:
         told = json.loads(tick.split(b"data: ")[1])
@@ -71,8 +71,8 @@ class Watched(Hub):
     ids=["at once", "by default"],
 )
 def test_ratio_and_alert_follow_a_shift_of_load(settings: MetricsSettings, alert_ms: tuple[int, int]) -> None:
-    """The ratio within half a second; the alert within a second where it waits for nothing, and by default once the
-    imbalance has lasted for ten."""
+    """The ratio follows within half a second. The alert follows within a second without a delay, and by default once
+    the imbalance has lasted ten."""
     state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()))
     desk = AlertEvaluator(state, settings.alert_limits(), lag_ns=settings.live_lag_ms * MS)
     hub, writer = Watched(), TickWriter(window_ns=TICK_NS, settled_ns=settings.lag_ms * MS)

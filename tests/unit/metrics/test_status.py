@@ -1,4 +1,4 @@
-"""`/v1/status`, its gauges and the alerts that follow it, over the real app and state."""
+"""Tests of `/v1/status`, its gauges and its alerts, over the real app and state."""
 
 import httpx
 import pytest
@@ -55,15 +55,15 @@ class Cluster:
         self.tenth = 0
         self.arrived = 0
         self.moved: set[str] = set()
-        """Workers that somebody has moved to prefill."""
+        """Workers moved to prefill by another actor."""
         self.told = lambda queues, now_ns: None
-        """Who hears of gateways' queues too."""
+        """A consumer that receives gateways' queues too."""
         self.denied = 0
         self.frozen = frozenset()
-        """Workers that stand still, and report nothing."""
+        """Workers that are frozen, and report nothing."""
         self.sent = [0] * 6
         self.since = {}
-        """When each of them stopped, in ms."""
+        """The time at which each of them stopped, in ms."""
 
     def _take(self, topic, value):
         now_ns = at(100 * self.tenth)
@@ -75,7 +75,7 @@ class Cluster:
         self, tenths, *, running=4, waiting_tokens=0, late=False, come=0, awaiting_ready=0, starved=False, batch=0,
         refused=0, awaited=None, cpu_wait=None, encodes=False,
     ):  # fmt: skip
-        """Decode workers run so many sequences each, so many prompt tokens wait at the gateway and come a tenth."""
+        """Run decode workers with that many sequences each, and prompt tokens waiting at the gateway and arriving."""
         for _ in range(tenths):
             start, self.tenth = 100 * self.tenth, self.tenth + 1
             self.arrived += come
@@ -138,7 +138,7 @@ def cluster():
     return Cluster()
 
 
-async def test_a_worker_that_stands_still_is_named_first_within_three_seconds_and_is_not_slow_later(
+async def test_a_frozen_worker_is_named_first_within_three_seconds_and_is_not_slow_later(
     cluster,
 ):
     def lives():
@@ -170,7 +170,7 @@ async def test_a_worker_that_stands_still_is_named_first_within_three_seconds_an
     assert cluster.status().models[0].decode.workers == 4
 
 
-async def test_a_silent_worker_comes_before_the_shortage_that_it_makes(cluster):
+async def test_a_silent_worker_precedes_the_shortage_that_it_causes(cluster):
     await cluster.run(10)
     cluster.frozen = {"gpu-0"}
     await cluster.run(40, waiting_tokens=200_000, come=4_000)
@@ -178,7 +178,7 @@ async def test_a_silent_worker_comes_before_the_shortage_that_it_makes(cluster):
     assert codes[0] == "silent_worker" and len(codes) == 2
 
 
-async def test_silence_is_named_where_too_few_are_heard_to_judge_the_rest(cluster):
+async def test_silence_is_named_if_too_few_workers_report_to_judge_the_rest(cluster):
     await cluster.run(10)
     cluster.frozen = {f"gpu-{number}" for number in range(1, 6)}
     await cluster.run(30)
@@ -215,10 +215,10 @@ async def test_a_flood_of_prompts_is_named_with_the_command_that_relieves_it_and
     assert cluster.alerts.book.firing()[0].command == action.command
     await cluster.run(40)
     alert = cluster.alerts.book.firing()[0]
-    assert alert.clearing and not alert.command, "what is over asks nobody to type anything"
+    assert alert.clearing and not alert.command, "an ended cause has no command"
 
 
-async def test_a_backlog_beyond_the_target_is_no_balance_though_all_of_it_is_late(cluster):
+async def test_a_backlog_beyond_the_target_is_no_balance_even_if_all_of_it_is_late(cluster):
     await cluster.run(25, waiting_tokens=20_000, late=True, come=100)
     verdict = cluster.status().verdict
     assert verdict.code == "balanced", "less than a second of work"
@@ -235,7 +235,7 @@ async def test_a_backlog_beyond_the_target_is_no_balance_though_all_of_it_is_lat
     assert cluster.status().verdict.code == "balanced"
 
 
-async def test_decodes_are_judged_by_the_target_of_the_planner_that_is_heard_so_that_both_say_the_same(cluster):
+async def test_decodes_are_judged_by_the_planners_target_so_that_both_agree(cluster):
     await cluster.run(10)
     own = cluster.status().models[0].decode.tpot_target_ms
     decision = Decision(decided_unix_ns=at(900), targets=[ModelTarget(model="sim", tpot_ns=20_000_000)])
@@ -243,15 +243,15 @@ async def test_decodes_are_judged_by_the_target_of_the_planner_that_is_heard_so_
     await cluster.run(10)
     assert cluster.status().models[0].decode.tpot_target_ms == 20 != own
     await cluster.run(60)
-    assert cluster.status().models[0].decode.tpot_target_ms == own, "it is not heard any more"
+    assert cluster.status().models[0].decode.tpot_target_ms == own, "it no longer reports"
 
 
-async def test_kv_of_prefill_workers_fills_no_decode_worker(cluster):
+async def test_full_kv_of_prefill_workers_does_not_count_for_decode_workers(cluster):
     await cluster.run(10)  # each of the six workers holds 100 of its 1,000 blocks
     assert cluster.status().models[0].decode.kv_used == pytest.approx(0.1)
 
 
-async def test_lines_of_a_batch_job_press_on_nobody(cluster):
+async def test_lines_of_a_batch_job_add_no_pressure(cluster):
     await cluster.run(30, running=60, batch=240)
     status = cluster.status()
     assert (status.verdict.code, status.models[0].decode.pressure) == ("balanced", 0)
@@ -259,7 +259,7 @@ async def test_lines_of_a_batch_job_press_on_nobody(cluster):
     assert cluster.status().models[0].decode.pressure > 0.8
 
 
-async def test_encoding_images_is_shown_as_a_part_of_the_busy_time(cluster):
+async def test_encoding_images_is_shown_as_a_part_of_busy_time(cluster):
     await cluster.run(30)
     assert (cluster.status().models[0].prefill.encode, cluster.status().models[0].decode.encode) == (0, 0)
     await cluster.run(30, encodes=True)
@@ -269,7 +269,7 @@ async def test_encoding_images_is_shown_as_a_part_of_the_busy_time(cluster):
     assert model.decode.encode == 0
 
 
-async def test_waiting_for_prompts_that_are_still_computed_is_starvation_and_no_kv_wait(cluster):
+async def test_waiting_for_prompts_still_in_prefill_is_starvation_and_not_kv_wait(cluster):
     await cluster.run(30, running=1, starved=True)
     decode = cluster.status().models[0].decode
     assert decode.starved == pytest.approx(0.5, abs=0.03)
@@ -277,7 +277,7 @@ async def test_waiting_for_prompts_that_are_still_computed_is_starvation_and_no_
     assert cluster.status().verdict.code == "balanced"
 
 
-async def test_kv_that_is_ready_elsewhere_and_on_its_way_all_the_time_is_a_slow_link(cluster):
+async def test_ready_kv_that_is_always_in_transfer_is_a_slow_link(cluster):
     await cluster.run(10)
     await cluster.run(30, running=2, awaiting_ready=3)
     status = cluster.status()
@@ -287,7 +287,7 @@ async def test_kv_that_is_ready_elsewhere_and_on_its_way_all_the_time_is_a_slow_
     assert [name for name, _ in cluster.fired()] == [Name.KV_TRANSFER_BOUND]
 
 
-async def test_late_kv_while_workers_wait_for_a_cpu_is_a_lack_of_cores_and_no_slow_link(cluster):
+async def test_late_kv_while_workers_wait_for_a_cpu_is_a_lack_of_cores_and_not_a_slow_link(cluster):
     await cluster.run(10, cpu_wait=0.02)
     await cluster.run(45, running=2, awaiting_ready=3, cpu_wait=0.4)
     verdict = cluster.status().verdict
@@ -298,7 +298,7 @@ async def test_late_kv_while_workers_wait_for_a_cpu_is_a_lack_of_cores_and_no_sl
     assert cluster.status().verdict.code == "slow_link", "its cores are idle"
 
 
-async def test_figures_that_are_old_are_never_told_as_those_of_now(cluster):
+async def test_old_figures_are_never_shown_as_current(cluster):
     await cluster.run(30, waiting_tokens=200_000, come=4_000)
     status = cluster.status(age_ms=7_000)
     assert (status.live, status.verdict.code, status.verdict.action) == (False, "unknown", None)
@@ -316,7 +316,7 @@ async def test_pressures_and_the_verdict_are_gauges(cluster):
     assert firing == {"prefill_bound": 1, "balanced": 0, "too_small": 0}
 
 
-async def test_an_imbalance_that_is_over_ends_its_alert_and_the_verdict(cluster):
+async def test_the_end_of_an_imbalance_ends_its_alert_and_verdict(cluster):
     await cluster.run(10)
     await cluster.run(40, waiting_tokens=300_000, come=4_000)
     assert cluster.fired()
@@ -324,7 +324,7 @@ async def test_an_imbalance_that_is_over_ends_its_alert_and_the_verdict(cluster)
     assert (cluster.fired(), cluster.status().verdict.code) == ([], "balanced")
 
 
-async def test_a_command_that_is_followed_is_scored(cluster):
+async def test_advice_that_is_followed_is_scored(cluster):
     await cluster.run(10)
     await cluster.run(25, waiting_tokens=200_000, come=4_000)
     action = cluster.status().verdict.action
@@ -340,7 +340,7 @@ async def test_a_command_that_is_followed_is_scored(cluster):
     assert {each.figure: each.of for each in score.by_figure} == {"pressure": 1, "backlog": 1}
 
 
-async def test_ttft_of_requests_that_arrive_once_the_backlog_is_gone_is_scored(cluster):
+async def test_ttft_of_requests_that_arrive_after_the_backlog_is_scored(cluster):
     await cluster.run(10)
     await cluster.run(25, waiting_tokens=200_000, come=4_000)
     action = cluster.status().verdict.action
@@ -366,7 +366,7 @@ async def answered(cluster):
         return (await http.get("/v1/status")).json()
 
 
-async def test_a_flood_of_refusals_is_in_the_status_within_two_seconds_and_is_no_idleness_and_fires_an_alert(cluster):
+async def test_a_flood_of_refusals_is_shown_within_two_seconds_is_not_idleness_and_fires_an_alert(cluster):
     await cluster.run(20)
     assert (await answered(cluster))["traffic"]["refused"] == []
     await cluster.run(20, refused=2)
@@ -390,7 +390,7 @@ async def test_a_flood_of_refusals_is_in_the_status_within_two_seconds_and_is_no
     assert cluster.fired() == []
 
 
-async def test_requests_that_wait_count_in_the_time_to_first_token_while_none_has_ended(cluster):
+async def test_waiting_requests_count_in_the_time_to_first_token_while_none_has_ended(cluster):
     await cluster.run(20, awaited=(28_000, 92))
     traffic = (await answered(cluster))["traffic"]
     assert (traffic["awaited"], traffic["ttft_p50_ms"], traffic["ttft_p95_ms"]) == (92, 28_000, 28_000)

@@ -1,4 +1,4 @@
-"""Traces: a request's spans, and how requests and their KV transfers come together."""
+"""Tests of traces: a request's spans, and the matching of requests and their KV transfers."""
 
 import asyncio
 
@@ -49,7 +49,7 @@ def taken(book, now_ns=SETTLED_NS):
     return book.take(now_ns, 100)
 
 
-def test_a_request_is_one_span_over_what_it_consists_of():
+def test_a_request_is_one_span_over_its_parts():
     found = spans(request(), [HandOff("decode-0", transfer().kv_transfers[0])])
     assert [(s.name, s.instance, s.start_unix_ns, s.end_unix_ns) for s in found] == [
         ("generate sim", "gateway-0", at(0), at(150)),
@@ -70,13 +70,13 @@ def test_the_same_event_makes_the_same_spans():
     assert spans(request(), []) == spans(request(), [])
 
 
-def test_a_span_hangs_under_the_client_s():
+def test_a_span_is_a_child_of_the_clients():
     found = spans(request(traceparent=f"00-{TRACE}-{PARENT}-01"), [])
     assert {s.trace_id.hex() for s in found} == {TRACE}
     assert found[0].parent_id.hex() == PARENT
 
 
-def test_a_request_that_failed_says_why():
+def test_a_failed_request_has_its_reason():
     event = request(outcome=OUTCOME_FAILED, error_code="worker_lost", finish_reason="", decode_ns=0, ttft_ns=0)
     whole, *parts = spans(event, [])
     assert (whole.error, whole.attributes["error.type"]) == ("worker_lost", "worker_lost")
@@ -93,7 +93,7 @@ def test_transfers_join_their_request_in_any_order(transfer_first):
     assert taken(book) == []
 
 
-def test_a_transfer_that_is_told_late_is_a_span_of_the_same_trace():
+def test_a_transfer_reported_late_is_a_span_of_the_same_trace():
     prompt, late = TraceBuffer(1.0), TraceBuffer(1.0)
     enter(prompt, transfer(), request())
     enter(late, request())
@@ -105,7 +105,7 @@ def test_a_transfer_that_is_told_late_is_a_span_of_the_same_trace():
     assert {s.span_id: s for s in first + second} == {s.span_id: s for s in taken(prompt)}
 
 
-def test_late_transfers_of_choices_each_find_their_own():
+def test_late_transfers_of_choices_are_matched_to_their_own():
     book = TraceBuffer(1.0)
     enter(book, request(decode_ns=90 * MS), request(decode_ns=99 * MS, decode_worker="decode-1"))
     wholes = {s.span_id: s for s in taken(book) if s.name == "generate sim"}
@@ -114,7 +114,7 @@ def test_late_transfers_of_choices_each_find_their_own():
     assert [wholes[s.parent_id].end_unix_ns for s in found] == [at(149), at(140)]
 
 
-def test_a_request_that_stayed_where_its_prompt_was_awaits_no_transfer(monkeypatch):
+def test_a_request_that_did_not_move_awaits_no_transfer(monkeypatch):
     monkeypatch.setattr(traces_module, "MAX_LACKING", 1)
     book = TraceBuffer(1.0)
     enter(book, request("lacks"), request("whole", decode_worker="prefill-0"), request("bare", decode_worker=""))
@@ -123,7 +123,7 @@ def test_a_request_that_stayed_where_its_prompt_was_awaits_no_transfer(monkeypat
     assert [s.name for s in taken(book)] == ["kv hand-off"]
 
 
-def test_choices_of_a_request_share_its_transfers_fairly():
+def test_choices_of_a_request_share_its_transfers_evenly():
     book = TraceBuffer(1.0)
     enter(book, transfer(start_ms=48), transfer(start_ms=49), request(decode_ns=90 * MS), request(decode_ns=99 * MS))
     found = taken(book)
@@ -138,20 +138,20 @@ def test_a_request_that_moved_has_all_its_transfers():
 
 
 @pytest.mark.parametrize(("flags", "kept"), [("01", True), ("00", False)])
-def test_the_client_decides_about_its_own_trace(flags, kept):
+def test_the_client_decides_whether_its_own_trace_is_sampled(flags, kept):
     book = TraceBuffer(0.0 if kept else 1.0)
     enter(book, request(traceparent=f"00-{TRACE}-{PARENT}-{flags}"))
     assert bool(taken(book)) is kept
 
 
-def test_a_share_of_the_other_requests_is_traced():
+def test_a_share_of_other_requests_is_traced():
     book = TraceBuffer(0.25)
     enter(book, *(request(f"r-{number}") for number in range(2000)))
     kept = [s for s in book.take(SETTLED_NS, 2000) if s.name == "generate sim"]
     assert 400 < len(kept) < 600
 
 
-def test_what_waits_is_bounded_and_what_is_dropped_counted(monkeypatch):
+def test_waiting_spans_are_bounded_and_dropped_ones_counted(monkeypatch):
     monkeypatch.setattr(traces_module, "MAX_REQUESTS", 10)
     monkeypatch.setattr(traces_module, "MAX_TRANSFERS", 10)
     book = TraceBuffer(1.0)
@@ -162,12 +162,12 @@ def test_what_waits_is_bounded_and_what_is_dropped_counted(monkeypatch):
     assert book.dropped_requests == 15
 
 
-def test_garbage_is_no_trace_context():
+def test_garbage_is_not_a_trace_context():
     for bad in ("", "00-xyz", f"00-{TRACE}-{PARENT}", f"00-{TRACE.upper()}-{PARENT}-01"):
         assert trace_context(request(traceparent=bad)).sampled is None
 
 
-async def test_a_collector_of_no_address_costs_spans_and_nothing_else(monkeypatch):
+async def test_an_unreachable_collector_loses_spans_and_nothing_else(monkeypatch):
     monkeypatch.setattr(traces_module, "RETRY_S", 0.001)
     clock, book = ManualClock(SETTLED_NS), TraceBuffer(1.0)
     book.enter(Record(REQUESTS, "r-1", request(), 0, 0), ORIGIN_NS)
@@ -178,7 +178,7 @@ async def test_a_collector_of_no_address_costs_spans_and_nothing_else(monkeypatc
     exporting.cancel()
 
 
-def test_spans_are_grouped_by_the_process_they_tell_of():
+def test_spans_are_grouped_by_the_process_that_they_describe():
     message = export_request(spans(request(), [HandOff("decode-0", transfer().kv_transfers[0])]))
     told = {
         resource.resource.attributes[1].value.string_value: [s.name for s in resource.scope_spans[0].spans]

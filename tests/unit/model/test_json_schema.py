@@ -1,4 +1,4 @@
-"""JSON schemas as clients write them: what asks nothing is ignored, what is asked is kept to or refused by name."""
+"""Tests of JSON schemas as clients write them: each keyword is ignored, enforced or refused by name."""
 
 import json
 from enum import Enum
@@ -18,7 +18,7 @@ REF = {"$ref": "#/$defs/a"}
 
 
 def accepts(schema: dict[str, Any], instance: Any) -> bool:
-    """Whether an answer under this schema may be the instance, written as models write it."""
+    """Return whether the instance is a possible answer under this schema, written as models write it."""
     matcher = LLMatcher(BYTES, f"start: {json_rule(schema)}\n", log_level=0)
     text = json.dumps(instance, ensure_ascii=False).encode()
     return bool(matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting())
@@ -45,7 +45,7 @@ DRAFTS = [
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_a_draft_is_known_by_any_spelling_of_its_address(draft: str) -> None:
+def test_a_draft_is_recognised_in_any_spelling_of_its_address(draft: str) -> None:
     assert kept({"$schema": draft, "type": "string"}) == TEXT
 
 
@@ -106,7 +106,7 @@ ASKS_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("schema", "expected"), ASKS_NOTHING, ids=str)
-def test_what_asks_nothing_is_ignored(schema: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_keywords_without_constraints_are_ignored(schema: dict[str, Any], expected: dict[str, Any]) -> None:
     assert kept(schema) == expected
 
 
@@ -123,7 +123,7 @@ ALTERNATIVES: list[tuple[list[Any], list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("alternatives", "valid", "invalid"), ALTERNATIVES, ids=str)
-def test_one_of_alternatives_that_exclude_one_another_may_be_any(
+def test_one_of_exclusive_alternatives_may_be_any(
     alternatives: list[Any], valid: list[Any], invalid: list[Any]
 ) -> None:
     schema = {"oneOf": alternatives, "$defs": {"a": TEXT}}
@@ -181,7 +181,7 @@ NAMES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("schema", "valid", "invalid"), NAMES, ids=str)
-def test_names_of_properties_are_kept_to(schema: dict[str, Any], valid: list[Any], invalid: list[Any]) -> None:
+def test_property_names_are_enforced(schema: dict[str, Any], valid: list[Any], invalid: list[Any]) -> None:
     whole = {"type": "object", **schema, "$defs": {"a": {"type": "string", "enum": ["x", "y"]}}}
     for instance in valid:
         jsonschema.validate(instance, whole)
@@ -235,7 +235,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("schema", "reason"), REFUSED, ids=lambda value: str(value)[:60])
-def test_what_is_asked_and_cannot_be_kept_to_is_refused_by_name(schema: dict[str, Any], reason: str) -> None:
+def test_a_constraint_that_cannot_be_enforced_is_refused_by_name(schema: dict[str, Any], reason: str) -> None:
     with pytest.raises(SchemaRefused, match=reason):
         normalise(schema)
     assert kept_schema(schema)[1]
@@ -261,7 +261,7 @@ class Dog(BaseModel):
 
 
 class Owner(BaseModel):
-    """What pydantic writes in practice."""
+    """A model with the features that are common in practice."""
 
     name: str = Field(min_length=1, max_length=8, examples=["Ann"], title="Name")
     secret: SecretStr | None = None
@@ -315,11 +315,11 @@ OTHERS: list[tuple[dict[str, Any], Any, Any]] = [
 @pytest.mark.parametrize(
     ("schema", "valid", "invalid"), [*ZOD, *OTHERS], ids=["zod 4", "zod 3", "openai", "mcp", "oas"]
 )
-def test_what_libraries_write_is_kept_to(schema: dict[str, Any], valid: Any, invalid: Any) -> None:
+def test_schemas_generated_by_libraries_are_enforced(schema: dict[str, Any], valid: Any, invalid: Any) -> None:
     assert accepts(kept(schema), valid) and not accepts(kept(schema), invalid)
 
 
-def test_models_of_pydantic_are_kept_to() -> None:
+def test_schemas_of_pydantic_models_are_enforced() -> None:
     found = kept(Owner.model_json_schema())
     owner = {"name": "Ann", "secret": None, "pet": {"kind": "dog", "age": 3}, "colour": "blue", "by_colour": {"red": 1},
              "pair": [1, "b"], "share": 1.0}  # fmt: skip

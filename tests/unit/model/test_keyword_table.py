@@ -1,4 +1,4 @@
-"""The table of docs/json-schema.md says of each keyword what the code does with it."""
+"""Tests that the table of docs/json-schema.md describes each keyword as the code treats it."""
 
 import re
 from pathlib import Path
@@ -93,11 +93,11 @@ def kind_of(keyword: str, schema: dict[str, Any], listed: str) -> str:
 
 
 @pytest.mark.parametrize(("keyword", "kind", "schema", "listed"), EXAMPLES, ids=lambda value: str(value)[:40])
-def test_a_keyword_is_served_as_the_table_says(keyword: str, kind: str, schema: dict[str, Any], listed: str) -> None:
+def test_a_keyword_is_treated_as_the_table_says(keyword: str, kind: str, schema: dict[str, Any], listed: str) -> None:
     assert kind_of(keyword, schema, listed) == kind
 
 
-def test_the_table_has_these_keywords_and_no_others() -> None:
+def test_the_table_has_exactly_these_keywords() -> None:
     page = (Path(__file__).parents[3] / "docs" / "json-schema.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| (.+?) \| (enforced|checked|annotation|refused) \|", page, re.MULTILINE)
     rows = [(keyword.strip("`"), kind) for keywords, kind in lines for keyword in keywords.split(", ")]

@@ -1,4 +1,4 @@
-"""What is read of a model's folder."""
+"""Tests of what is read from a model's folder."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def test_a_folder_gives_context_vocabulary_and_name(tmp_path: Path) -> None:
     assert load_model_info(tmp_path / "tiny", "other").name == "other"
 
 
-def test_generation_config_decides_on_end_tokens(tmp_path: Path) -> None:
+def test_generation_config_sets_the_end_tokens(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "tiny")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5]}))
     assert load_model_info(folder).eos_token_ids == {2, 5}
@@ -61,7 +61,7 @@ def test_a_missing_file_is_one_line_that_names_it(tmp_path: Path, missing: str) 
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"vocab_size": 3}', '{"vocab_size": 3, "n_positions": 4}'])
-def test_a_broken_config_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_config_is_refused(tmp_path: Path, text: str) -> None:
     folder = make_folder(tmp_path / "tiny")
     (folder / "config.json").write_text(text)
     with pytest.raises(StartupError):
@@ -73,7 +73,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         load_model_info(tmp_path / "no-such")
 
 
-def test_weights_that_a_model_has_twice_are_fetched_once() -> None:
+def test_weights_stored_in_two_formats_are_fetched_once() -> None:
     there = ["model-1.safetensors", "config.json", "original/model.safetensors", "original/config.json", "model.bin"]
     fetched = filter_repo_objects(there, allow_patterns=list(FILES), ignore_patterns=list(OTHER_FILES))
     assert list(fetched) == ["model-1.safetensors", "config.json"]
@@ -104,7 +104,7 @@ def test_a_sentence_transformers_folder_names_its_pooling(tmp_path: Path, poolin
     assert (found.pooling, found.normalizes, found.size, found.unserved) == (chosen, False, 8, "")
 
 
-def test_a_model_without_such_files_takes_the_last_token_and_normalises(tmp_path: Path) -> None:
+def test_a_model_without_pooling_files_uses_the_last_token_and_normalises(tmp_path: Path) -> None:
     assert load_model_info(make_folder(tmp_path)).embedding == Embedding(pooling="last", normalizes=True, size=8)
 
 
@@ -117,11 +117,11 @@ def test_a_model_without_such_files_takes_the_last_token_and_normalises(tmp_path
         ({"pooling_mode": "mean"}, ("Dense",)),
     ],
 )
-def test_what_is_not_computed_is_named(tmp_path: Path, pooling: dict[str, Any], modules: tuple[str, ...]) -> None:
+def test_an_unsupported_pooling_is_named(tmp_path: Path, pooling: dict[str, Any], modules: tuple[str, ...]) -> None:
     assert load_model_info(st_folder(tmp_path, pooling, *modules)).embedding.unserved
 
 
-def test_vectors_are_shortened_only_as_the_model_was_trained(tmp_path: Path) -> None:
+def test_vectors_are_shortened_only_if_the_model_was_trained_for_it(tmp_path: Path) -> None:
     plain = load_model_info(st_folder(tmp_path, {"pooling_mode": "mean"}, "Normalize")).embedding
     assert plain.normalizes and plain.fault(4) and not plain.fault(8) and not plain.fault(None)
     any_size, some_sizes = replace(plain, shortens=True), replace(plain, shortens=True, sizes=frozenset({4}))
@@ -142,7 +142,7 @@ def encoder_folder(folder: Path, config: dict[str, Any], pooling: dict[str, Any]
     return folder
 
 
-def test_an_encoder_generates_nothing_and_all_its_positions_are_a_prompts(tmp_path: Path) -> None:
+def test_an_encoder_generates_nothing_and_its_context_is_all_prompt(tmp_path: Path) -> None:
     info = load_model_info(make_folder(tmp_path / "a", ENCODER))
     assert (info.encodes, info.eos_token_ids) == (True, frozenset())
     assert (info.max_context_tokens, info.request_tokens) == (514, 515)
@@ -164,7 +164,7 @@ def test_an_encoder_pools_its_first_token_if_its_files_say_so(tmp_path: Path, po
     assert (found.pooling, found.normalizes, found.unserved) == ("cls", True, "")
 
 
-def test_what_is_not_computed_of_an_encoder_is_named(tmp_path: Path) -> None:
+def test_an_unsupported_part_of_an_encoder_is_named(tmp_path: Path) -> None:
     last = encoder_folder(tmp_path / "a", ENCODER, {"pooling_mode": "lasttoken"})
     assert "lasttoken" in load_model_info(last).embedding.unserved
     lower = encoder_folder(tmp_path / "b", ENCODER, {"pooling_mode": "mean"})

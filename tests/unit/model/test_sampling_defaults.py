@@ -1,4 +1,4 @@
-"""Where a request says nothing, the model's makers decide; where they say nothing, OpenAI's defaults hold."""
+"""Tests of sampling defaults: the request's own, then the model's advice, then OpenAI's."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_a_model_without_advice_has_openais_defaults() -> None:
     assert sampling_defaults({"eos_token_id": 2, "temperature": None}, FILE) == SamplingDefaults()
 
 
-def test_advice_is_taken_field_by_field() -> None:
+def test_advice_is_applied_field_by_field() -> None:
     found = sampling_defaults({"temperature": 0.2, "top_k": 20, "do_sample": True}, FILE)
     assert found == SamplingDefaults(temperature=0.2, top_k=20)
 
@@ -27,12 +27,12 @@ def test_advice_not_to_sample_is_greedy() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("temperature", -1), ("top_p", 2), ("top_k", "many"), ("min_p", True)])
-def test_senseless_advice_is_refused_by_name(field: str, value: object) -> None:
+def test_invalid_advice_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(StartupError, match=rf"generation_config.json: {field}"):
         sampling_defaults({field: value}, FILE)
 
 
-def test_what_a_request_says_itself_is_not_open_to_advice() -> None:
+def test_a_value_set_by_the_request_overrides_advice() -> None:
     asked = parse_chat(json.dumps({**CHAT, "temperature": 1, "top_p": None}).encode())
     assert asked.unset == {"top_p", "top_k", "min_p", "repetition_penalty"}
     assert asked.sampling.temperature == 1

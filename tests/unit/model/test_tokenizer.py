@@ -1,4 +1,4 @@
-"""Encoding, chat templates and incremental decoding."""
+"""Tests of encoding, chat templates and incremental decoding."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(("body", "role", "parts", "text"), SHAPES.values(), ids=SHAPES)
-def test_a_template_is_given_contents_as_it_takes_them(body: str, role: str, parts: str, text: str) -> None:
+def test_a_template_gets_contents_in_the_form_that_it_supports(body: str, role: str, parts: str, text: str) -> None:
     template = ChatTemplate(f"{{% for message in messages %}}{body}{{% endfor %}}", {})
     assert template.render([{"role": role, "content": PARTS}]) == parts
     assert template.render([{"role": role, "content": "Hi"}]) == text
@@ -74,19 +74,19 @@ NULLS = {
 
 
 @pytest.mark.parametrize(("body", "shown"), NULLS.values(), ids=NULLS)
-def test_null_content_is_what_a_template_takes_it_for(body: str, shown: str) -> None:
+def test_null_content_is_what_a_template_expects(body: str, shown: str) -> None:
     template = ChatTemplate("{% set content = messages[0].content %}" + body, {})
     assert template.render([{"role": "assistant", "content": None, "tool_calls": CALLS}]) == shown.replace("[]", "None")
 
 
-def test_a_calls_arguments_are_an_object_and_the_text_that_the_model_wrote() -> None:
+def test_a_calls_arguments_are_an_object_and_keep_the_text_that_the_model_wrote() -> None:
     template = ChatTemplate(
         "{% set a = messages[0].tool_calls[0].function.arguments %}{{ a | tojson }} {{ a }} {{ a.a }}", {}
     )
     assert template.render([{"role": "assistant", "content": "", "tool_calls": CALLS}]) == '{"a": 1} {"a":1} 1'
 
 
-def test_tools_and_documents_are_none_where_there_are_none() -> None:
+def test_tools_and_documents_are_none_if_there_are_none() -> None:
     template = ChatTemplate("{{ tools is none }}{{ documents is none }}{{ tools is defined }}", {})
     assert template.render([{"role": "user", "content": "x"}]) == "TrueTrueTrue"
     variables = {"documents": [{"text": "d"}]}
@@ -98,7 +98,7 @@ def test_tools_and_documents_are_none_where_there_are_none() -> None:
 @pytest.mark.parametrize(
     ("source", "role"), [("{{ messages[0].role }}", "system"), ("{{ messages[0].role == 'developer' }}", "True")]
 )
-def test_developer_is_system_to_templates_that_do_not_know_it(source: str, role: str) -> None:
+def test_developer_becomes_system_for_templates_that_do_not_know_it(source: str, role: str) -> None:
     assert ChatTemplate(source, {}).render([{"role": "developer", "content": "x"}]) == role
 
 
@@ -113,13 +113,13 @@ def test_a_last_message_is_continued_where_its_text_ends(sim: Tokenizer) -> None
         ChatTemplate("{{ messages[0].content | upper }}", {}).render(chat[1:], opens_answer=False, continues=True)
 
 
-def test_what_is_set_where_the_model_writes_is_not_set_behind_it() -> None:
+def test_a_variable_set_within_a_generation_block_is_not_visible_after_it() -> None:
     source = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
     assert ChatTemplate(source, {}).render([]) == "21"
 
 
 @pytest.mark.parametrize("source", ["{{ f() }}", "{{ 1 / 0 }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"])
-def test_whatever_goes_wrong_in_a_template_is_a_refusal(source: str) -> None:
+def test_every_error_in_a_template_is_a_refusal(source: str) -> None:
     with pytest.raises(InvalidRequest, match="refuses these messages"):
         ChatTemplate(source, {}).render([])
 
@@ -133,7 +133,7 @@ def test_decoder_emits_whole_characters_that_join_to_the_text(sim: Tokenizer, te
     assert all("\ufffd" not in piece for piece in pieces)
 
 
-def test_decoder_leaves_special_tokens_out(sim: Tokenizer) -> None:
+def test_the_decoder_omits_special_tokens(sim: Tokenizer) -> None:
     decoder = sim.decoder()
     assert [decoder.push(token) for token in (258, 65, 259)] == ["", "A", ""]
 
@@ -145,13 +145,13 @@ def test_a_character_that_never_ends_is_flushed_as_replacement(sim: Tokenizer) -
     assert decoder.flush() == ""
 
 
-def test_bytes_that_are_no_character_are_held_for_a_bounded_number_of_tokens(sim: Tokenizer) -> None:
+def test_invalid_bytes_are_held_for_a_bounded_number_of_tokens(sim: Tokenizer) -> None:
     decoder = sim.decoder()
     pieces = [decoder.push(0x80) for _ in range(3 * MAX_HELD_TOKENS)]
     assert "".join(pieces) == "\ufffd" * 3 * MAX_HELD_TOKENS
 
 
-def test_template_has_the_names_that_models_use() -> None:
+def test_a_template_has_the_names_that_models_use() -> None:
     source = """
         {%- if messages[0].role != 'user' %}{{ raise_exception('start with user') }}{% endif -%}
         {{ bos_token }}{{ messages | tojson }}{{ strftime_now('%Y')[:2] }}
@@ -190,7 +190,7 @@ def write_sentencepiece_like(folder: Path) -> None:
     inner.save(str(folder / "tokenizer.json"))
 
 
-def test_other_kinds_of_tokenizer_decode_too(tmp_path: Path) -> None:
+def test_other_kinds_of_tokenizer_are_decoded(tmp_path: Path) -> None:
     write_sentencepiece_like(tmp_path)
     tokenizer = load_tokenizer(model_in(tmp_path))
     decoder = tokenizer.decoder()
@@ -200,7 +200,7 @@ def test_other_kinds_of_tokenizer_decode_too(tmp_path: Path) -> None:
     assert tokenizer.token_bytes(4 + 0xC3) == b"\xc3"
 
 
-def test_template_file_wins_over_config_and_special_tokens_come_from_config(tmp_path: Path) -> None:
+def test_a_template_file_precedes_the_config_and_special_tokens_come_from_the_config(tmp_path: Path) -> None:
     write_sentencepiece_like(tmp_path)
     config = {"bos_token": {"content": "<s>"}, "chat_template": [{"name": "default", "template": "old"}]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -209,7 +209,7 @@ def test_template_file_wins_over_config_and_special_tokens_come_from_config(tmp_
     assert load_tokenizer(model_in(tmp_path)).render_chat([]) == "<s>new"
 
 
-def test_other_templates_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
+def test_other_templates_are_read_from_their_own_folder(tmp_path: Path) -> None:
     write_sentencepiece_like(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "plain", "image_token": "<image>"}))
     (tmp_path / ADDITIONAL_TEMPLATES).mkdir()
@@ -223,7 +223,7 @@ def test_other_templates_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
     )
 
 
-def test_a_model_without_template_points_to_completions(tmp_path: Path) -> None:
+def test_a_model_without_a_template_points_to_completions(tmp_path: Path) -> None:
     write_sentencepiece_like(tmp_path)
     with pytest.raises(InvalidRequest, match="/v1/completions"):
         load_tokenizer(model_in(tmp_path)).render_chat([{"role": "user", "content": "x"}])

@@ -1,4 +1,4 @@
-"""Following how models are used: what is said of the next request, by what was seen."""
+"""Tests of the prediction of each model's next request from its past use."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ LOADS = {"often": 4.0, "seldom": 4.0}
 
 
 def follow(seconds: float, gaps_s: dict[str, float], *, runs_s: float = 1.0) -> UseFollower:
-    """Models asked at even gaps, each request running for `runs_s`, looked at every quarter of a second."""
+    """Follow models requested at even gaps, each request running for `runs_s`, looked at every quarter second."""
     follower = UseFollower(window_s=60.0)
     for step in range(int(seconds * 4)):
         at_s = step / 4
@@ -23,7 +23,7 @@ def follow(seconds: float, gaps_s: dict[str, float], *, runs_s: float = 1.0) -> 
     return follower
 
 
-def test_before_a_window_has_passed_nothing_is_loaded_ahead_and_nothing_is_let_go() -> None:
+def test_before_a_window_has_passed_nothing_is_preloaded_or_unloaded() -> None:
     follower = follow(30, {"often": 5.0})
     chances = follower.chances(BEGIN_S + 30, horizon_s=10, cold_cost_gpu_s=300, load_s=LOADS)
     assert chances == {"often": UNKNOWN, "seldom": UNKNOWN}
@@ -31,7 +31,7 @@ def test_before_a_window_has_passed_nothing_is_loaded_ahead_and_nothing_is_let_g
     assert follower.asked_within(BEGIN_S + 30, 60) is None and follower.ahead is None
 
 
-def test_who_is_asked_often_is_likelier_to_be_asked_soon_and_worth_more() -> None:
+def test_a_model_requested_often_is_more_likely_to_be_requested_soon_and_worth_more() -> None:
     follower = follow(1_200, {"often": 10.0, "seldom": 300.0})
     chances = follower.chances(BEGIN_S + 1_200, horizon_s=30, cold_cost_gpu_s=300, load_s=LOADS)
     often, seldom = chances["often"], chances["seldom"]
@@ -40,14 +40,14 @@ def test_who_is_asked_often_is_likelier_to_be_asked_soon_and_worth_more() -> Non
     assert often.next_s is not None and seldom.next_s is not None and often.next_s < 20 < seldom.next_s
 
 
-def test_what_is_asked_within_a_time_grows_with_it_up_to_all_models() -> None:
+def test_the_expected_number_of_requested_models_grows_with_time_up_to_all() -> None:
     follower = follow(1_200, {"often": 10.0, "seldom": 300.0})
     found = [follower.asked_within(BEGIN_S + 1_200, seconds) for seconds in (1.0, 60.0, 7_200.0)]
     means = [each.mean for each in found if each is not None]
     assert means == sorted(means) and means[-1] == pytest.approx(2.0, abs=0.05)
 
 
-def test_the_forecast_of_how_many_are_in_use_at_once_comes_near_what_is() -> None:
+def test_the_forecast_of_models_in_use_at_once_is_close_to_the_actual_number() -> None:
     rng = np.random.default_rng(3)
     follower = UseFollower(window_s=60.0)
     names = [f"m{number}" for number in range(20)]
@@ -70,7 +70,7 @@ def test_the_forecast_of_how_many_are_in_use_at_once_comes_near_what_is() -> Non
     assert min(peaks) <= follower.ahead.reserve_gpus <= max(peaks) + 3
 
 
-def test_a_gateway_that_starts_anew_takes_nothing_back() -> None:
+def test_a_restarted_gateway_does_not_reduce_the_counts() -> None:
     follower = follow(120, {"often": 10.0})
     follower.look(BEGIN_S + 121, {"often": ModelCount(0, 0, 0.0)})
     assert follower.active == 0

@@ -1,4 +1,4 @@
-"""The planner's model keeper: what it makes of the registry, the catalogue and gateways' use."""
+"""Tests of the planner's model keeper over the registry, the catalogue and gateways' use."""
 
 from dataclasses import replace
 from typing import Any
@@ -55,7 +55,7 @@ def model(name: str, size_gb: float = 16, **fields: Any) -> ModelEntry:
 WAITS = ModelUse(1, 1, 1, NOON // 1_000_000, 1)
 
 
-def test_a_model_that_is_asked_for_is_loaded_once_and_its_wait_is_told() -> None:
+def test_a_requested_model_is_loaded_once_and_its_wait_is_reported() -> None:
     keeper = keeper_of(model("a"), model("b"), workers=[pool_worker("w")])
     assert keeper.outlooks(NOON)["a"].state == "disk"
     assert asked(keeper, NOON, a=WAITS) == [("w", "a")]
@@ -65,7 +65,7 @@ def test_a_model_that_is_asked_for_is_loaded_once_and_its_wait_is_told() -> None
     assert told["b"].wait_s > told["a"].wait_s
 
 
-def test_a_call_that_reached_nobody_is_made_again() -> None:
+def test_a_call_that_reached_no_worker_is_repeated() -> None:
     keeper = keeper_of(model("a"), workers=[pool_worker("w")])
     keeper.take_uses({"g": {"a": WAITS}}, NOON)
     (call,) = keeper.decide(NOON)
@@ -83,7 +83,7 @@ def test_a_worker_that_dies_while_it_loads_leaves_the_model_to_another() -> None
     assert asked(keeper, NOON + 2 * SECOND, a=WAITS) == [(other, "a")]
 
 
-def test_load_times_are_taken_from_what_workers_measured() -> None:
+def test_load_times_are_those_that_workers_measured() -> None:
     keeper = keeper_of(model("a"), workers=[])
     moved = pool_worker("w", "a", last=ModelMove(model="a", took_ns=7 * SECOND, unix_ns=NOON))
     assert keeper.take_workers([moved], NOON) == {"a": LoadTimes(load_s=7.0)}
@@ -93,7 +93,7 @@ def test_load_times_are_taken_from_what_workers_measured() -> None:
     assert keeper.take_workers([woken], NOON) == {"a": LoadTimes(7.0, 1.0)}
 
 
-def test_a_model_that_could_not_be_loaded_is_said_to_be_and_tried_again_later_and_later() -> None:
+def test_a_model_that_failed_to_load_is_reported_and_retried_at_growing_intervals() -> None:
     keeper = keeper_of(model("a"), workers=[pool_worker("w")])
     at, tried = NOON, []
     for number in range(3):
@@ -111,13 +111,13 @@ def test_a_model_that_could_not_be_loaded_is_said_to_be_and_tried_again_later_an
     assert keeper.outlooks(at)["a"].error == ""
 
 
-def test_a_model_larger_than_any_worker_is_not_tried_at_all() -> None:
+def test_a_model_larger_than_any_worker_is_not_tried() -> None:
     keeper = keeper_of(model("a", 141), workers=[pool_worker("w")])
     assert asked(keeper, NOON, a=WAITS) == []
     assert "141.0 GB of weights, no worker more than 80.0 GB" in keeper.outlooks(NOON)["a"].error
 
 
-def test_a_reservation_is_prepared_before_it_begins_and_kept_until_it_ends() -> None:
+def test_a_reserved_model_is_loaded_before_the_reservation_begins_and_stays_until_it_ends() -> None:
     entry = model("a", reservations=(Reservation(1, 12 * 60 + 1, 13 * 60),))
     for seconds, wanted in ((0, []), (50, [("w", "a")])):
         keeper = keeper_of(entry, workers=[pool_worker("w")])
@@ -128,7 +128,7 @@ def test_a_reservation_is_prepared_before_it_begins_and_kept_until_it_ends() -> 
     assert asked(after, NOON + 3_600 * SECOND, b=WAITS) == [("w", "b")]
 
 
-def test_a_client_that_was_asked_to_come_back_has_the_model_loaded_and_kept_until_then() -> None:
+def test_a_model_whose_client_has_a_retry_after_is_loaded_and_stays_until_then() -> None:
     promised = ModelUse(1, 1, promised_unix_ms=NOON // 1_000_000 + 30_000)
     keeper = keeper_of(model("a"), model("b"), workers=[pool_worker("w")])
     assert asked(keeper, NOON, a=promised) == [("w", "a")]
@@ -137,7 +137,7 @@ def test_a_client_that_was_asked_to_come_back_has_the_model_loaded_and_kept_unti
     assert asked(keeper, NOON + 10 * SECOND, a=promised, b=WAITS) == []
 
 
-def test_what_is_removed_loses_its_worker() -> None:
+def test_a_removed_model_loses_its_worker() -> None:
     keeper = keeper_of(model("b"), workers=[pool_worker("w", "a")])
     assert asked(keeper, NOON) == [("w", "")]
 
@@ -149,7 +149,7 @@ def test_a_sleeping_model_wakes_where_it_sleeps() -> None:
     assert asked(keeper, NOON, a=WAITS) == [("w", "a")]
 
 
-def test_counts_of_gateways_add_up_and_one_that_starts_anew_takes_nothing_back() -> None:
+def test_counts_of_gateways_are_summed_and_a_restarted_gateway_does_not_reduce_them() -> None:
     keeper = keeper_of(model("a"), workers=[])
     keeper.take_uses({"g": {"a": ModelUse(5, 1, in_flight=1)}, "h": {"a": ModelUse(2, 1, in_flight=2)}}, NOON)
     assert keeper.uses.in_flight("a") == 3
@@ -175,7 +175,7 @@ def test_batch_lines_of_one_model_wait_behind_people_of_another() -> None:
     assert asked(keeper, NOON, a=lines, b=WAITS) == [("w", "b")]
 
 
-def test_an_adapter_takes_no_worker_and_its_use_is_known_apart_from_its_models() -> None:
+def test_an_adapter_needs_no_worker_and_its_use_is_counted_separately() -> None:
     sql = ModelEntry("sql", "/adapters/sql", 0, parent="a")
     keeper = keeper_of(model("a"), model("b"), sql, workers=[pool_worker("v"), pool_worker("w")], window_s=10.0)
     waits = msgspec.structs.replace(WAITS, arrivals=3, in_flight=3)
@@ -185,7 +185,7 @@ def test_an_adapter_takes_no_worker_and_its_use_is_known_apart_from_its_models()
     keeper.take_workers([pool_worker(worker, "a", epoch=2)], NOON)
     assert keeper.outlooks(NOON)["sql"] == keeper.outlooks(NOON)["a"]
     assert (keeper.alone("a")[0], keeper.alone("sql")[0]) == (1, 2)
-    for second in range(1, 40):  # asked once in two seconds, by the adapter's name alone
+    for second in range(1, 40):  # one request in two seconds, by the adapter's name alone
         now, count = NOON + second * SECOND, 3 + second // 2
         use = ModelUse(count, now // 1_000_000)
         asked(keeper, now, a=use, sql=use)
@@ -198,6 +198,6 @@ def test_an_adapter_takes_no_worker_and_its_use_is_known_apart_from_its_models()
     assert shown.at_once is not None and shown.at_once.p99 <= 2, "two models, whatever adapters they have"
 
 
-def test_an_adapter_of_a_model_outside_the_pool_is_there_at_once() -> None:
+def test_an_adapter_of_a_model_outside_the_pool_is_ready_at_once() -> None:
     keeper = keeper_of(ModelEntry("sql", "/adapters/sql", 0, parent="settings"), workers=[])
     assert keeper.decide(NOON) == [] and keeper.outlooks(NOON)["sql"].state == "serving"

@@ -1,4 +1,4 @@
-"""Logs of many models: made, read, replayed, scored, and the commands around them."""
+"""Tests of logs of many models: made, read, replayed and scored, and of their commands."""
 
 import json
 import os
@@ -22,7 +22,7 @@ DATA = os.environ.get("FULCRUM_DATA", "")
 
 
 def log_of(rows, gpus=None):
-    """From (arrival, model, seconds of execution)."""
+    """Build a log from (arrival, model, seconds of execution)."""
     t_s, model, exec_s = (np.array(each, dtype=float) for each in zip(*sorted(rows), strict=True))
     count = int(model.max()) + 1
     sizes = np.ones(count) if gpus is None else np.array(gpus, dtype=float)
@@ -39,7 +39,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.sampled_from([10.0, 60.0]), st.sampled_from([0.0, 30.0]))
-def test_the_most_in_use_at_once_is_what_counting_moment_by_moment_gives(rows, window_s, hold_s):
+def test_the_peak_of_concurrent_use_equals_a_count_instant_by_instant(rows, window_s, hold_s):
     log = log_of(rows, gpus=[1, 2, 1, 4, 0.5][: int(max(row[1] for row in rows)) + 1])
     use = use_by_window(log, window_s, hold_s)
     moments = np.arange(0.0, len(use) * window_s, 0.5)
@@ -57,7 +57,7 @@ def test_the_most_in_use_at_once_is_what_counting_moment_by_moment_gives(rows, w
 
 
 @given(ROWS)
-def test_stretches_of_use_of_one_model_never_touch(rows):
+def test_busy_periods_of_one_model_never_touch(rows):
     begin_s, end_s, model = spells(log_of(rows))
     for each in set(model.tolist()):
         mine = np.argsort(begin_s[model == each])
@@ -65,7 +65,7 @@ def test_stretches_of_use_of_one_model_never_touch(rows):
         assert np.all(begins[1:] > ends[:-1])
 
 
-def test_a_kept_model_is_there_until_its_time_is_up():
+def test_a_loaded_model_stays_until_its_time_is_up():
     log = log_of([(0.0, 0, 10.0), (100.0, 1, 10.0), (300.0, 0, 1.0)])
     there, paid = keep_alive(log, use_by_window(log, 60.0), 60.0)
     assert there.tolist() == [1, 1, 1, 0, 0]
@@ -77,7 +77,7 @@ def test_a_kept_model_is_there_until_its_time_is_up():
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=200), st.integers(1, 70))
-def test_hindsight_is_the_smallest_constant_that_is_passed_seldom_enough(peaks, per_period):
+def test_hindsight_is_the_smallest_constant_that_is_exceeded_rarely_enough(peaks, per_period):
     peak = np.array(peaks, dtype=float)
     found = clairvoyant(peak, per_period, 0.9)
     for begin in range(0, len(peak), per_period):
@@ -88,7 +88,7 @@ def test_hindsight_is_the_smallest_constant_that_is_passed_seldom_enough(peaks, 
         assert constant == 0 or (part > constant - 1).sum() > allowed
 
 
-def test_a_bootstrap_interval_holds_the_mean_and_is_wider_where_misses_come_together():
+def test_a_bootstrap_interval_contains_the_mean_and_widens_with_correlated_misses():
     rng = np.random.default_rng(2)
     alone = (rng.random(3000) > 0.02).astype(float)
     together = np.repeat((rng.random(150) > 0.02).astype(float), 20)
@@ -102,7 +102,7 @@ def test_a_bootstrap_interval_holds_the_mean_and_is_wider_where_misses_come_toge
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_made_log_has_the_rate_it_was_asked_for_and_is_the_same_again(kind):
+def test_a_generated_log_has_the_requested_rate_and_is_repeatable(kind):
     spec = f"{kind}:models=40,seconds=21600"
     log, again = generate_usage(spec, seed=3), generate_usage(spec, seed=3)
     assert np.array_equal(log.t_s, again.t_s)
@@ -114,20 +114,20 @@ def test_a_made_log_has_the_rate_it_was_asked_for_and_is_the_same_again(kind):
 
 @pytest.mark.parametrize("kind", ["surge:cv=1,", "surge:cv=2,", "shock:"])
 @pytest.mark.parametrize("correlation", [0.1, 0.3])
-def test_models_of_made_logs_are_as_correlated_as_was_asked(kind, correlation):
-    """On average: a day holds few surges."""
+def test_models_of_generated_logs_have_the_requested_correlation(kind, correlation):
+    """This holds on average, as a day has few surges."""
     spec = f"{kind}models=30,correlation={correlation}"
     found = [pairwise_correlation(generate_usage(spec, seed=seed)) for seed in range(5)]
     assert np.mean(found) == pytest.approx(correlation, abs=0.05)
 
 
-def test_the_bursts_of_a_made_log_are_as_asked():
+def test_the_bursts_of_a_generated_log_are_as_requested():
     log = generate_usage("gamma:models=1,rate=1,cv=4,seconds=86400", seed=1)
     gaps = np.diff(log.t_s)
     assert gaps.std() / gaps.mean() == pytest.approx(4, rel=0.08)
 
 
-def test_a_kind_that_there_is_not_and_shares_that_cannot_be_are_named():
+def test_an_unknown_kind_and_impossible_shares_are_named():
     with pytest.raises(InvalidRequest, match="no kind of trace"):
         generate_usage("storm", seed=1)
     with pytest.raises(InvalidRequest, match="at most 1 − own"):
@@ -137,7 +137,7 @@ def test_a_kind_that_there_is_not_and_shares_that_cannot_be_are_named():
 # ---------------------------------------------------------------- files
 
 
-def test_a_written_log_is_read_as_it_was(tmp_path):
+def test_a_written_log_is_read_back_unchanged(tmp_path):
     log = generate_usage("poisson:models=5,seconds=3600,sizes=0.5", seed=2)
     write_usage(log, tmp_path / "log.csv")
     found = read_usage(tmp_path / "log.csv")
@@ -161,7 +161,7 @@ def test_a_written_log_is_read_as_it_was(tmp_path):
         ("t_s,model,exec_s,gpus\n1,a,1,2\n2,a,1,4\n", "2 GPUs in one line, 4 in another"),
     ],
 )
-def test_a_broken_log_is_one_line_that_says_what_is_wrong(tmp_path, text, message):
+def test_a_broken_log_is_one_line_that_names_the_error(tmp_path, text, message):
     file = tmp_path / "log.csv"
     file.write_text(text)
     done = CliRunner().invoke(app, ["models", "backtest", str(file)])
@@ -177,7 +177,7 @@ def test_times_count_from_the_minute_of_the_first_request(tmp_path):
     assert read_usage(file).t_s.tolist() == [50.0, 110.5]
 
 
-def test_aegaeons_columns_are_read_with_times_made_of_tokens(tmp_path):
+def test_aegaeons_columns_are_read_with_times_derived_from_tokens(tmp_path):
     file = tmp_path / "log.csv"
     file.write_text("Request Time,Model Name,Input Length,Output Length\n00:00:01.500,a,800,100\n00:00:02.000,b,8,10\n")
     log = read_usage(file)
@@ -190,7 +190,7 @@ def test_aegaeons_columns_are_read_with_times_made_of_tokens(tmp_path):
     ("name", "count", "models"),
     [("alibaba_genai_2024-11.csv", 14_266, 76), ("aegaeon_synth_40models_0.1rps.csv", 181, 39)],
 )
-def test_a_public_log_reads_whole(name, count, models):
+def test_a_public_log_is_read_completely(name, count, models):
     path = Path(DATA) / name
     if not DATA or not path.is_file():
         pytest.skip(f"FULCRUM_DATA names no folder with {name}; docs/data.md says where to download it")
@@ -201,7 +201,7 @@ def test_a_public_log_reads_whole(name, count, models):
 # ---------------------------------------------------------------- backtests
 
 
-def test_independence_covers_too_little_where_models_go_together():
+def test_an_assumption_of_independence_covers_too_little_for_correlated_models():
     found = backtest(generate_usage("shock:models=40,seconds=28800,correlation=0.3", seed=4), BacktestSettings())
     by_name = {score.policy: score for score in found.scores}
     ours, independent = by_name["fulcrum"], by_name["independent models, not calibrated"]
@@ -211,7 +211,7 @@ def test_independence_covers_too_little_where_models_go_together():
     assert by_name["fulcrum, not calibrated"].coverage > independent.coverage
 
 
-def test_what_is_predicted_of_poisson_models_is_what_the_textbook_says():
+def test_predictions_for_poisson_models_match_the_textbook():
     found = backtest(generate_usage("poisson:seconds=28800", seed=6), BacktestSettings(independent=False)).as_json()
     assert found["predicted_mean"] == pytest.approx(46.3, rel=0.03)
     assert found["active_mean"] == pytest.approx(46.3, rel=0.03)
@@ -219,12 +219,12 @@ def test_what_is_predicted_of_poisson_models_is_what_the_textbook_says():
     assert sum(count for name, count in found["laws"].items() if name.startswith("constant")) > 80
 
 
-def test_a_log_that_is_too_short_says_so():
+def test_a_log_that_is_too_short_is_refused_as_too_short():
     with pytest.raises(InvalidRequest, match="ask for shorter ones"):
         backtest(log_of([(0.0, 0, 5.0), (100.0, 0, 5.0)]), BacktestSettings())
 
 
-def test_what_was_replayed_before_ctrl_c_is_scored(monkeypatch):
+def test_the_part_replayed_before_ctrl_c_is_scored(monkeypatch):
     plain = backtest_module.replay
 
     def interrupted(*arguments):
@@ -243,7 +243,7 @@ def test_what_was_replayed_before_ctrl_c_is_scored(monkeypatch):
 # ---------------------------------------------------------------- commands
 
 
-def test_a_made_log_is_replayed_into_one_line_of_json_and_a_page(tmp_path):
+def test_a_replay_of_a_generated_log_prints_one_line_of_json_and_writes_a_page(tmp_path):
     file, report = tmp_path / "day.csv", tmp_path / "out"
     made = CliRunner().invoke(
         app, ["models", "generate", "gamma:models=8,seconds=7200", "--out", str(file), "--json", "--seed", "3"]
@@ -273,7 +273,7 @@ def test_a_table_for_people_names_every_policy(tmp_path):
 
 
 @pytest.mark.parametrize("option", [("--window", "1x"), ("--window", "0s"), ("--period", "10s"), ("--window", "30d")])
-def test_a_time_that_is_none_is_named(tmp_path, option):
+def test_an_invalid_time_is_named(tmp_path, option):
     done = CliRunner().invoke(app, ["models", "backtest", str(tmp_path / "none.csv"), *option])
     assert isinstance(done.exception, InvalidRequest)
     assert option[0] in done.exception.message

@@ -1,4 +1,4 @@
-"""Which idle models are kept loaded, and what rules for that cost on a log."""
+"""Tests of rules for which idle models stay loaded, and of their cost on a log."""
 
 import numpy as np
 import pytest
@@ -25,15 +25,15 @@ AHEAD_S = np.geomspace(1.0, 3000.0, 200)
 
 
 @pytest.mark.parametrize(("rate", "cost", "pays"), [(0.02, 60.0, True), (0.01, 60.0, False), (0.01, 120.0, True)])
-def test_a_poisson_model_is_worth_keeping_where_its_rate_times_the_cold_start_is_above_its_gpus(rate, cost, pays):
-    """With a constant hazard every time to give up is worth the same: rate · cost ÷ GPUs."""
+def test_a_poisson_model_is_worth_keeping_if_its_rate_times_the_cold_start_exceeds_its_gpus(rate, cost, pays):
+    """With a constant hazard every time of unloading is worth the same: rate · cost ÷ GPUs."""
     hazard = rate * AHEAD_S[:, None]
     assert worth_of(hazard, AHEAD_S, np.ones(1), cost, 0.0)[0] == pytest.approx(rate * cost, rel=0.02)
     assert (worth_of(hazard, AHEAD_S, np.ones(1), cost, 0.0)[0] > 1) == pays
 
 
 @given(st.floats(1e-5, 1.0), st.floats(0.0, 100.0), st.floats(0.5, 8.0))
-def test_loading_first_and_more_gpus_are_never_worth_more(rate, load_s, gpus):
+def test_a_load_before_use_and_more_gpus_never_raise_the_worth_of_a_model(rate, load_s, gpus):
     hazard = rate * AHEAD_S[:, None]
     plain = worth_of(hazard, AHEAD_S, np.ones(1), 60.0, 0.0)[0]
     assert worth_of(hazard, AHEAD_S, np.ones(1), 60.0, load_s)[0] <= plain + 1e-12
@@ -48,7 +48,7 @@ MODELS = st.lists(
 
 
 @given(MODELS, st.floats(0.0, 30.0))
-def test_busy_models_stay_and_nothing_else_goes_beyond_the_room(models, room):
+def test_busy_models_stay_and_the_room_is_never_exceeded(models, room):
     gpus, loaded, busy, floor, worth = (np.array(each) for each in zip(*models, strict=True))
     kept = choose(ModelPool(gpus, loaded, busy, floor, worth), room)
     assert np.all(kept[busy])
@@ -58,13 +58,13 @@ def test_busy_models_stay_and_nothing_else_goes_beyond_the_room(models, room):
 
 
 @given(MODELS)
-def test_with_room_for_all_what_pays_and_what_has_a_floor_is_kept(models):
+def test_with_enough_room_models_that_pay_and_those_with_a_minimum_stay_loaded(models):
     gpus, loaded, busy, floor, worth = (np.array(each) for each in zip(*models, strict=True))
     kept = choose(ModelPool(gpus, loaded, busy, floor, worth), 1e9)
     assert np.array_equal(kept, busy | floor | (worth > 1))
 
 
-def test_a_keep_alive_pays_for_each_gap_until_it_is_over():
+def test_a_keep_alive_pays_for_each_gap_until_it_expires():
     log = log_of([(0.0, 0, 10.0), (50.0, 0, 10.0), (200.0, 0, 10.0), (230.0, 0, 5.0)])
     found = replay_rule(log, "", keep_for(60.0), from_s=0.0, load_s=5.0)
     assert (found.cold_starts, found.loads) == (2, 2)
@@ -73,7 +73,7 @@ def test_a_keep_alive_pays_for_each_gap_until_it_is_over():
     assert (late.cold_starts, late.idle_gpu_s) == (1, pytest.approx(20 + 20 + 5))
 
 
-def test_both_replays_count_alike(monkeypatch):
+def test_both_replays_agree(monkeypatch):
     """A keep-alive, decided by ticks, costs what it does in continuous time, but for what a tick leaves open."""
     log = generate_usage("gamma:models=20,cv=4,rate=0.004,seconds=21600", seed=3)
     rule = replay_rule(log, "", keep_for(300.0), from_s=7200.0, load_s=5.0)
@@ -85,7 +85,7 @@ def test_both_replays_count_alike(monkeypatch):
 
 
 class _Watched(ArrivalLaws):
-    """Remembers how long ago each model was asked."""
+    """Arrival laws that remember the time since each model's last request."""
 
     since_s = np.zeros(0)
 
@@ -98,7 +98,7 @@ def _worth_of_a_keep_alive(*_):
     return np.where(_Watched.since_s < 300.0 + 12.0, 2.0, 0.0)
 
 
-def test_the_histogram_loads_again_shortly_before_a_model_that_comes_by_the_clock():
+def test_the_histogram_reloads_a_model_shortly_before_its_regular_request():
     window = hybrid_histogram([1800.0] * 50)
     assert window.load_after_s == pytest.approx(1800 * 0.9)
     assert 1860 <= window.until_s <= 1860 * 1.2
@@ -106,14 +106,14 @@ def test_the_histogram_loads_again_shortly_before_a_model_that_comes_by_the_cloc
     assert hybrid_histogram([60.0 * each for each in range(240)]) == KeepWindow(0.0, 600.0), "not representative"
 
 
-def test_by_worth_idle_gpu_time_is_given_for_cold_starts_as_they_are_priced():
+def test_by_worth_idle_gpu_time_is_traded_for_cold_starts_at_their_price():
     log = generate_usage("gamma:models=12,cv=4,rate=0.008,seconds=10800", seed=2)
     found = [replay_worth(log, cost, tick_s=10.0, from_s=3600.0, load_s=5.0) for cost in (30.0, 300.0, 3000.0)]
     assert found[0].idle_gpu_s < found[1].idle_gpu_s < found[2].idle_gpu_s
     assert found[0].cold_starts > found[1].cold_starts > found[2].cold_starts
 
 
-def test_a_model_is_never_kept_beyond_the_room():
+def test_a_bounded_room_costs_more_cold_starts_and_less_idle_gpu_time():
     log = generate_usage("poisson:models=16,rate=0.01,seconds=5400", seed=2)
     free = replay_worth(log, 3000.0, tick_s=10.0, from_s=1800.0, load_s=5.0)
     bound = replay_worth(log, 3000.0, tick_s=10.0, from_s=1800.0, load_s=5.0, room_gpus=6.0)

@@ -1,4 +1,4 @@
-"""Many models on few GPUs in virtual time: who is served, and that nothing is lost by switching."""
+"""Tests in virtual time of many models on few GPUs: who is served, and that switching loses nothing."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def served(
     return requests, lab
 
 
-def test_one_model_a_gpu_serves_as_many_models_as_there_are_gpus_and_no_other() -> None:
+def test_with_one_model_per_gpu_only_as_many_models_as_gpus_are_served() -> None:
     requests, _ = served(OneEach(), models=4)
     for name, good in (("model-000", True), ("model-001", True), ("model-002", False), ("model-003", False)):
         mine = [each for each in requests if each.model == name]
@@ -43,7 +43,7 @@ def test_switching_between_requests_serves_more_models_than_gpus() -> None:
     assert lab.switches >= 6
 
 
-def test_a_request_that_is_handed_back_is_answered_whole_and_its_first_token_stands() -> None:
+def test_a_request_handed_back_is_answered_completely_and_its_first_token_stands() -> None:
     requests, lab = served(PlannerRule(turn_s=2.0), models=16, parts=PARTS, drain_s=0.0)
     assert lab.cuts > 0
     assert all(each.t_s < each.first_s < each.end_s for each in requests)
@@ -55,7 +55,7 @@ def test_a_request_that_is_handed_back_is_answered_whole_and_its_first_token_sta
     assert not lab.in_flight()
 
 
-def test_handing_back_serves_more_than_letting_answers_end() -> None:
+def test_handing_requests_back_serves_more_than_finishing_answers() -> None:
     ends, _ = served(PlannerRule(turn_s=2.0), models=16, parts=PARTS)
     back, _ = served(PlannerRule(turn_s=2.0), models=16, parts=PARTS, drain_s=0.0)
     assert good_share(back, 0.0) > good_share(ends, 0.0)

@@ -1,4 +1,4 @@
-"""The parts of the forecast: hazards, laws of arrival, what rates share, calibration."""
+"""Tests of the parts of the forecast: hazards, laws of arrival, common factors and calibration."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def gaps_to_times(rng, cv, rate_per_s, seconds):
 
 
 def learned(times, seconds):
-    """Laws of models with these arrivals, after so long."""
+    """Return the laws of models with these arrivals, after that long."""
     laws = ArrivalLaws(MINUTE_S / 16)
     laws.grow(len(times), 0.0)
     for begin_s in np.arange(0.0, seconds, MINUTE_S).tolist():
@@ -39,13 +39,13 @@ def learned(times, seconds):
 
 
 @pytest.mark.parametrize(("cv", "is_poisson"), [(1.0, True), (4.0, False)])
-def test_the_law_of_arrival_is_chosen_by_what_predicted_best(cv, is_poisson):
+def test_the_law_of_arrival_with_the_best_past_predictions_is_chosen(cv, is_poisson):
     rng = np.random.default_rng(3)
     laws = learned([gaps_to_times(rng, cv, 0.02, 6 * 3600) for _ in range(8)], 6 * 3600)
     assert all((place < POISSON_LAWS) == is_poisson for place in laws.chosen.tolist()), [LAWS[i] for i in laws.chosen]
 
 
-def test_a_renewal_law_predicts_each_window_as_often_as_it_comes_true():
+def test_a_renewal_law_is_calibrated_over_each_window():
     rng = np.random.default_rng(4)
     times = [gaps_to_times(rng, 4.0, 0.05, 8 * 3600) for _ in range(30)]
     laws = learned([each[each < 4 * 3600] for each in times], 4 * 3600)
@@ -60,14 +60,14 @@ def test_a_renewal_law_predicts_each_window_as_often_as_it_comes_true():
     assert told == pytest.approx(came, rel=0.1)
 
 
-def test_a_new_model_is_taken_for_one_of_the_others():
+def test_a_new_model_is_assumed_to_be_like_the_others():
     rate = shrunk_rates(np.array([100.0, 120.0, 80.0, 0.0]), np.array([1e4, 1e4, 1e4, 1.0]))
     assert rate[3] == pytest.approx(0.01, rel=0.2)
     assert rate[0] == pytest.approx(0.01, rel=0.1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.floats(1.0, 1e6)), min_size=1, max_size=20))
-def test_a_rate_that_leans_on_the_others_lies_between_its_own_and_theirs(seen):
+def test_a_pooled_rate_lies_between_the_models_own_and_that_of_the_others(seen):
     count, spent_s = np.array([float(each[0]) for each in seen]), np.array([each[1] for each in seen])
     own, mean = count / spent_s, (count.sum() + 0.5) / (spent_s.sum() + 1)
     found = shrunk_rates(count, spent_s)
@@ -105,19 +105,19 @@ def followed(factors, seed):
     return rate
 
 
-def test_nothing_in_common_is_seen_where_there_is_nothing():
+def test_no_common_factor_is_found_if_there_is_none():
     assert followed(np.ones(400), 1).setting is None
 
 
-def test_a_common_factor_is_seen_and_followed():
+def test_a_common_factor_is_found_and_followed():
     rate = followed(np.append(np.tile(np.repeat([0.5, 1.5], 30), 6), np.full(20, 1.6)), 2)
     assert rate.setting is not None
     values, chances = rate.ahead()
     assert values @ chances == pytest.approx(1.6, rel=0.25)
 
 
-def test_bursts_that_models_have_by_themselves_are_nothing_in_common():
-    """Each model has its own hazard each window; only whether it was asked counts."""
+def test_independent_bursts_are_not_a_common_factor():
+    """Each model has its own hazard in each window; only whether it was requested counts."""
     rng, rate = np.random.default_rng(3), CommonRate()
     for _ in range(400):
         hazard = rng.gamma(0.2, 5.0, 60) + 1e-9
@@ -138,19 +138,19 @@ FORECAST = sum_distribution(np.full((1, 100), 0.4), np.ones(100, dtype=np.int64)
 
 
 @pytest.mark.parametrize(("mean", "spread"), [(40, 5), (40, 10), (55, 5), (28, 3)])
-def test_a_wrong_forecast_is_calibrated_to_cover_what_it_should(mean, spread):
+def test_a_wrong_forecast_is_calibrated_to_its_nominal_coverage(mean, spread):
     came = np.clip(np.rint(np.random.default_rng(7).normal(mean, spread, 6000)), 0, 100)
     assert 0.985 <= covered(Calibrator(0.99), FORECAST, came) <= 0.999
 
 
-def test_calibration_follows_when_the_law_changes_on_the_way():
+def test_calibration_follows_a_change_of_the_law():
     rng = np.random.default_rng(8)
     came = np.clip(np.rint(np.concatenate([rng.normal(40, 5, 3000), rng.normal(60, 9, 6000)])), 0, 100)
     assert covered(Calibrator(0.99), FORECAST, came) >= 0.985
 
 
-def test_a_forecast_of_mostly_nothing_is_calibrated_without_asking_for_much():
-    """Windows in which nothing comes lie at the very end of every forecast."""
+def test_a_forecast_of_mostly_zeros_is_calibrated_without_a_large_reserve():
+    """Windows without arrivals are at the very end of every forecast."""
     rng, seldom = np.random.default_rng(11), sum_distribution(np.full((1, 40), 0.02), np.ones(40, dtype=np.int64))[0]
     came = rng.poisson(0.4, 6000) * (rng.random(6000) < 0.5)
     assert 0.985 <= covered(calibrator := Calibrator(0.99), seldom, came) <= 0.999
@@ -158,13 +158,13 @@ def test_a_forecast_of_mostly_nothing_is_calibrated_without_asking_for_much():
 
 
 @given(st.integers(0, 100), st.floats(-8.0, 20.0))
-def test_a_reservation_covers_what_came_just_where_its_deviate_is_above_the_score(came, deviate):
+def test_a_reservation_covers_arrivals_exactly_if_its_deviate_exceeds_the_score(came, deviate):
     found = score(FORECAST, came)
     if abs(found - deviate) > 1e-6:
         assert (came <= not_passed(FORECAST, normal_miss(deviate))) == (deviate > found)
 
 
-def test_a_held_reservation_is_the_same_all_period_long_and_covers():
+def test_a_held_reservation_is_constant_within_its_period_and_covers():
     rng, holder = np.random.default_rng(9), Holder(0.99, 30)
     reserved, came = [], np.clip(np.rint(rng.normal(44, 6, 6000)), 0, 100)
     for number in came:

@@ -1,4 +1,4 @@
-"""How many models are active in the long run, against what textbooks and Aegaeon's paper say."""
+"""Tests of the number of active models in the long run against textbooks and Aegaeon's paper."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_the_gamma_distribution_is_the_exponential_one_at_shape_1():
     assert gamma_cdf(1.0, at) == pytest.approx(1 - np.exp(-at), abs=1e-12)
 
 
-def test_what_is_active_under_poisson_arrivals_depends_on_the_mean_run_alone():
+def test_activity_under_poisson_arrivals_depends_only_on_the_mean_run():
     """M/G/∞ knows only the mean: runs of one length give what exponential ones do."""
     fixed = renewal_active(
         lambda at: 1 - np.exp(-RATE_PER_S * at), 1 / RATE_PER_S, lambda at: (at >= RUN_S).astype(float), 4 * RUN_S
@@ -48,7 +48,7 @@ def test_what_is_active_under_poisson_arrivals_depends_on_the_mean_run_alone():
     assert fixed == pytest.approx(float(poisson_active(np.array([RATE_PER_S]), np.array([RUN_S]))[0]), abs=2e-3)
 
 
-def test_gamma_arrivals_are_active_as_a_simulation_says():
+def test_activity_under_gamma_arrivals_matches_a_simulation():
     rng = np.random.default_rng(5)
     at_s = np.cumsum(rng.gamma(0.25, 1 / (0.25 * RATE_PER_S), 400_000))
     end_s = np.maximum.accumulate(at_s + rng.exponential(RUN_S, len(at_s)))

@@ -1,4 +1,4 @@
-"""A Dynamo fleet: its folder, its workers' records, and what becomes of those that are wrong, late or gone."""
+"""Tests of a Dynamo fleet: its folder, its workers' records, and invalid, late or missing ones."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_a_recording_of_dynamo_1_6_1_gives_its_steps(tmp_path: Path) -> None:
     assert set(rig.states().values()) == {"exact"}
 
 
-def test_demand_is_counted_and_time_of_a_lost_record_is_not_covered(rig: Rig) -> None:
+def test_demand_is_counted_and_the_time_of_a_lost_record_is_not_covered(rig: Rig) -> None:
     for number, at_ms in ((1, 0), (2, 10), (4, 100)):  # the third one was lost
         rig.fleet.take(message(record(number, sum_prefill_tokens=100, num_prefill_requests=1), NOW_MS + at_ms))
     rig.fleet.cut()
@@ -93,7 +93,7 @@ def test_demand_is_counted_and_time_of_a_lost_record_is_not_covered(rig: Rig) ->
     assert rig.fleet.models() == {NAME: rig.sent[0].assignment.model}
 
 
-def test_a_wrong_or_old_record_is_counted_and_dropped(rig: Rig) -> None:
+def test_an_invalid_or_old_record_is_counted_and_dropped(rig: Rig) -> None:
     good = message(record(5, sum_prefill_tokens=100, num_prefill_requests=1))
     rig.fleet.take(good)
     rig.fleet.take(good)
@@ -108,7 +108,7 @@ def test_a_wrong_or_old_record_is_counted_and_dropped(rig: Rig) -> None:
     assert [row.prefill_tokens for batch in rig.sent for row in step_rows(batch.steps)] == [100]
 
 
-def test_a_worker_without_records_is_away_until_they_come_back(rig: Rig) -> None:
+def test_a_worker_without_records_is_absent_until_they_return(rig: Rig) -> None:
     assert rig.states() == {NAME: "unknown"}
     rig.fleet.take(message(record(1)))
     assert rig.states() == {NAME: "exact"}
@@ -120,7 +120,7 @@ def test_a_worker_without_records_is_away_until_they_come_back(rig: Rig) -> None
     assert rig.states() == {NAME: "exact"}
 
 
-def test_a_quiet_publisher_is_connected_to_anew_now_and_then(rig: Rig) -> None:
+def test_a_silent_publisher_is_reconnected_at_intervals(rig: Rig) -> None:
     assert rig.fleet.quiet_endpoints() == []
     rig.clock.advance_ms(AWAY_NS / MS + 1)
     assert rig.fleet.quiet_endpoints() == ["tcp://127.0.0.1:1"]
@@ -130,7 +130,7 @@ def test_a_quiet_publisher_is_connected_to_anew_now_and_then(rig: Rig) -> None:
     assert rig.fleet.quiet_endpoints() == []
 
 
-def test_a_worker_that_leaves_the_folder_says_farewell(rig: Rig) -> None:
+def test_a_worker_that_leaves_the_folder_is_reported_as_left(rig: Rig) -> None:
     rig.fleet.take(message(record(1)))
     for file in (rig.folder / "v1" / "mdc").iterdir():
         file.unlink()
@@ -139,7 +139,7 @@ def test_a_worker_that_leaves_the_folder_says_farewell(rig: Rig) -> None:
     assert [batch.last for batch in rig.sent] == [False, True]
 
 
-def test_a_worker_whose_files_nobody_touches_has_left(rig: Rig) -> None:
+def test_a_worker_whose_files_are_no_longer_updated_has_left(rig: Rig) -> None:
     rig.fleet.take(message(record(1)))
     rig.clock.advance_ms(LEASE_S * 1000 + 1)
     rig.look()
@@ -147,7 +147,7 @@ def test_a_worker_whose_files_nobody_touches_has_left(rig: Rig) -> None:
     assert rig.sent[-1].last
 
 
-def test_a_restarted_worker_keeps_its_name_and_makes_no_spike(rig: Rig) -> None:
+def test_a_restarted_worker_has_the_same_name_and_causes_no_spike(rig: Rig) -> None:
     for number in range(1, 11):
         rig.fleet.take(message(record(number, 0.01), NOW_MS + 10 * number))
     touched(join(rig.folder, card(), channel(publisher=PUBLISHER + 1)), NOW_MS)
@@ -174,7 +174,7 @@ def test_another_process_under_another_id_is_another_worker(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("made", ["", "v1", "v1/instances"])
-def test_a_folder_that_is_none_of_dynamos_is_refused_with_what_to_do(tmp_path: Path, made: str) -> None:
+def test_a_folder_without_dynamo_files_is_refused_with_a_remedy(tmp_path: Path, made: str) -> None:
     folder = tmp_path / "kv"
     if made:
         (folder / made).mkdir(parents=True)
@@ -182,7 +182,7 @@ def test_a_folder_that_is_none_of_dynamos_is_refused_with_what_to_do(tmp_path: P
         check_folder(folder)
 
 
-def test_files_that_are_no_cards_or_channels_are_no_members(rig: Rig) -> None:
+def test_files_that_are_neither_cards_nor_channels_are_ignored(rig: Rig) -> None:
     for file in ("mdc/a", "event_channels/forward%2Dpass%2Dmetrics"):
         (rig.folder / "v1" / file).write_bytes(b"\xff\x00{")
     (rig.folder / "v1" / "mdc" / "folder").mkdir()

@@ -1,4 +1,4 @@
-"""Forward-pass metrics of Dynamo's workers: what is decoded, refused, and made of them."""
+"""Tests of forward-pass metrics of Dynamo's workers: decoded, refused and converted."""
 
 from itertools import pairwise
 
@@ -37,13 +37,13 @@ def rows(batches):
 
 
 @given(st.lists(st.binary(max_size=600), max_size=4))
-def test_bytes_that_are_no_record_are_refused(parts):
+def test_bytes_that_are_not_a_record_are_refused(parts):
     with pytest.raises(InvalidRequest):
         parse_message(parts)
 
 
 @given(st.data())
-def test_a_damaged_message_is_refused_or_still_a_record(data):
+def test_a_damaged_message_is_refused_or_still_valid(data):
     parts = message(record(sum_prefill_tokens=1500, num_prefill_requests=1))
     found = bytearray(parts[-1])
     found[data.draw(st.integers(0, len(found) - 1))] = data.draw(st.integers(0, 255))
@@ -89,7 +89,7 @@ def test_time_in_which_records_were_lost_is_not_covered():
     assert counts.lost == 6
 
 
-def test_a_counter_that_begins_again_is_a_restart_and_a_repeated_record_is_stale():
+def test_a_counter_that_starts_over_is_a_restart_and_a_repeated_record_is_stale():
     counts = RecordCounts()
     taken(
         engine(counts=counts),
@@ -115,7 +115,7 @@ def test_steps_that_follow_each_other_keep_their_lengths(lengths_ms):
     assert all(one.end_unix_ns <= two.start_unix_ns for one, two in pairwise(got))
 
 
-def test_transferred_prompts_of_a_decode_worker_are_no_prefill():
+def test_transferred_prompts_of_a_decode_worker_do_not_count_as_prefill():
     work = {"num_prefill_requests": 1, "sum_prefill_tokens": 1500, "num_decode_requests": 3, "sum_decode_kv_tokens": 9}
     (row,) = rows(taken(engine("decode"), (record(1, **work), NOW_MS)))
     assert (row.prefill_tokens, row.decode_sequences, row.decode_kv_tokens) == (0, 4, 1509)
@@ -123,7 +123,7 @@ def test_transferred_prompts_of_a_decode_worker_are_no_prefill():
     assert (row.prefill_tokens, row.decode_sequences) == (1500, 3)
 
 
-def test_ranks_are_engines_of_a_group():
+def test_ranks_become_engines_of_a_group():
     found = DynamoEngine(parsed_card(ranks=2), 1, "node", 1, RecordCounts())
     (batch,) = taken(found, (record(1), NOW_MS))
     assert batch.worker_id == f"prefill-{WORKER:x}-dp1"

@@ -1,4 +1,4 @@
-"""The subscription to Dynamo's publishers, which come, go and may be something else."""
+"""Tests of the subscription to Dynamo's publishers, which come, go or speak another protocol."""
 
 import asyncio
 import socket
@@ -48,7 +48,7 @@ async def subscriber() -> AsyncIterator[Reading]:
 
 
 def publisher(endpoint: str = "tcp://127.0.0.1:*") -> tuple[zmq.Socket[bytes], str]:
-    made = zmq.Context.instance().socket(zmq.XPUB)  # like PUB, and it can be asked who has subscribed
+    made = zmq.Context.instance().socket(zmq.XPUB)  # like PUB, and it reports its subscribers
     made.setsockopt(zmq.LINGER, 0)
     made.setsockopt(zmq.XPUB_VERBOSER, 1)  # of each connection
     made.bind(endpoint)
@@ -56,9 +56,9 @@ def publisher(endpoint: str = "tcp://127.0.0.1:*") -> tuple[zmq.Socket[bytes], s
 
 
 async def subscribed(made: zmq.Socket[bytes]) -> None:
-    """Wait until somebody has subscribed to a publisher."""
+    """Wait until a publisher has a subscriber."""
     seen = b""
-    while seen != b"\x01" + TOPIC:  # one that leaves is told as well, by a zero
+    while seen != b"\x01" + TOPIC:  # an unsubscription is reported as well, by a zero
         assert await asyncio.to_thread(made.poll, 10_000)
         seen = made.recv()
 
@@ -101,7 +101,7 @@ async def test_a_frame_over_the_limit_ends_the_connection_until_it_is_renewed(su
     made.close()
 
 
-async def test_something_else_that_answers_and_hangs_up_is_counted(subscriber: Reading) -> None:
+async def test_a_foreign_service_that_answers_and_hangs_up_is_counted(subscriber: Reading) -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n".ljust(100))
         writer.close()
@@ -113,6 +113,6 @@ async def test_something_else_that_answers_and_hangs_up_is_counted(subscriber: R
         subscriber.follow([])
 
 
-async def test_an_address_that_is_none_is_foreign(subscriber: Reading) -> None:
+async def test_an_invalid_address_is_foreign(subscriber: Reading) -> None:
     subscriber.follow(["tcp://"])
     assert subscriber.failures == {"foreign": 1}

@@ -1,4 +1,4 @@
-"""`fulcrum observe`: what it prints of servers and of recordings."""
+"""Tests of `fulcrum observe`: its output for servers and recordings."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ RUN = CliRunner()
 
 
 def exposition(second: float) -> list[str]:
-    """Eight sequences that decode, a step each 10 ms, from the start on."""
+    """Return the metrics of eight decoding sequences with steps of 10 ms, from the start on."""
     steps = round(second * 100)
     values = {
         "iteration_tokens_total_count": steps,
@@ -41,7 +41,7 @@ def observed(*arguments: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_a_recording_gives_a_line_a_second(tmp_path: Path) -> None:
+def test_a_recording_prints_one_line_per_second(tmp_path: Path) -> None:
     file = tmp_path / "a.scrapes.jsonl"
     scrapes = [{"t": 1000 + half / 2, "m": exposition(half / 2)} for half in range(41)]
     scrapes[20] = {"t": 1010.0, "error": "ServerDisconnectedError"}
@@ -53,7 +53,7 @@ def test_a_recording_gives_a_line_a_second(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["no json", '{"m": []}', '{"t": "x"}', "[]", '{"t": 1, "m": 3}'])
-def test_what_is_no_recording_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+def test_an_invalid_recording_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "a.scrapes.jsonl"
     file.write_text(json.dumps({"t": 1, "m": exposition(1)}) + "\n" + text)
     result = RUN.invoke(make_app(["observe"]), ["observe", "--replay", str(file)])
@@ -65,7 +65,7 @@ def test_what_is_no_recording_is_refused_with_its_line(tmp_path: Path, text: str
     ("arguments", "says"),
     [([], "--vllm"), (["--vllm", "http://a", "--replay", "b"], "--replay"), (["--vllm", "10.0.0.5:8000"], "http://")],
 )
-def test_what_can_not_be_observed_is_refused(arguments: list[str], says: str) -> None:
+def test_an_address_that_cannot_be_observed_is_refused(arguments: list[str], says: str) -> None:
     result = RUN.invoke(make_app(["observe"]), ["observe", *arguments])
     assert result.exit_code
     assert says in result.output + str(result.exception)
@@ -73,7 +73,7 @@ def test_what_can_not_be_observed_is_refused(arguments: list[str], says: str) ->
 
 @contextmanager
 def server() -> Iterator[str]:
-    """A vLLM that is always 0.5 s further each time it is asked; it answers /metrics alone."""
+    """A vLLM whose counters advance by 0.5 s per request; it answers /metrics alone."""
     asked = count()
 
     class Handler(BaseHTTPRequestHandler):
@@ -99,7 +99,7 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.system
-def test_servers_are_scraped_and_one_that_is_away_does_not_hold_the_others_up() -> None:
+def test_servers_are_scraped_and_an_unreachable_one_does_not_delay_the_others() -> None:
     with server() as url, held_port() as closed:
         lines = observed("--vllm", url, "--vllm", f"http://127.0.0.1:{closed}", "--lines", "5")
     here = [line for line in lines if line["server"] == url]
@@ -111,7 +111,7 @@ def test_servers_are_scraped_and_one_that_is_away_does_not_hold_the_others_up() 
 
 @pytest.mark.system
 @pytest.mark.parametrize("path", ["", "/nothing-here"])
-def test_lines_of_servers_that_were_never_read_end_in_an_error(path: str) -> None:
+def test_a_run_in_which_no_server_was_ever_read_ends_in_an_error(path: str) -> None:
     with held_port() as closed, server() as url:
         target = f"{url}{path}" if path else f"http://127.0.0.1:{closed}"
         result = RUN.invoke(make_app(["observe"]), ["observe", "--vllm", target, "--lines", "1"])
@@ -141,13 +141,13 @@ def test_a_page_beside_a_suite_names_the_option_for_its_port() -> None:
         (["--vllm", "http://a", "--page", "--router", "http://r"], "--router goes with"),
     ],
 )
-def test_options_about_pods_and_roles_are_refused_where_they_mean_nothing(arguments: list[str], says: str) -> None:
+def test_options_about_pods_and_roles_are_refused_if_they_have_no_meaning(arguments: list[str], says: str) -> None:
     result = RUN.invoke(make_app(["observe"]), ["observe", *arguments])
     assert result.exit_code
     assert says in result.output + str(result.exception)
 
 
-def test_pods_without_the_extra_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_without_the_extra_are_refused_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "libs.observe.pod_watch", None)
     result = RUN.invoke(make_app(["observe"]), ["observe", "--kubernetes", "app=vllm"])
     assert isinstance(result.exception, InvalidRequest)

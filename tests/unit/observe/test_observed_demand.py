@@ -1,4 +1,4 @@
-"""Demand of an observed fleet: what is counted, what is unknown, and when a bin is closed."""
+"""Tests of demand of an observed fleet: what is counted, what is unknown, and when a bin is closed."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def counts(delta: BinDelta, model: str = "m") -> Counts:
     return next((each for key, each in delta.rows.items() if key.model == model), Counts())
 
 
-def test_a_whole_bin_counts_what_came_in_it_and_none_is_closed_early() -> None:
+def test_a_complete_bin_counts_its_arrivals_and_none_is_closed_early() -> None:
     found = fleet(a="m", b="m")
     for name in ("a", "b"):
         run(found, name, -10, 61)
@@ -58,7 +58,7 @@ def test_a_whole_bin_counts_what_came_in_it_and_none_is_closed_early() -> None:
     assert deltas(found, 60) == {}
 
 
-def test_a_server_that_is_away_holds_its_bins_until_it_is_back_and_its_difference_is_spread_over_them() -> None:
+def test_bins_wait_for_an_absent_server_and_its_difference_is_spread_over_them() -> None:
     found = fleet(a="m", b="m")
     run(found, "a", -10, 200)
     run(found, "b", -10, 10)
@@ -70,7 +70,7 @@ def test_a_server_that_is_away_holds_its_bins_until_it_is_back_and_its_differenc
     assert [counts(each).requests for each in closed.values()] == [120, 120, 120]
 
 
-def test_a_restart_leaves_its_bins_unknown_instead_of_low() -> None:
+def test_a_restart_makes_its_bins_unknown_instead_of_low() -> None:
     found = fleet(a="m")
     run(found, "a", -10, 30)
     run(found, "a", 75, 180)  # the counters began again while it was away, from 30 s to 75 s
@@ -79,7 +79,7 @@ def test_a_restart_leaves_its_bins_unknown_instead_of_low() -> None:
     assert counts(closed[FIRST + 2]).requests == 60
 
 
-def test_a_second_that_a_restart_loses_is_made_up_for_by_the_rest_of_its_bin() -> None:
+def test_a_second_lost_to_a_restart_is_made_up_for_by_the_rest_of_its_bin() -> None:
     found = fleet(a="m")
     run(found, "a", -10, 30)
     run(found, "a", 32, 61)
@@ -87,7 +87,7 @@ def test_a_second_that_a_restart_loses_is_made_up_for_by_the_rest_of_its_bin() -
     assert counts(delta).requests == 60
 
 
-def test_a_model_without_a_server_that_answers_is_unknown_and_others_are_known() -> None:
+def test_a_model_whose_servers_do_not_answer_is_unknown_and_others_are_known() -> None:
     found = fleet(a="m", b="other")
     run(found, "a", -10, 61)
     assert deltas(found, 60) == {}
@@ -100,7 +100,7 @@ def test_a_model_without_a_server_that_answers_is_unknown_and_others_are_known()
     assert {key.model for each in closed.values() for key in each.rows} == {"m"}
 
 
-def test_of_too_many_models_at_a_time_nothing_is_kept_and_those_that_left_make_room() -> None:
+def test_demand_of_too_many_models_is_not_stored_and_models_that_left_make_room() -> None:
     found, models = FleetDemand(BIN_NS, BEGAN_NS), list[int]()
     for minute in range(3):
         names = [f"{minute}-{number}" for number in range(MAX_MODELS + 10)]
@@ -114,7 +114,7 @@ def test_of_too_many_models_at_a_time_nothing_is_kept_and_those_that_left_make_r
     assert models == [MAX_MODELS, 0, MAX_MODELS], "those of the first minute leave in the second"
 
 
-def test_a_server_out_of_service_does_not_hide_what_the_others_of_its_model_serve() -> None:
+def test_a_server_out_of_service_does_not_hide_the_demand_of_others_of_its_model() -> None:
     found = fleet(a="m", b="m")
     late_s = GIVE_UP_NS / S
     run(found, "b", -10, 0)
@@ -124,7 +124,7 @@ def test_a_server_out_of_service_does_not_hide_what_the_others_of_its_model_serv
     assert not any(each.unknown for each in closed.values())
 
 
-def test_a_server_that_leaves_the_list_is_waited_for_no_longer() -> None:
+def test_a_server_that_leaves_the_list_is_no_longer_waited_for() -> None:
     found = fleet(a="m", b="m")
     run(found, "a", -10, 121)
     run(found, "b", -10, 30)
@@ -150,7 +150,7 @@ def test_prefill_servers_alone_count_their_own_requests() -> None:
     assert counts(delta).requests == 60
 
 
-def test_the_counters_of_a_server_give_its_arrivals_with_those_that_wait() -> None:
+def test_a_servers_counters_give_its_arrivals_including_waiting_ones() -> None:
     now = [1_000.0]
     fake, counter, parser = (
         FakeVllm(Load(decoding=8, prompts_per_s=4), now_s=lambda: now[0]),
@@ -197,7 +197,7 @@ def test_steps_give_requests_and_tokens(role: str, steps: list[tuple[int, ...]],
     assert counter.take(S, 2 * S, running=0, waiting=0).work == ServedWork()
 
 
-def test_steps_of_an_engine_that_counts_nonsense_add_no_more_than_the_bound() -> None:
+def test_steps_with_impossible_counts_add_no_more_than_the_bound() -> None:
     counter = StepCounter()
     counter.add(StepRow(1, 2, 2**64 - 1, 2**64 - 1, 2**64 - 1, 2**64 - 1), "mixed", 0)
     assert set(counter.take(0, S, running=0, waiting=0).work) == {MAX_COUNT}

@@ -1,4 +1,4 @@
-"""The list of servers to observe, from addresses and from a file."""
+"""Tests of the list of servers to observe, from addresses and from a file."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def fleet(tmp_path: Path, text: str) -> list[ObservedTarget]:
     return read_fleet(file)
 
 
-def test_a_server_is_named_by_its_address_and_does_both_phases_unless_told(tmp_path: Path) -> None:
+def test_a_server_is_named_by_its_address_and_does_both_phases_by_default(tmp_path: Path) -> None:
     plain, told = fleet(
         tmp_path,
         '[[server]]\nurl = "http://10.0.0.5:8000/metrics"\n'
@@ -49,17 +49,17 @@ def test_a_server_is_named_by_its_address_and_does_both_phases_unless_told(tmp_p
         ('[[server]]\nurl = "http://a"\nname="n"\n[[server]]\nurl = "http://b"\nname="n"', "'n' is there twice"),
     ],
 )
-def test_a_wrong_file_is_refused_by_what_is_wrong(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_file_is_refused_with_the_error(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         fleet(tmp_path, text)
 
 
-def test_there_is_a_most_of_servers() -> None:
+def test_the_number_of_servers_is_bounded() -> None:
     with pytest.raises(InvalidRequest, match=f"{MOST_SERVERS} at most"):
         targets_of([f"http://h:{number + 1}" for number in range(MOST_SERVERS + 1)])
 
 
-def test_a_token_comes_from_its_variable_or_is_missed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_read_from_its_variable_or_the_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     target = ObservedTarget("http://a", "a", token_env="VLLM_TOKEN_OF_A")
     with pytest.raises(InvalidRequest, match="VLLM_TOKEN_OF_A"):
         token_of(target)

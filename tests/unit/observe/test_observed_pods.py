@@ -1,4 +1,4 @@
-"""Servers from a namespace's pods, as the API server describes them."""
+"""Tests of servers found as a namespace's pods, as the API server describes them."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def pod(
     ending: bool = False,
     **more: Any,
 ) -> ServerPod:
-    """A pod in JSON, with the fields that an API server adds and nobody reads."""
+    """A pod in JSON, with the fields that an API server adds and no code reads."""
     meta = {"name": name, "uid": uid or name, "namespace": "ns", "managedFields": [{"manager": "kubelet"}]}
     if ending:
         meta["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -65,7 +65,7 @@ def test_the_role_is_that_of_the_label(labels: dict[str, str], role: str) -> Non
     assert servers(pod(labels=labels))[0].role == role
 
 
-def test_the_role_label_can_be_another() -> None:
+def test_another_label_can_name_the_role() -> None:
     labels = {"llm-d.ai/role": "prefill", "role": "decode"}
     assert servers(pod(labels=labels), query=PodQuery("app=vllm", role_label="role"))[0].role == "decode"
 
@@ -79,19 +79,19 @@ def test_the_role_label_can_be_another() -> None:
         ([{"containerPort": 8000, "name": "http"}, {"containerPort": 8200, "name": "metrics"}], 8200),
     ],
 )
-def test_the_port_is_the_named_one_or_vllms_own(ports: list[dict[str, Any]], port: int) -> None:
+def test_the_port_is_the_named_one_or_vllms_default(ports: list[dict[str, Any]], port: int) -> None:
     two = pod(containers=[{"name": "sidecar"}, {"name": "vllm", "ports": ports}])
     assert servers(two)[0].url == f"http://10.0.0.5:{port}"
     assert servers(two, query=PodQuery("app=vllm", port=7000))[0].url == "http://10.0.0.5:7000"
 
 
-def test_gpus_are_those_that_the_pod_may_use() -> None:
+def test_gpus_are_those_that_the_pod_requests() -> None:
     limits = {"nvidia.com/gpu": "8", "cpu": "500m"}
     assert servers(pod(containers=[{"resources": {"limits": limits}}, {"resources": {}}]))[0].gpus == 8
     assert servers(pod(containers=[{"resources": {"limits": {"cpu": 4}}}]))[0].gpus == 1
 
 
-def test_a_server_that_is_not_ready_any_more_stays_until_its_pod_ends() -> None:
+def test_a_server_that_is_no_longer_ready_stays_until_its_pod_ends() -> None:
     found = ObservedPods(QUERY)
     found.replace([pod()])
     for later in (pod(ready=False), pod(ready=False, ending=True)):
@@ -103,7 +103,7 @@ def test_a_server_that_is_not_ready_any_more_stays_until_its_pod_ends() -> None:
     assert found.targets() == []
 
 
-def test_a_pod_made_anew_is_a_server_once_it_is_ready() -> None:
+def test_a_recreated_pod_is_a_server_once_it_is_ready() -> None:
     found = ObservedPods(QUERY)
     found.replace([pod()])
     found.put(pod(uid="new", ready=False, ip="10.0.0.9"))
@@ -122,14 +122,14 @@ def test_a_deleted_pod_is_no_server() -> None:
     assert found.matching == 2
 
 
-def test_an_address_that_passed_to_another_pod_is_that_of_the_ready_one() -> None:
+def test_an_address_passed_on_to_another_pod_belongs_to_the_ready_one() -> None:
     found = ObservedPods(QUERY)
     found.replace([pod("a")])
     found.replace([pod("a", ready=False), pod("b")])
     assert [each.name for each in found.targets()] == ["b"]
 
 
-def test_there_is_a_most_of_servers_and_the_others_are_counted() -> None:
+def test_the_number_of_servers_is_bounded_and_the_others_are_counted() -> None:
     found = ObservedPods(QUERY)
     found.replace([pod(f"p{number}", ip=f"10.1.{number // 250}.{number % 250}") for number in range(MOST_SERVERS + 3)])
     assert (len(found.targets()), found.left_out, found.matching) == (MOST_SERVERS, 3, MOST_SERVERS + 3)

@@ -1,4 +1,4 @@
-"""Prefill's share of an engine's time, estimated from its counters alone."""
+"""Tests of prefill's share of an engine's time, estimated from its counters alone."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ class Engine:
         self.next_s = 0.0
 
     def run(self, until_s: float, rate: float, isl: int, osl: int) -> None:
-        """Serve requests that come by chance, so many a second."""
+        """Serve requests with random arrivals, that many per second."""
         while self.now_s < until_s:
             while self.next_s <= self.now_s:
                 self.prompts.append(max(1, int(self.random.gamma(4.0, isl / 4))))
@@ -86,7 +86,7 @@ class Engine:
 @pytest.mark.slow
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("seed", range(3))
-def test_an_engine_teaches_what_its_steps_cost_and_its_shares_are_found(cost: str, seed: int) -> None:
+def test_step_costs_are_learned_from_an_engine_and_its_shares_are_found(cost: str, seed: int) -> None:
     """Decodes with few prompts, many prompts, then both: within 5 points of the truth in each, and 2 in the mean."""
     engine, estimator = Engine(COSTS[cost], seed), PhaseEstimator()
     scale = 0.006 / COSTS[cost].base_s
@@ -160,7 +160,7 @@ DATA = Path(os.environ.get("FULCRUM_DATA", "")) / "vllm_h200"
 @pytest.mark.parametrize(
     ("recording", "mean", "worst", "busy"), [("default", 0.015, 0.04, 0.015), ("eager", 0.015, 0.04, 0.02)]
 )
-def test_shares_of_a_recorded_vllm_are_near_those_of_cuda_events(
+def test_shares_of_a_recorded_vllm_are_close_to_those_of_cuda_events(
     recording: str, mean: float, worst: float, busy: float
 ) -> None:
     """One vLLM 0.32.0 on an H200, /metrics twice a second; no constant here was fitted to its truth."""
@@ -197,7 +197,7 @@ def test_shares_of_a_recorded_vllm_are_near_those_of_cuda_events(
 
 
 @pytest.mark.slow
-def test_the_busy_share_of_a_recorded_prefill_server_is_near_that_of_cuda_events() -> None:
+def test_the_busy_share_of_a_recorded_prefill_server_is_close_to_that_of_cuda_events() -> None:
     """One-token answers, so that nothing but prompts' times says how long steps took."""
     if not (DATA / "prefill_role.truth.json").is_file():
         pytest.skip("FULCRUM_DATA names no folder with vllm_h200/prefill_role.truth.json")
@@ -228,7 +228,7 @@ class PrefillEngine:
         self.now_s = self.next_s = self.busy_s = 0.0
         self.waiting: list[int] = []
         self.steps: list[tuple[float, float, list[int]]] = []
-        """When each step in flight was scheduled, its end, and its prompts."""
+        """The time at which each step in flight was scheduled, its end, and its prompts."""
         self.counts = dict.fromkeys(("samples", "prompt", "first", "prefills_s"), 0.0)
 
     def run(self, until_s: float, rate: float, isl: int) -> None:
@@ -272,7 +272,7 @@ class PrefillEngine:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_a_prefill_server_teaches_what_its_steps_cost_by_how_much_prompts_overlap(seed: int) -> None:
+def test_step_costs_of_a_prefill_server_are_learned_from_the_overlap_of_prompts(seed: int) -> None:
     """Few long prompts to many short ones, from a tenth of the time to nearly all of it: within 8 points."""
     engine, estimator = PrefillEngine(seed), PhaseEstimator()
     before, off = engine.reading(), []
@@ -310,14 +310,14 @@ def read_vllm(text: str) -> dict[str, Reading]:
     return VllmParser().parse(text.encode(), 1.0).readings
 
 
-def test_computed_prompt_tokens_are_taken_where_vllm_tells_them_apart() -> None:
+def test_computed_prompt_tokens_are_used_if_vllm_reports_them_separately() -> None:
     assert read_vllm(exposition())["0"].prompt_tokens == 300
     apart = '\nvllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="%s"} %d'
     told = exposition() + apart % ("local_compute", 100) + apart % ("local_cache_hit", 200)
     assert read_vllm(told)["0"].prompt_tokens == 100
 
 
-def test_engines_of_one_server_are_read_apart_and_their_shares_add_up() -> None:
+def test_engines_of_one_server_are_read_separately_and_their_shares_add_up() -> None:
     text = exposition() + "\n" + exposition(lambda one: one.replace('engine="0"', 'engine="1"'))
     assert set(read_vllm(text)) == {"0", "1"}
 
@@ -331,12 +331,12 @@ def test_engines_of_one_server_are_read_apart_and_their_shares_add_up() -> None:
         ("vllm:num_requests_running 3", "vllm:iteration_tokens_total_count"),
     ],
 )
-def test_what_is_no_exposition_of_vllm_is_refused_by_name(text: str, names: str) -> None:
+def test_metrics_that_are_not_vllms_are_refused_by_name(text: str, names: str) -> None:
     with pytest.raises(InvalidRequest, match=names):
         read_vllm(text)
 
 
-def test_a_restart_is_no_spike() -> None:
+def test_a_restart_causes_no_spike() -> None:
     server = ObservedServer()
     server.scraped(exposition(), 1.0)
     server.scraped(exposition(lambda text: text.replace(" 300", " 5").replace(" 40", " 1")), 2.0)

@@ -1,4 +1,4 @@
-"""The places in which an API server is looked for, and the error if there is none."""
+"""Tests of where an API server is looked for, and of the error if there is none."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ current-context: x
 
 
 @pytest.mark.parametrize("text", [None, "", "[", "kind: Config", "contexts: 3\ncurrent-context: x"])
-async def test_a_kubeconfig_that_is_none_ends_the_command_by_its_name(tmp_path: Path, text: str | None) -> None:
+async def test_an_invalid_kubeconfig_ends_the_command_with_its_name(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "kubeconfig"
     if text is not None:
         file.write_text(text)
@@ -40,7 +40,7 @@ async def test_the_namespace_is_that_of_the_kubeconfig(tmp_path: Path, given: st
     await client.close()
 
 
-async def test_a_server_that_is_away_at_the_start_is_waited_for(tmp_path: Path) -> None:
+async def test_an_api_server_that_is_away_at_the_start_is_waited_for(tmp_path: Path) -> None:
     file = tmp_path / "kubeconfig"
     file.write_text(CONFIG.replace("NAMESPACE", ""))
     pods = PodFollower(PodQuery("app=vllm"), str(file))

@@ -1,4 +1,4 @@
-"""The pods whose role label may change, and why the others' may not."""
+"""Tests of which pods may change their role label, and why others may not."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def test_a_pod_that_serves_either_role_may_change_its_label() -> None:
     "selector",
     [{"matchLabels": {"app": "vllm", LABEL: "decode"}}, {"matchExpressions": [{"key": LABEL, "operator": "Exists"}]}],
 )
-def test_an_owner_that_selects_by_the_label_holds_the_pod(selector: Any) -> None:
+def test_an_owner_that_selects_by_the_label_fixes_the_pod(selector: Any) -> None:
     above = {"kind": "Deployment", "name": "vllm"}
     why = fixed_because(pod(owner=REPLICAS, says="either"), owner(selector, above), LABEL)
     assert "ReplicaSet vllm-5d8 (of Deployment vllm) selects its pods by llm-d.ai/role" in why
@@ -56,22 +56,22 @@ def test_an_owner_that_selects_by_the_label_holds_the_pod(selector: Any) -> None
 
 
 @pytest.mark.parametrize("found", [None, PodOwner()])
-def test_an_owner_whose_selector_is_not_known_holds_the_pod(found: PodOwner | None) -> None:
+def test_an_owner_with_an_unknown_selector_fixes_the_pod(found: PodOwner | None) -> None:
     why = fixed_because(pod(owner={"kind": "CloneSet", "name": "vllm", "controller": True}), found, LABEL)
     assert "CloneSet vllm, whose selector cannot be read" in why
 
 
-def test_an_owner_that_does_not_count_the_pod_holds_nothing() -> None:
+def test_an_owner_that_does_not_select_the_pod_fixes_nothing() -> None:
     assert fixed_because(pod(owner={"kind": "Node", "name": "gpu-1"}), None, LABEL) == ""
 
 
 @pytest.mark.parametrize("role", ["both", "prefill-decode", "encode", ""])
-def test_a_pod_of_both_phases_stays(role: str) -> None:
+def test_a_pod_of_both_phases_does_not_move(role: str) -> None:
     assert "does both phases" in fixed_because(pod(role=role), None, LABEL)
 
 
 @pytest.mark.parametrize("args", [[], ["--kv-transfer-config", '{"kv_role":"kv_producer"}']])
-def test_a_server_of_one_role_stays_unless_annotated(args: list[str]) -> None:
+def test_a_server_of_one_role_does_not_move_unless_annotated(args: list[str]) -> None:
     why = fixed_because(pod(args=args), None, LABEL)
     assert "kv_role to kv_both" in why and "fulcrum.dev/roles=either" in why
     assert fixed_because(pod(args=args, says="either"), None, LABEL) == ""
@@ -89,10 +89,10 @@ def test_the_role_is_read_from_arguments_commands_and_variables(container: dict[
     assert fixed_because(pod(**container), None, LABEL) == ""
 
 
-def test_a_pod_without_a_routing_sidecar_stays_unless_annotated() -> None:
+def test_a_pod_without_a_routing_sidecar_does_not_move_unless_annotated() -> None:
     assert "no routing sidecar" in fixed_because(pod(sidecar=False), None, LABEL)
     assert fixed_because(pod(sidecar=False, says="either"), None, LABEL) == ""
 
 
-def test_an_annotation_holds_a_pod() -> None:
+def test_an_annotation_fixes_a_pod() -> None:
     assert "'fixed', not either" in fixed_because(pod(says="fixed"), None, LABEL)

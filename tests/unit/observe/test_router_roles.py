@@ -1,4 +1,4 @@
-"""Changes of role at a router that fails in the middle of them, over HTTP on loopback."""
+"""Tests over HTTP of role changes at a router that fails during them."""
 
 import asyncio
 import json
@@ -89,7 +89,7 @@ async def worker(roles: RouterRoles, name: str) -> FleetWorker:
     return next(each for each in await roles.workers() if each.name == name)
 
 
-async def test_a_server_that_the_router_would_not_add_is_back_at_the_next_read() -> None:
+async def test_a_server_that_the_router_refused_to_add_is_restored_at_the_next_read() -> None:
     router = Router()
     async with fleet(router) as roles:
         router.adds = False
@@ -106,7 +106,7 @@ async def test_a_server_that_the_router_would_not_add_is_back_at_the_next_read()
         }
 
 
-async def test_a_server_that_never_comes_back_blocks_the_others_for_a_bounded_number_of_reads() -> None:
+async def test_a_server_that_never_returns_blocks_the_others_for_a_bounded_number_of_reads() -> None:
     router = Router()
     async with fleet(router) as roles:
         router.adds = False
@@ -118,7 +118,7 @@ async def test_a_server_that_never_comes_back_blocks_the_others_for_a_bounded_nu
         assert [each.name for each in await roles.workers()] == ["d1", "p0"]
 
 
-async def test_a_server_whose_move_is_cancelled_halfway_is_back_once_the_roles_are_closed() -> None:
+async def test_a_server_whose_move_is_cancelled_halfway_is_restored_when_the_roles_are_closed() -> None:
     router = Router()
     async with fleet(router) as roles:
         router.adds = False

@@ -1,4 +1,4 @@
-"""Requests for /metrics within bounds, whatever the server does."""
+"""Tests of bounded requests for /metrics, whatever the server does."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -62,7 +62,7 @@ async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     await reader.read()
 
 
-async def test_one_connection_serves_scrape_after_scrape_and_carries_the_token() -> None:
+async def test_one_connection_serves_repeated_scrapes_and_sends_the_token() -> None:
     async with answering(says(HEAD % 3, b"abc")) as (scraper, requests):
         assert [await scraper.scrape("t0"), await scraper.scrape("t0")] == [b"abc", b"abc"]
     assert all(each.startswith(b"GET /vllm/metrics HTTP/1.1\r\n") for each in requests)
@@ -75,7 +75,7 @@ async def test_chunks_are_joined() -> None:
         assert await scraper.scrape() == b"abcde"
 
 
-async def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
+async def test_a_connection_closed_meanwhile_is_reopened() -> None:
     async with answering(says(HEAD % 3, b"abc", close=True)) as (scraper, requests):
         assert [await scraper.scrape() for _ in range(3)] == [b"abc"] * 3
     assert len(requests) == 3
@@ -90,14 +90,14 @@ async def test_a_connection_that_was_closed_meanwhile_is_opened_again() -> None:
         (silence, "timeout", "no answer in 0.3 s"),
     ],
 )
-async def test_a_failure_says_what_it_is(answer: Answer, reason: str, message: str) -> None:
+async def test_a_failure_names_its_cause(answer: Answer, reason: str, message: str) -> None:
     async with answering(answer) as (scraper, _):
         with pytest.raises(ScrapeFailed, match=message) as failed:
             await scraper.scrape()
     assert failed.value.reason == reason
 
 
-async def test_an_answer_without_end_is_cut_off_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_answer_is_cut_off_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "MAX_EXPOSITION_BYTES", 1_000)
     async with answering(forever) as (scraper, _):
         with pytest.raises(ScrapeFailed, match="over 1000 bytes") as failed:
@@ -105,7 +105,7 @@ async def test_an_answer_without_end_is_cut_off_by_size(monkeypatch: pytest.Monk
     assert failed.value.reason == "size"
 
 
-async def test_nobody_there_is_away() -> None:
+async def test_an_unreachable_server_is_away() -> None:
     async with answering(silence) as (scraper, _):
         pass
     with pytest.raises(ScrapeFailed, match="away"):

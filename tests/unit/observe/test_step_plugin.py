@@ -1,4 +1,4 @@
-"""The vLLM plugin: its records of steps, their encoding, and what it does when nobody takes them."""
+"""Tests of the vLLM plugin: its records of steps, their encoding, and its behaviour without a receiver."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ class Service:
         return self.status, ""
 
 
-def test_a_batch_reads_as_a_step_batch_of_our_own() -> None:
+def test_a_batch_is_encoded_as_our_own_step_batch() -> None:
     step = Step(10, 20, 1, 2, 3, 4, 5, 6)
     batch = Batch(7, 8, 300, [step, Step(30, 0)], [Span(1, 2)], Load(1, 2, 3, 4, 5, 6), 9, 3, (Span(3, 4),), last=True)
     read = StepBatch.FromString(encode(SOURCE, batch))
@@ -60,7 +60,7 @@ def test_a_batch_reads_as_a_step_batch_of_our_own() -> None:
     assert read.dummy_steps.steps == 3 and read.dummy_steps.spans[0].end_unix_ns == 4
 
 
-def test_covers_touch_and_every_step_is_in_one_batch() -> None:
+def test_covers_are_contiguous_and_every_step_is_in_one_batch() -> None:
     clock = Clock()
     recorder = StepRecorder(clock)
     recorder.decided(PROMPT)
@@ -79,7 +79,7 @@ def test_covers_touch_and_every_step_is_in_one_batch() -> None:
     assert (first.sequence, second.sequence) == (1, 2)
 
 
-def test_a_step_that_runs_is_announced_once_and_reported_again_at_its_end() -> None:
+def test_a_running_step_is_announced_once_and_reported_again_at_its_end() -> None:
     clock = Clock()
     recorder = StepRecorder(clock)
     recorder.decided(PROMPT)
@@ -95,7 +95,7 @@ def test_a_step_that_runs_is_announced_once_and_reported_again_at_its_end() -> N
     ]  # fmt: skip
 
 
-def test_of_two_steps_under_way_the_second_begins_when_the_first_has_ended() -> None:
+def test_the_second_of_two_steps_in_flight_begins_when_the_first_has_ended() -> None:
     clock = Clock()
     recorder = StepRecorder(clock)
     for work in (PROMPT, DECODE):
@@ -148,7 +148,7 @@ def test_time_of_dropped_steps_is_not_covered() -> None:
     assert batch.dropped_batches == 1
 
 
-def test_what_a_service_that_is_away_misses_is_bounded_counted_and_sent_later() -> None:
+def test_data_for_an_absent_service_are_bounded_counted_and_sent_later() -> None:
     clock, service = Clock(), Service(status=None)
     recorder = StepRecorder(clock)
     reporter = Reporter(recorder, SOURCE, service)
@@ -166,7 +166,9 @@ def test_what_a_service_that_is_away_misses_is_bounded_counted_and_sent_later() 
 
 
 @pytest.mark.parametrize(("status", "dropped"), [(400, 1), (401, 1), (404, 1), (429, 0), (503, 0)])
-def test_a_refused_batch_is_dropped_and_one_that_may_be_taken_later_is_kept(status: int, dropped: int) -> None:
+def test_a_permanently_refused_batch_is_dropped_and_a_temporarily_refused_one_is_retried(
+    status: int, dropped: int
+) -> None:
     clock = Clock()
     reporter = Reporter(StepRecorder(clock), SOURCE, Service(status))
     clock.now_ns += 100
@@ -174,7 +176,7 @@ def test_a_refused_batch_is_dropped_and_one_that_may_be_taken_later_is_kept(stat
     assert reporter.dropped == dropped
 
 
-def test_a_batch_that_was_taken_although_no_answer_came_is_not_counted_as_dropped() -> None:
+def test_a_batch_that_was_accepted_without_an_answer_is_not_counted_as_dropped() -> None:
     clock, service = Clock(), Service(status=None)
     reporter = Reporter(StepRecorder(clock), SOURCE, service)
     clock.now_ns += 100
@@ -205,7 +207,7 @@ class Scheduler:
         return "outputs"
 
 
-def test_what_a_scheduler_decides_is_recorded_and_its_results_are_its_own() -> None:
+def test_scheduler_decisions_are_recorded_and_results_are_unchanged() -> None:
     began_ns = 10**9
     clock = Clock(began_ns)
     scheduler, recorder = Scheduler(), StepRecorder(clock)
@@ -225,7 +227,7 @@ def test_what_a_scheduler_decides_is_recorded_and_its_results_are_its_own() -> N
     assert batch.load == Load(running=2, waiting_prefill_tokens=60, free_kv_blocks=7)
 
 
-def test_an_unknown_scheduler_goes_on_and_its_time_is_not_covered() -> None:
+def test_an_unknown_scheduler_runs_on_and_its_time_is_not_covered() -> None:
     clock = Clock()
     scheduler, recorder = Scheduler(), StepRecorder(clock)
     follow(scheduler, recorder, clock)
@@ -246,7 +248,7 @@ def test_an_unknown_scheduler_goes_on_and_its_time_is_not_covered() -> None:
         ("kv_both", "prefill", (ROLE_PREFILL, 0)),
     ],
 )
-def test_a_role_is_what_the_environment_names_or_the_kv_connector_does(
+def test_a_role_is_set_by_the_environment_or_by_the_kv_connector(
     kv_role: str | None, named: str, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FULCRUM_OBSERVE_ROLE", named)
@@ -255,7 +257,7 @@ def test_a_role_is_what_the_environment_names_or_the_kv_connector_does(
 
 
 @pytest.mark.system
-def test_it_imports_nothing_beyond_the_standard_library() -> None:
+def test_the_plugin_imports_only_the_standard_library() -> None:
     code = (
         "import sys; before = set(sys.modules); import fulcrum_observe.engine;"
         "print(*sorted({each.partition('.')[0] for each in set(sys.modules) - before} - sys.stdlib_module_names))"

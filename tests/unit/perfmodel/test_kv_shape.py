@@ -1,4 +1,4 @@
-"""Bytes of a sequence's KV, by what its model's layers keep of it."""
+"""Tests of the bytes of a sequence's KV by the kinds of a model's layers."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ WINDOWED = KvGroup(64, 18 * 64 * LAYER_TOKEN_BYTES, window_tokens=128)
 GPT_OSS = KvShape((WHOLE, WINDOWED))
 
 
-def test_a_long_sequence_grows_by_its_layers_with_full_attention_alone() -> None:
+def test_a_long_sequence_grows_only_in_layers_with_full_attention() -> None:
     assert GPT_OSS.block_bytes(64) == 18 * 64 * LAYER_TOKEN_BYTES
     assert GPT_OSS.sequence_bytes(64_000) - GPT_OSS.sequence_bytes(32_000) == 500 * GPT_OSS.block_bytes(64)
     assert GPT_OSS.sequence_bytes(32_000) == 503 * 64 * 18 * LAYER_TOKEN_BYTES
@@ -24,18 +24,18 @@ def test_a_sequence_within_the_window_has_its_blocks_in_all_layers() -> None:
     assert GPT_OSS.sequence_bytes(65) == 2 * 64 * 36 * LAYER_TOKEN_BYTES
 
 
-def test_a_state_is_held_once_however_long_the_sequence_is() -> None:
+def test_a_state_is_stored_once_whatever_the_length_of_the_sequence() -> None:
     shape = KvShape((KvGroup(16, 1600),), state_bytes=70_000)
     assert (shape.sequence_bytes(1), shape.sequence_bytes(160)) == (71_600, 86_000)
     assert shape.block_bytes(16) == 1600
 
 
-def test_groups_with_blocks_of_different_length_add_up_by_token() -> None:
+def test_groups_with_blocks_of_different_lengths_are_summed_per_token() -> None:
     shape = KvShape((KvGroup(16, 1600), KvGroup(32, 1600)))
     assert (shape.token_bytes, shape.block_bytes(32)) == (150, 4800)
 
 
-def test_a_model_of_windows_alone_grows_as_a_short_sequence_does() -> None:
+def test_a_model_with_only_windows_grows_as_a_short_sequence_does() -> None:
     assert KvShape((WINDOWED,)).block_bytes(64) == WINDOWED.block_bytes
 
 
@@ -53,7 +53,7 @@ def compute(shape: KvShape, width: int = 36 * 64 * 64) -> Compute:
     )  # fmt: skip
 
 
-def test_a_decode_step_reads_windows_no_further_than_they_reach() -> None:
+def test_a_decode_step_reads_windows_only_up_to_their_length() -> None:
     found = effort_of(
         compute(GPT_OSS), StepWork(decode_sequences=2, decode_kv_tokens=8_000), prefill_steps=0, decode_steps=0
     )
@@ -61,7 +61,7 @@ def test_a_decode_step_reads_windows_no_further_than_they_reach() -> None:
     assert found.decode_flops == pytest.approx(4 * 64 * 64 * (18 * 8_000 + 18 * 2 * 128))
 
 
-def test_short_contexts_are_read_whole_also_by_windows() -> None:
+def test_short_contexts_are_read_completely_even_by_windows() -> None:
     whole = KvShape((KvGroup(64, 36 * 64 * LAYER_TOKEN_BYTES),))
     work = StepWork(decode_sequences=4, decode_kv_tokens=400)
     windowed, full = (effort_of(compute(each), work, prefill_steps=0, decode_steps=0) for each in (GPT_OSS, whole))
@@ -69,7 +69,7 @@ def test_short_contexts_are_read_whole_also_by_windows() -> None:
     assert windowed.decode_flops == pytest.approx(full.decode_flops)
 
 
-def test_a_prompts_windows_cost_it_in_proportion_to_its_length() -> None:
+def test_a_prompts_windows_cost_in_proportion_to_its_length() -> None:
     flops = [
         effort_of(compute(GPT_OSS), chunks_work([(0, tokens)]), prefill_steps=0, decode_steps=0).prefill_flops
         for tokens in (100, 10_000)

@@ -1,4 +1,4 @@
-"""How long a prompt takes on a worker that computes it beside decodes whose pace it keeps."""
+"""Tests of the predicted time of a prompt beside decodes whose pace is maintained."""
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ FREE = Speed(MODEL, 2_048)
 PACED = Speed(MODEL, 2_048, paced_step_ns=47.5e6)
 
 
-def test_a_prompt_beside_decodes_takes_as_many_steps_as_their_tpot_lets_it_have() -> None:
+def test_a_prompt_beside_decodes_takes_the_number_of_steps_that_their_tpot_allows() -> None:
     decode_ns = PACED.decode_ns(32, 32 * 2_000)
     assert decode_ns < PACED.paced_step_ns
     took_ns = PACED.prompt_ns(8_192, 8_192**2, decode_ns)
@@ -22,12 +22,12 @@ def test_a_prompt_beside_decodes_takes_as_many_steps_as_their_tpot_lets_it_have(
     assert took_ns > FREE.prompt_ns(8_192, 8_192**2, decode_ns)
 
 
-def test_without_decodes_there_is_no_pace_to_keep() -> None:
+def test_without_decodes_there_is_no_pace() -> None:
     assert PACED.prompt_ns(8_192, 8_192**2) == FREE.prompt_ns(8_192, 8_192**2)
 
 
 @given(st.integers(1, 60_000), st.integers(1, 256), st.integers(0, 200_000), st.floats(1e6, 1e9))
-def test_pace_never_makes_a_prompt_quicker_and_always_ends(tokens: int, decodes: int, kv: int, step_ns: float) -> None:
+def test_a_pace_never_makes_a_prompt_faster_and_always_ends(tokens: int, decodes: int, kv: int, step_ns: float) -> None:
     paced = Speed(MODEL, 2_048, paced_step_ns=step_ns)
     decode_ns = paced.decode_ns(decodes, kv)
     assume(decode_ns > 0)

@@ -1,4 +1,4 @@
-"""What is believed of a worker's steps before it has run one, beside profiles that are stated or measured."""
+"""Tests of step times assumed before a worker has run a step, against stated and measured profiles."""
 
 from dataclasses import fields, replace
 
@@ -12,7 +12,7 @@ BF16 = 2
 
 
 def shape(gpu: str, parameters: float, layers: int, width: int, kv_heads: int) -> Compute:
-    """Of a dense model with heads of 128 in bfloat16, on one GPU."""
+    """A dense model with heads of 128 in bfloat16, on one GPU."""
     flops_per_s, bytes_per_s = gpu_peaks(gpu)
     return Compute(
         layer_parameters=int(parameters),
@@ -30,7 +30,7 @@ PROMPT = StepWork(prefill_tokens=2048, prefill_sequences=1, prefill_context_toke
 DECODES = StepWork(decode_sequences=32, decode_kv_tokens=32 * 1000)
 
 
-def test_a_known_model_on_a_known_gpu_is_foretold_as_its_profile_states_it() -> None:
+def test_the_prediction_for_a_known_model_on_a_known_gpu_equals_its_profile() -> None:
     prior = prior_step_time("vllm", "cuda:NVIDIA H100 80GB HBM3", LLAMA_8B)
     stated = PROFILES["llama-8b-h100"].step_time
     for field in fields(StepTimeModel):
@@ -47,7 +47,7 @@ def test_a_known_model_on_a_known_gpu_is_foretold_as_its_profile_states_it() -> 
         ("llama2-7b-a10", "NVIDIA A10", 1, (6.74e9, 32, 4096, 32)),
     ],
 )
-def test_other_models_and_gpus_are_foretold_nearer_than_by_one_profile_for_all(
+def test_predictions_for_other_models_and_gpus_are_closer_than_one_profile_for_all(
     name: str, gpu: str, gpus: int, model: tuple[float, int, int, int]
 ) -> None:
     prior = prior_step_time("vllm", f"cuda:{gpu}", shape(gpu, *model), gpus)
@@ -58,7 +58,7 @@ def test_other_models_and_gpus_are_foretold_nearer_than_by_one_profile_for_all(
         assert abs(prior.step_ns(work) - measured_ns) < abs(without - measured_ns)
 
 
-def test_where_peaks_are_not_known_the_nearest_profile_stands() -> None:
+def test_without_known_peaks_the_nearest_profile_is_used() -> None:
     unknown = replace(LLAMA_8B, peak_flops_per_s=0.0)
     assert prior_step_time("vllm", "cuda:NVIDIA X", unknown) == PROFILES["llama-8b-h100"].step_time
     assert prior_step_time("torch", "cpu", LLAMA_8B) == PROFILES["smollm2-135m-cpu"].step_time

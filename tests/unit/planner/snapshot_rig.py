@@ -1,4 +1,4 @@
-"""Workers and telemetry as a planner meets them."""
+"""Workers and telemetry as a planner receives them."""
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     WORKER_STATE_READY,
@@ -28,7 +28,7 @@ def worker(worker_id, role, *, gpus=1, model="sim", state=WORKER_STATE_READY, in
 
 
 def told(registered, busy_ms, *, load=None, incarnation=1, cover_ms=(0, WINDOW_MS)):
-    """What a registered worker sends that was busy for `busy_ms` of the window."""
+    """A batch of a registered worker that was busy for `busy_ms` of the window."""
     steps = [step(0, busy_ms, decode=1)] if busy_ms else []
     return step_batch(
         1, cover_ms, steps, worker=registered.id, gpus=registered.gpus, load=load, incarnation=incarnation

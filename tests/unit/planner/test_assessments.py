@@ -1,4 +1,4 @@
-"""One assessment: what a metrics service judges is what a planner shows and recommends."""
+"""Tests that status and planner share one assessment and recommend the same change."""
 
 import math
 from dataclasses import replace
@@ -98,7 +98,7 @@ async def test_status_and_planner_name_the_same_pressures_and_the_same_change():
     assert advised.changes[0].assignment.role == 1
 
 
-async def test_a_planner_that_acts_recommends_no_change_of_roles_beside_its_own():
+async def test_an_acting_planner_recommends_no_role_change_beside_its_own():
     both = BothServices(MODE_AUTO)
     await both.run(12)
     await both.run(30, waiting_tokens=200_000, come=4_000)
@@ -106,7 +106,7 @@ async def test_a_planner_that_acts_recommends_no_change_of_roles_beside_its_own(
     assert ACTION_RECOMMEND not in {each.action for each in both.planner.decisions}
 
 
-async def test_nothing_is_recommended_where_the_verdict_advises_nothing():
+async def test_nothing_is_recommended_if_the_verdict_gives_no_advice():
     both = BothServices()
     await both.run(30, waiting_tokens=20_000, come=100)
     assert both.metrics.status().verdict.code == "balanced"
@@ -117,7 +117,7 @@ async def test_nothing_is_recommended_where_the_verdict_advises_nothing():
     assert ACTION_RECOMMEND in {each.action for each in alone.planner.decisions}, "by its own count of the queue"
 
 
-async def test_a_planner_that_acts_gives_the_pressures_that_status_shows_as_its_reason():
+async def test_an_acting_planner_gives_the_pressures_shown_by_the_status_as_its_reason():
     both = BothServices(MODE_AUTO)
     both.planner.set_mode(MODE_OFF, "me", both.now_ns)
     await both.run(40, waiting_tokens=100_000, come=1_000)
@@ -128,7 +128,7 @@ async def test_a_planner_that_acts_gives_the_pressures_that_status_shows_as_its_
     assert changed and all(f"prefill pressure {of_status:.1f} on" in each.reason for each in changed)
 
 
-async def test_a_planner_that_acts_before_the_status_shows_pressure_says_that_a_queue_begins():
+async def test_a_planner_that_acts_before_the_status_shows_pressure_names_a_starting_queue():
     """What came before: "prefill pressure 0.0 on 2 prefill workers; 4 decode workers ... leave 0.0"."""
     both = BothServices(MODE_AUTO)
     await both.run(12)
@@ -139,7 +139,7 @@ async def test_a_planner_that_acts_before_the_status_shows_pressure_says_that_a_
     ]
 
 
-async def test_orders_that_no_worker_has_carried_out_yet_change_no_figure_that_people_see():
+async def test_orders_that_no_worker_has_carried_out_change_no_shown_figure():
     both = BothServices(MODE_AUTO)
     await both.run(12, waiting_tokens=60_000, come=1_500)
     (plan,) = both.planner.looked(both.now_ns)
@@ -147,7 +147,7 @@ async def test_orders_that_no_worker_has_carried_out_yet_change_no_figure_that_p
     assert plan.shown_now(ordered) == plan.shown_now(plan.assigned) == plan.assessment.standing
 
 
-async def test_an_assessment_is_not_shown_as_of_now_once_it_is_old():
+async def test_an_old_assessment_is_not_shown_as_current():
     both = BothServices()
     await both.run(12, waiting_tokens=20_000, come=100)
     (plan,) = both.planner.looked(both.now_ns)
@@ -165,7 +165,7 @@ COUNTS = st.integers(0, 2**31)
     st.tuples(PRESSURES, PRESSURES),
     st.sampled_from([("prefill", 0), ("decode", 0), ("mixed", 512), None]),
 )
-def test_an_assessment_is_the_same_after_the_wire(work, pressures, role):
+def test_an_assessment_survives_the_wire_unchanged(work, pressures, role):
     engine = WorkerProfile(StepTimeModel(8e6, 6e4, 0.0, 15e6, 3e5, 25.0, interference=1.0), 512, 64, 16_000)
     action = None if role is None else Action(("a", "b"), *role, 0.5, id="m/1", since_ns=at(5))
     because = ("", "") if role is None else ("prefill_bound", "Prefill-bound: pressure 1.7.")
@@ -175,7 +175,7 @@ def test_an_assessment_is_the_same_after_the_wire(work, pressures, role):
     assert assessments_of([message]) == {"m": found}
 
 
-def test_an_assessment_that_makes_no_sense_is_left_out():
+def test_an_invalid_assessment_is_ignored():
     engine = WorkerProfile(StepTimeModel(8e6, 6e4, 0.0, 15e6, 3e5, 25.0, interference=1.0), 512, 64, 16_000)
     message = assessment_message(Assessment("m", engine, Workload(1.0, 2, 3, 4), Split(1, 1, 0.5, 0.5)))
     message.prefill_pressure = math.nan

@@ -1,4 +1,4 @@
-"""What planners know of workers by the word of metrics services, however many tell and in whatever order."""
+"""Tests of planners' knowledge of workers from several metrics services, in any order."""
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load, Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
@@ -35,7 +35,7 @@ def loads(name: str, busy_ms: float, *, to_ms: int = WINDOW_MS, running: int = 0
     return Telling(metrics_id).loads([batch], at(to_ms))
 
 
-def test_windows_and_loads_come_out_as_workers_told_them() -> None:
+def test_windows_and_loads_equal_those_that_workers_reported() -> None:
     view = view_of(registered("a"), registered("b"))
     assert view.take(loads("b", 250, running=7), at(WINDOW_MS)) is MessageOutcome.COUNTED
     assert view.times_ns(at(WINDOW_MS)).tolist() == [[0, 0, 0], [1_000 * MS, 250 * MS, 0]]
@@ -43,7 +43,7 @@ def test_windows_and_loads_come_out_as_workers_told_them() -> None:
     assert view.is_known().tolist() == [False, True]
 
 
-def test_waits_for_a_cpu_come_out_as_workers_told_them_and_are_unknown_from_older_services() -> None:
+def test_waits_for_a_cpu_equal_those_reported_and_are_unknown_from_older_services() -> None:
     telling, view = Telling(), view_of(registered("a"), registered("b"))
     batches = [step_batch(1, (0, 1_000), worker=name) for name in ("a", "b")]
     batches[0].sched_delay_ns = 1_000 * MS
@@ -57,7 +57,7 @@ def test_waits_for_a_cpu_come_out_as_workers_told_them_and_are_unknown_from_olde
     assert [each.cpu_wait for each in observed_workers(view, at(WINDOW_MS))] == [0.918, None]
 
 
-def test_of_two_accounts_of_a_window_the_fuller_counts_whichever_comes_first() -> None:
+def test_the_fuller_of_two_accounts_of_a_window_counts_in_either_order() -> None:
     whole, part = loads("a", 500), loads("a", 500)
     for window in part.windows:
         for name in ("covered_ns", "prefill_ns"):
@@ -70,7 +70,7 @@ def test_of_two_accounts_of_a_window_the_fuller_counts_whichever_comes_first() -
         assert view.times_ns(at(WINDOW_MS))[0, [COVERED, PREFILL, DECODE]].tolist() == [1_000 * MS, 500 * MS, 0]
 
 
-def test_what_came_late_says_nothing_of_now() -> None:
+def test_a_late_account_does_not_describe_the_present() -> None:
     view = view_of(registered("a"))
     view.take(loads("a", 10, to_ms=2_000, running=5), at(2_000))
     heard_ns = view.heard_ns.tolist()
@@ -78,13 +78,13 @@ def test_what_came_late_says_nothing_of_now() -> None:
     assert (view.load(0).running, view.heard_ns.tolist()) == (5, heard_ns)  # type: ignore[union-attr]
 
 
-def test_another_life_of_a_worker_is_not_taken_for_this_one() -> None:
+def test_another_incarnation_of_a_worker_is_not_mistaken_for_this_one() -> None:
     view = view_of(registered("a", incarnation=2))
     view.take(loads("a", 500), at(WINDOW_MS))
     assert not view.is_known().any() and not view.times_ns(at(WINDOW_MS)).any()
 
 
-def test_what_is_known_of_a_worker_outlives_a_new_list_of_workers_and_not_its_restart() -> None:
+def test_knowledge_of_a_worker_survives_a_new_list_of_workers_but_not_its_restart() -> None:
     view = view_of(registered("a"), registered("b"))
     view.take(loads("b", 250, running=7), at(WINDOW_MS))
     view.take_roster(WorkerColumns([registered("c"), registered("b", epoch=4)], "planner"))
@@ -94,7 +94,7 @@ def test_what_is_known_of_a_worker_outlives_a_new_list_of_workers_and_not_its_re
     assert not view.is_known().any() and not view.times_ns(at(WINDOW_MS)).any()
 
 
-def test_nonsense_is_counted_and_changes_nothing() -> None:
+def test_invalid_accounts_are_counted_and_change_nothing() -> None:
     view = view_of(registered("a"))
     short, odd, beyond, old = (loads("a", 500) for _ in range(4))
     short.running = b"1234"

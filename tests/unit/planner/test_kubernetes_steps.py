@@ -1,4 +1,4 @@
-"""From a wished number of workers to calls of Kubernetes' API: in order, within bounds, and to an end."""
+"""Tests of the API calls towards a requested number of pods: ordered, bounded and finite."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ def pod(
 
 @dataclass
 class Cluster:
-    """As a Deployment's controllers are: a number is taken up later, pods start, and those that end take a while."""
+    """A cluster whose controllers take time: a number takes effect later, and pods start and end slowly."""
 
     replicas: int
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Cluster:
         self.pods = {each.name: replace(each, started=min(each.started + 1, 3)) for each in kept}
 
 
-def test_more_are_asked_for_in_one_call_and_what_is_there_in_none() -> None:
+def test_more_pods_are_requested_in_one_call_and_an_unchanged_number_in_none() -> None:
     pods = [pod("a")]
     assert next_step(pods, 1, ScaleRequest(3), most=MOST) == SetReplicas(3)
     assert next_step(pods, 3, ScaleRequest(3), most=MOST) is None
@@ -55,7 +55,7 @@ def test_more_are_asked_for_in_one_call_and_what_is_there_in_none() -> None:
     assert next_step(pods, MOST, ScaleRequest(99), most=MOST) is None
 
 
-def test_what_still_ends_holds_its_place() -> None:
+def test_a_terminating_pod_still_counts() -> None:
     pods = [pod("a", ending=True), pod("b", ending=True), pod("c")]
     assert next_step(pods, 1, ScaleRequest(4), most=4) == SetReplicas(2)
     assert next_step(pods, 2, ScaleRequest(4), most=4) == Wait()
@@ -63,7 +63,7 @@ def test_what_still_ends_holds_its_place() -> None:
     assert next_step(not_begun, 0, ScaleRequest(3), most=3) == Wait()
 
 
-def test_those_named_get_the_least_costs_before_the_number_is_written() -> None:
+def test_pods_to_remove_get_the_lowest_deletion_cost_before_the_number_is_written() -> None:
     pods = [pod("a"), pod("b"), pod("c", cost=-7)]
     step = next_step(pods, 3, ScaleRequest(1, ("a", "somebody else")), most=MOST)
     assert step == SetCosts({"a": -2, "c": -1})
@@ -71,12 +71,12 @@ def test_those_named_get_the_least_costs_before_the_number_is_written() -> None:
     assert next_step(costly, 3, ScaleRequest(1, ("a",)), most=MOST) == SetReplicas(1)
 
 
-def test_a_cost_of_an_earlier_wish_is_taken_back() -> None:
+def test_the_deletion_cost_of_an_earlier_request_is_reset() -> None:
     pods = [pod("a", cost=-5), pod("b")]
     assert next_step(pods, 2, ScaleRequest(1, ("b",)), most=MOST) == SetCosts({"a": 0, "b": -1})
 
 
-def test_a_pod_that_starts_holds_up_one_that_was_named_until_it_has_started_or_for_so_long() -> None:
+def test_a_starting_pod_delays_the_removal_of_a_named_one_for_a_bounded_time() -> None:
     pods = [pod("a", cost=-1), pod("b", started=1)]
     request = ScaleRequest(1, ("a",))
     assert next_step(pods, 2, request, most=MOST) == Wait()
@@ -84,7 +84,7 @@ def test_a_pod_that_starts_holds_up_one_that_was_named_until_it_has_started_or_f
     assert next_step([pods[0], replace(pods[1], started=3)], 2, request, most=MOST) == SetReplicas(1)
 
 
-def test_one_that_starts_and_is_named_waits_for_nobody() -> None:
+def test_a_starting_pod_that_is_named_is_removed_without_delay() -> None:
     pods = [pod("a"), pod("b", started=0, cost=-1)]
     assert next_step(pods, 2, ScaleRequest(1, ("b",)), most=MOST) == SetReplicas(1)
 
@@ -94,7 +94,7 @@ def test_one_that_starts_and_is_named_waits_for_nobody() -> None:
     wishes=st.lists(st.tuples(st.integers(0, MOST + 2), st.permutations(range(MOST))), min_size=1, max_size=5),
     lag=st.integers(0, 2),
 )
-def test_every_wish_comes_true_within_the_bound_and_ends_those_named(
+def test_every_request_is_met_within_the_bound_and_removes_the_named_pods(
     started: Sequence[int], wishes: Sequence[tuple[int, Sequence[int]]], lag: int
 ) -> None:
     pods = {

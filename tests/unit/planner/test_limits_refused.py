@@ -1,4 +1,4 @@
-"""Limits that can never hold are refused by the route in a sentence, which `fulcrum planner limits` prints."""
+"""Tests of limits that can never be met: the route refuses them with a sentence that the CLI prints."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.unit.keys.doors_rig import TOKEN, serving
         ),
     ],
 )
-async def test_limits_that_can_never_hold_are_refused_in_a_sentence(every: dict[str, Any], said: str) -> None:
+async def test_limits_that_can_never_be_met_are_refused_with_a_sentence(every: dict[str, Any], said: str) -> None:
     async with serving("planner") as served:
         key = {"authorization": f"Bearer {TOKEN}"}
         transport = httpx.ASGITransport(served.app)

@@ -1,4 +1,4 @@
-"""The loops around the model keeper, over a catalogue and a registry in memory."""
+"""Tests of the loops around the model keeper, over a catalogue and a registry in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +20,7 @@ SEED = [ModelEntry("a", "builtin:sim", 1, tpot_ms=25.0), ModelEntry("b", "builti
 
 
 class Rig:
-    """A loop that leads, and acts where it is asked to."""
+    """A loop that leads, and acts if requested."""
 
     def __init__(self, *, acts: bool = False) -> None:
         self.server = MemoryStore()
@@ -60,14 +60,14 @@ async def running(rig: Rig) -> AsyncIterator[Rig]:
     assert rig.tasks.error is None
 
 
-async def test_models_of_the_settings_are_put_into_the_catalogue_and_their_targets_are_passed_on() -> None:
+async def test_models_of_the_settings_are_put_into_the_catalogue_with_their_targets() -> None:
     async with running(Rig()) as rig:
         await rig.until(lambda: rig.keeper.found.entries.keys() == {"a", "b"})
         assert rig.targets == {"a": 25.0}
         await rig.until(lambda: rig.keeper.outlooks(0))
 
 
-async def test_a_catalogue_that_was_emptied_with_its_redis_is_written_anew() -> None:
+async def test_a_catalogue_that_was_emptied_with_its_redis_is_written_again() -> None:
     async with running(Rig()) as rig:
         await rig.until(lambda: len(rig.keeper.found.entries) == 2)
         rig.server.kill()
@@ -82,7 +82,7 @@ async def test_a_catalogue_that_was_emptied_with_its_redis_is_written_anew() -> 
                 await asyncio.sleep(0.02)
 
 
-async def test_the_last_model_that_somebody_removes_stays_removed() -> None:
+async def test_a_removed_last_model_stays_removed() -> None:
     async with running(Rig()) as rig:
         await rig.until(lambda: len(rig.keeper.found.entries) == 2)
         for name in ("a", "b"):
@@ -94,7 +94,7 @@ async def test_the_last_model_that_somebody_removes_stays_removed() -> None:
         assert rig.keeper.found.entries == {}
 
 
-async def test_a_worker_that_cannot_be_reached_is_asked_again_and_nothing_fails() -> None:
+async def test_an_unreachable_worker_is_called_again_and_nothing_fails() -> None:
     async with running(Rig(acts=True)) as rig:
         await rig.until(lambda: len(rig.keeper.found.entries) == 2)
         worker = Worker(id="w", incarnation=1, state=WORKER_STATE_READY, address="127.0.0.1:1")

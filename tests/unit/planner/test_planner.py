@@ -1,4 +1,4 @@
-"""The planner without its stores: the pure core, the snapshot, and HTTP answers over the real app."""
+"""Tests of the planner without its stores: the pure core, the snapshot, and HTTP answers over the real app."""
 
 import httpx
 import pytest
@@ -36,16 +36,16 @@ from tests.unit.planner.snapshot_rig import WINDOW_MS, told, worker
 @pytest.mark.parametrize(
     ("at_rest", "since_s", "due"), [(False, 0.0, True), (True, 0.2, False), (True, 0.85, False), (True, 0.95, True)]
 )
-def test_a_decision_is_due_every_period_and_of_a_cluster_at_rest_once_a_second(at_rest, since_s, due):
+def test_the_planner_decides_every_period_and_once_a_second_while_the_cluster_is_idle(at_rest, since_s, due):
     assert is_due(at_rest=at_rest, since_s=since_s, period_s=0.2) is due
 
 
 @pytest.mark.parametrize(("same", "since_ms", "news"), [(True, 899, False), (True, 1_000, True), (False, 0, True)])
-def test_to_keep_all_is_told_when_its_reasons_change_and_once_a_second(same, since_ms, news):
+def test_a_decision_without_changes_is_published_when_its_reasons_change_and_once_a_second(same, since_ms, news):
     assert is_news(same_reasons=same, since_ns=since_ms * MS) is news
 
 
-def test_without_workers_it_keeps_and_says_so(planner):
+def test_without_workers_the_decision_changes_nothing_and_says_why(planner):
     (kept,) = planner.state.decide(at(0)).decisions
     assert (kept.action, kept.reason_code, kept.reason) == (
         ACTION_KEEP, "no_workers", "keep: no workers are registered",
@@ -69,7 +69,7 @@ class Keeper:
 
 
 class Planner:
-    """A planner without its stores: what they would tell goes straight in."""
+    """A planner without its stores, whose data are entered directly."""
 
     def __init__(self, kept_decisions=5):
         self.clock = ManualClock(at(0))
@@ -90,7 +90,7 @@ class Planner:
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner")
 
     def hear(self, batch, now_ns):
-        """What a worker tells, by way of a metrics service."""
+        """Receive a worker's report by way of a metrics service."""
         self.state.take_loads(self.telling.loads([batch], now_ns), now_ns)
 
 
@@ -101,7 +101,7 @@ async def planner():
         yield service
 
 
-async def test_without_a_catalogue_its_routes_name_the_command_that_makes_one():
+async def test_without_a_catalogue_its_routes_name_the_command_that_enables_one():
     app = make_web_app("test", "", not_ready=lambda: None, metrics=CollectorRegistry())
     app.include_router(no_catalogue())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://planner") as http:
@@ -114,7 +114,7 @@ async def test_without_a_catalogue_its_routes_name_the_command_that_makes_one():
     assert all("`fulcrum up --pool 2 --model A --model B`" in answer.text for answer in answers)
 
 
-async def test_workers_are_answered_with_words_and_their_latest_depths(planner):
+async def test_workers_are_returned_with_words_and_their_latest_queue_depths(planner):
     planner.clock.advance_ms(WINDOW_MS)
     busy, silent = worker("m", "mixed", gpus=0), worker("p", "prefill", state=WORKER_STATE_DRAINING)
     planner.state.take_workers([busy, silent], planner.clock.now_ns())
@@ -165,7 +165,7 @@ async def lives(planner):
     return {each["id"]: (each["life"], each["life_since_unix_ms"]) for each in listed}
 
 
-async def test_a_worker_that_reports_nothing_beside_others_is_listed_as_silent_then_as_back(planner):
+async def test_a_worker_that_does_not_report_beside_others_is_listed_as_silent_then_as_back(planner):
     frozen, other = worker("p", "prefill"), worker("d", "decode")
     planner.state.take_workers([frozen, other], planner.clock.now_ns())
     began_ms = planner.clock.now_ns() // MS
@@ -193,7 +193,7 @@ async def test_a_worker_that_reports_nothing_beside_others_is_listed_as_silent_t
     assert (await lives(planner))["p"] == ("back", began_ms + 4_500)
 
 
-async def test_a_worker_that_begins_again_is_restarting_until_it_reports(planner):
+async def test_a_restarted_worker_is_restarting_until_it_reports(planner):
     first, other = worker("p", "prefill"), worker("d", "decode")
     planner.state.take_workers([first, other], planner.clock.now_ns())
     planner.clock.advance_ms(500)
@@ -205,7 +205,7 @@ async def test_a_worker_that_begins_again_is_restarting_until_it_reports(planner
     assert (await lives(planner))["p"] == ("restarting", again.incarnation // MS)
 
 
-async def test_decisions_are_answered_newest_first_and_kept_to_a_bound(planner):
+async def test_decisions_are_returned_newest_first_and_bounded(planner):
     planner.clock.advance_ms(WINDOW_MS)
     prefill, decode = worker("p", "prefill"), worker("d", "decode")
     planner.state.take_workers([prefill, decode], planner.clock.now_ns())
@@ -243,7 +243,7 @@ async def test_decisions_are_answered_newest_first_and_kept_to_a_bound(planner):
     ],
     ids=["all idle", "a step ran", "a sequence runs", "one waits", "one is not heard"],
 )
-def test_a_cluster_rests_while_every_worker_says_that_nothing_happens(planner, told_ms, load, rests):
+def test_a_cluster_is_idle_while_every_worker_reports_no_work(planner, told_ms, load, rests):
     prefill, decode = worker("p", "prefill"), worker("d", "decode")
     planner.state.take_workers([prefill, decode], at(0))
     planner.hear(told(prefill, 0), at(WINDOW_MS))
@@ -255,7 +255,7 @@ def test_a_cluster_rests_while_every_worker_says_that_nothing_happens(planner, t
 
 
 @pytest.mark.parametrize("news", ["work", "role", "worker", "mode"])
-def test_news_end_the_rest_of_a_cluster_before_the_next_decision(planner, news):
+def test_news_end_the_idle_state_before_the_next_decision(planner, news):
     prefill, decode = worker("p", "prefill"), worker("d", "decode")
     planner.state.take_workers([prefill, decode], at(0))
     for each in (prefill, decode):
@@ -274,7 +274,7 @@ def test_news_end_the_rest_of_a_cluster_before_the_next_decision(planner, news):
     assert not planner.state.at_rest
 
 
-async def test_role_moves_are_told_with_actor_and_reason_whoever_made_them(planner):
+async def test_role_moves_are_published_with_actor_and_reason_whoever_made_them(planner):
     now_ns, before = planner.clock.now_ns(), worker("d", "decode")
     assert planner.state.take_workers([before], now_ns) == []
     after = worker("d", "prefill")
@@ -293,7 +293,7 @@ async def test_role_moves_are_told_with_actor_and_reason_whoever_made_them(plann
     assert planner.state.take_workers([restarted], now_ns) == []
 
 
-async def test_a_decode_worker_to_which_the_planner_lends_prompts_is_a_decode_worker_still(planner):
+async def test_a_decode_worker_that_the_planner_lends_prompts_is_still_a_decode_worker(planner):
     lent, chosen = worker("d", "mixed"), worker("m", "mixed")
     lent.role_change.CopyFrom(RoleChange(actor="planner-0", unix_ns=at(0)))
     chosen.role_change.CopyFrom(RoleChange(actor="fulcrum role", unix_ns=at(0)))
@@ -304,7 +304,7 @@ async def test_a_decode_worker_to_which_the_planner_lends_prompts_is_a_decode_wo
     assert found == {"d": ("decode", 64), "m": ("mixed", 64), "s": ("mixed", 64)}
 
 
-async def test_the_mode_is_set_with_the_token_told_and_kept(planner):
+async def test_the_mode_is_set_with_the_token_published_and_stored(planner):
     assert (await planner.http.get("/v1/mode")).json() == {"mode": "advisory", "kept": True}
     off = {"mode": "off", "actor": "tester"}
     for headers in ({}, {"authorization": "Bearer wrong"}):
@@ -323,7 +323,7 @@ async def test_the_mode_is_set_with_the_token_told_and_kept(planner):
     assert answer == {"mode": "advisory", "kept": False}
 
 
-async def test_a_mode_is_only_set_by_json_that_says_so(planner):
+async def test_the_mode_is_only_set_by_a_json_body(planner):
     token = {"authorization": "Bearer secret"}
     for headers in ({}, {"content-type": "text/plain"}, {"content-type": "application/json", "content-encoding": "br"}):
         answer = await planner.http.put("/v1/mode", content=b'{"mode": "off"}', headers={**token, **headers})
@@ -332,7 +332,7 @@ async def test_a_mode_is_only_set_by_json_that_says_so(planner):
 
 
 @pytest.mark.system
-async def test_a_mode_outlives_a_restart_in_redis_and_without_it_is_none(redis, cluster):
+async def test_the_mode_survives_a_restart_only_in_redis(redis, cluster):
     first, second = RedisPlannerStore(redis.url, cluster), RedisPlannerStore(redis.url, cluster)
     assert await first.load() == StoredPlannerSettings(None, None)
     assert await first.keep(MODE_OFF) and await first.keep_limits("{}")
@@ -343,13 +343,13 @@ async def test_a_mode_outlives_a_restart_in_redis_and_without_it_is_none(redis, 
         await store.close()
 
 
-async def test_a_bad_limit_is_a_400_that_names_the_parameter(planner):
+async def test_an_invalid_limit_is_a_400_that_names_the_parameter(planner):
     for limit in ("0", "1001", "many"):
         answer = await planner.http.get("/v1/decisions", params={"limit": limit})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
 
 
-async def test_readiness_says_in_words_which_source_is_silent_and_what_was_known_stays(planner):
+async def test_readiness_names_the_silent_source_and_earlier_knowledge_stays(planner):
     assert "registry has not answered" in (await planner.http.get("/readyz")).json()["reason"]
     registered = worker("d", "decode")
     planner.state.take_workers([registered], planner.clock.now_ns())
@@ -375,7 +375,7 @@ async def test_planner_metrics_are_named_in_the_one_module(planner):
     assert set(samples) <= {value for name, value in vars(metric_names).items() if name.isupper()}
 
 
-async def test_a_worker_that_nobody_has_kv_like_is_named_and_counted(planner):
+async def test_a_worker_with_incompatible_kv_is_named_and_counted(planner):
     workers = [worker("d", "decode"), worker("e", "decode"), worker("p", "prefill")]
     workers[1].capabilities.kv_layout = "sim/block32"
     planner.state.take_workers(workers, planner.clock.now_ns())

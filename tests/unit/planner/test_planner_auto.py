@@ -1,4 +1,4 @@
-"""What a planner decides about workers, tells and remembers: from telemetry to decisions and orders."""
+"""Tests of the planner's decisions about workers, from telemetry to decisions and orders."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from services.planner.state import Decided
 from tests.planner_rig import CHUNK, STEP_TIME, WINDOW_MS, Cluster, actions
 
 
-def test_decode_workers_take_prompts_when_these_press_on_prefill_workers() -> None:
+def test_decode_workers_take_prompts_when_prefill_workers_are_under_pressure() -> None:
     cluster = Cluster(p="prefill", d="decode", e="decode")
     (kept,) = cluster.decide(p=0.4).decisions
     assert (kept.action, kept.reason_code) == (ACTION_KEEP, "balanced")
@@ -42,7 +42,7 @@ def test_decode_workers_take_prompts_when_these_press_on_prefill_workers() -> No
     ]
 
 
-def test_a_worker_that_was_asked_is_not_asked_again_until_the_call_has_failed() -> None:
+def test_an_order_is_not_repeated_until_its_call_has_failed() -> None:
     cluster = Cluster(p="prefill", d="decode")
     (order,) = cluster.decide(p=0.9).orders
     assert cluster.decide(p=0.9).orders == ()
@@ -50,12 +50,12 @@ def test_a_worker_that_was_asked_is_not_asked_again_until_the_call_has_failed() 
     (again,) = cluster.decide(p=0.9).orders
     assert again.wanted == order.wanted
     cluster.state.done(again, again.wanted, at(cluster.ms))
-    assert cluster.decide(p=0.9).orders == ()  # the registry and telemetry do not tell of it yet
+    assert cluster.decide(p=0.9).orders == ()  # registry and telemetry do not show it yet
     cluster.workers["d"].assignment.CopyFrom(again.wanted)
     assert cluster.decide(p=0.9).orders == ()
 
 
-def test_what_somebody_else_has_set_meanwhile_holds_and_the_next_call_is_made_for_that() -> None:
+def test_a_change_by_another_actor_stands_and_the_next_call_builds_on_it() -> None:
     cluster = Cluster(p="prefill", d="decode")
     (order,) = cluster.decide(p=0.9).orders
     cluster.workers["d"].assignment.epoch = 7
@@ -64,7 +64,7 @@ def test_what_somebody_else_has_set_meanwhile_holds_and_the_next_call_is_made_fo
     assert again.wanted.epoch == 8
 
 
-def test_prompts_leave_decode_workers_once_they_have_not_pressed_for_a_while() -> None:
+def test_decode_workers_give_up_prompts_once_pressure_has_been_low_for_a_while() -> None:
     cluster = Cluster(p="prefill", d="decode")
     cluster.carry_out(cluster.decide(p=0.9))
     for _ in range(CALM_NS // MS // WINDOW_MS):
@@ -74,7 +74,7 @@ def test_prompts_leave_decode_workers_once_they_have_not_pressed_for_a_while() -
     assert "prefill pressure on 1 prefill worker was below 0.2 for 10 s" in decided.decisions[0].reason
 
 
-def test_a_prefill_worker_becomes_a_decode_worker_where_sequences_fill_those_there_are() -> None:
+def test_a_prefill_worker_becomes_a_decode_worker_if_sequences_fill_the_existing_ones() -> None:
     cluster = Cluster(p="prefill", d="prefill", e="mixed")
     load = Load(running=64, free_kv_blocks=0)
     cluster.decide()
@@ -93,7 +93,7 @@ def test_a_prefill_worker_becomes_a_decode_worker_where_sequences_fill_those_the
     assert actions(again) == actions(decided), "a call that failed leaves the worker to the next decision"
 
 
-def test_in_advisory_mode_the_same_is_told_and_nothing_is_asked_for() -> None:
+def test_advisory_mode_publishes_the_same_decision_and_sends_no_orders() -> None:
     cluster = Cluster(MODE_ADVISORY, p="prefill", d="decode")
     for _ in range(2):
         decided = cluster.decide(p=0.9)
@@ -107,7 +107,7 @@ def test_in_advisory_mode_the_same_is_told_and_nothing_is_asked_for() -> None:
         assert [(each.worker_id, each.assignment.budget_tokens) for each in told.changes] == [("d", CHUNK)]
 
 
-def test_what_waits_at_gateways_raises_budgets_before_any_prompt_is_computed() -> None:
+def test_requests_queued_at_gateways_raise_budgets_before_any_prompt_is_computed() -> None:
     cluster = Cluster(p="prefill", d="decode")
     cluster.queue(100_000)
     decided = cluster.decide()
@@ -116,7 +116,7 @@ def test_what_waits_at_gateways_raises_budgets_before_any_prompt_is_computed() -
 
 
 @pytest.mark.parametrize(("tokens", "rests"), [(0, True), (9, False)])
-def test_what_waits_at_a_gateway_ends_the_rest_of_a_cluster(tokens: int, rests: bool) -> None:
+def test_a_request_queued_at_a_gateway_ends_the_idle_state_of_a_cluster(tokens: int, rests: bool) -> None:
     cluster = Cluster(p="prefill", d="decode")
     cluster.decide()
     assert cluster.state.at_rest
@@ -124,13 +124,13 @@ def test_what_waits_at_a_gateway_ends_the_rest_of_a_cluster(tokens: int, rests: 
     assert cluster.state.at_rest is rests
 
 
-def test_a_model_of_which_too_little_is_known_stays_and_that_is_told() -> None:
+def test_a_model_with_too_little_data_is_left_unchanged_with_the_reason() -> None:
     cluster = Cluster(p="prefill", d="decode")
     (kept,) = cluster.state.decide(at(WINDOW_MS)).decisions
     assert kept.reason == "keep: roles of sim stay: 0 of 2 workers are heard"
 
 
-def test_how_hard_work_presses_is_a_gauge_by_model_and_phase() -> None:
+def test_pressure_is_a_gauge_by_model_and_phase() -> None:
     cluster = Cluster(p="prefill", d="decode")
     cluster.decide(p=0.4)
     samples = {
@@ -143,7 +143,7 @@ def test_how_hard_work_presses_is_a_gauge_by_model_and_phase() -> None:
     assert samples["fulcrum_planner_leads",] == 1
 
 
-def test_a_worker_that_was_started_mixed_and_moved_to_prefill_and_back_gets_its_own_budget_again() -> None:
+def test_a_worker_started_mixed_and_moved_to_prefill_and_back_gets_its_own_budget_again() -> None:
     cluster = Cluster(m="mixed", n="mixed", p="prefill")
     cluster.workers["m"].assignment.budget_tokens = cluster.workers["n"].assignment.budget_tokens = 64
     cluster.decide()
@@ -156,7 +156,7 @@ def test_a_worker_that_was_started_mixed_and_moved_to_prefill_and_back_gets_its_
     assert {(each.worker_id, each.assignment.budget_tokens) for each in changes} == {("m", 64), ("n", 64)}
 
 
-def test_a_planner_that_starts_anew_gives_a_worker_the_budget_that_it_had_before_any_planner() -> None:
+def test_a_restarted_planner_restores_the_budget_that_a_worker_was_started_with() -> None:
     cluster = Cluster(m="mixed", p="prefill")
     cluster.workers["m"].assignment.budget_tokens = 64
     cluster.decide()

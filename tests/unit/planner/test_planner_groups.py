@@ -1,4 +1,4 @@
-"""Data-parallel groups in the planner: each is one worker, and its ranks change together."""
+"""Tests of data-parallel groups in the planner: each is one worker, and its ranks change together."""
 
 from libs.cli.suite.role import with_groups
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
@@ -28,19 +28,19 @@ def ranks(roles: dict[str, Role]) -> list[PlannedWorker]:
 ROLES = {"a": Role.PREFILL, "b": Role.MIXED, "c": Role.MIXED, "d": Role.MIXED}
 
 
-def test_a_group_is_one_worker_that_holds_what_its_ranks_hold() -> None:
+def test_a_group_is_one_worker_with_the_sum_of_its_ranks() -> None:
     found = gather(ranks(ROLES), GROUPS)
     assert [each.id for each in found.workers] == ["a0", "b0", "c0", "d0"]
     assert {(each.prompt_tokens, each.kv_tokens) for each in found.workers} == {(40, 400)}
     assert (found.ranks, found.strays, found.incomplete) == (4, [], set())
 
 
-def test_workers_without_a_group_stay_as_they_are() -> None:
+def test_workers_without_a_group_are_unchanged() -> None:
     alone = [rank("p"), rank("d")]
     assert gather(alone, {}) == GroupedWorkers(alone)
 
 
-def test_a_decision_about_groups_is_the_one_about_as_many_workers_with_a_ranks_part_each() -> None:
+def test_a_decision_about_groups_equals_one_about_single_workers_divided_among_ranks() -> None:
     work = Workload(0.5, 700, 300_000, 50_000_000)
     gathered = gather(ranks({"a": Role.PREFILL, "b": Role.PREFILL, "c": Role.PREFILL, "d": Role.MIXED}), GROUPS)
     plan = assign(
@@ -57,14 +57,14 @@ def test_a_decision_about_groups_is_the_one_about_as_many_workers_with_a_ranks_p
     assert {each.role for each in orders} == {Role.MIXED}
 
 
-def test_a_rank_that_was_left_behind_takes_its_groups_role_before_the_group_moves_again() -> None:
+def test_a_rank_left_behind_takes_its_groups_role_before_the_group_moves_again() -> None:
     workers = [each._replace(role=Role.PREFILL) if each.id == "b2" else each for each in ranks(ROLES)]
     found = gather(workers, GROUPS)
     assert found.strays == [RoleOrder("b2", Role.MIXED, 0)]
     assert [each.pinned for each in found.workers] == [False, True, False, False]
 
 
-def test_a_group_moves_only_where_all_of_its_ranks_can_and_nobody_holds_one() -> None:
+def test_a_group_moves_only_if_all_of_its_ranks_can_and_none_is_held() -> None:
     workers = [
         each._replace(movable=each.id != "a3", pinned=each.id == "c1") if each.id in {"a3", "c1"} else each
         for each in ranks(ROLES)
@@ -74,14 +74,14 @@ def test_a_group_moves_only_where_all_of_its_ranks_can_and_nobody_holds_one() ->
     assert [each.pinned for each in found.workers] == [False, False, True, False]
 
 
-def test_a_group_that_lacks_a_rank_stays_as_it_is() -> None:
+def test_a_group_that_lacks_a_rank_does_not_move() -> None:
     there = [each._replace(role=Role.PREFILL) if each.id == "b2" else each for each in ranks(ROLES) if each.id != "b3"]
     found = gather(there, GROUPS)
     assert {each.id: each.movable for each in found.workers} == {"a0": True, "c0": True, "d0": True, "b0": False}
     assert (found.ranks, found.strays, found.incomplete, found.unknown) == (4, [], {"b0", "b1", "b2"}, "")
 
 
-def test_nothing_is_decided_where_whole_groups_do_not_show_the_model_as_it_is() -> None:
+def test_nothing_is_decided_if_complete_groups_do_not_represent_the_model() -> None:
     """The planner would take a side that it does not see for one that is not there."""
     everyone = ranks(ROLES)
     without_a3 = [each for each in everyone if each.id != "a3"]  # the only group that prefills
@@ -91,13 +91,13 @@ def test_nothing_is_decided_where_whole_groups_do_not_show_the_model_as_it_is() 
         assert (found.unknown, found.strays) == (UNEQUAL, ())
 
 
-def test_workers_without_a_group_are_as_large_as_groups_of_one() -> None:
+def test_workers_without_a_group_count_like_groups_of_one() -> None:
     found = gather([rank("a0"), rank("lone")], GROUPS)
     assert (found.ranks, found.incomplete) == (1, set())
     assert all(each.movable for each in found.workers)
 
 
-def test_shares_of_work_leave_nothing_out() -> None:
+def test_shares_of_work_add_up_to_the_whole() -> None:
     work = Workload(3.0, 5, 7, 1, waiting_ns=9.0, held=1, held_kv_tokens=3, held_prompts=1.5)
     one = share(work, 4)
     assert share(work, 1) == work
@@ -105,7 +105,7 @@ def test_shares_of_work_leave_nothing_out() -> None:
     assert (4 * one.prompts, 4 * one.waiting_ns, 4 * one.held_prompts) == (3.0, 9.0, 1.5)
 
 
-def test_a_person_who_names_one_rank_moves_all_of_its_group() -> None:
+def test_a_person_who_names_one_rank_moves_its_whole_group() -> None:
     known = [{"id": name, "group": group} for name, group in GROUPS.items()] + [{"id": "lone", "group": ""}]
     assert [each["id"] for each in with_groups([known[1]], known)] == ["a1", "a0", "a2", "a3"]
     assert with_groups([known[-1]], known) == [known[-1]]
@@ -114,14 +114,14 @@ def test_a_person_who_names_one_rank_moves_all_of_its_group() -> None:
 
 
 def grouped() -> Cluster:
-    """Two ranks that prefill and four, of two groups, that decode."""
+    """Build two prefill ranks and four decode ranks, of two groups."""
     cluster = Cluster(p0="prefill", p1="prefill", d0="decode", d1="decode", e0="decode", e1="decode")
     for name, worker in cluster.workers.items():
         worker.group = f"10.0.0.1:{name[0]}"
     return cluster
 
 
-def test_the_planner_asks_all_ranks_of_a_group_and_counts_it_as_one_worker() -> None:
+def test_the_planner_sends_orders_to_all_ranks_of_a_group_and_counts_it_as_one_worker() -> None:
     cluster = grouped()
     (kept,) = cluster.decide(p0=0.4, p1=0.4).decisions
     assert [(pool.workers, pool.gpus) for pool in kept.inputs.pools] == [(1, 2), (2, 4)]
@@ -133,7 +133,7 @@ def test_the_planner_asks_all_ranks_of_a_group_and_counts_it_as_one_worker() -> 
     assert cluster.decide(p0=0.6, p1=0.6).orders == ()
 
 
-def test_groups_of_two_models_are_two_where_their_names_are_alike() -> None:
+def test_groups_of_two_models_are_separate_even_if_their_names_are_equal() -> None:
     workers = [registered(name, "decode") for name in ("m0", "m1", "o0", "o1")]
     for each in workers:
         each.group, each.assignment.model = "10.0.0.1:29550", each.id[0]
@@ -152,7 +152,7 @@ def test_a_group_that_lacks_a_rank_does_not_stop_decisions_about_the_others() ->
     assert "2 decode workers that take up to" in decided.decisions[0].reason
 
 
-def test_what_a_group_that_lacks_a_rank_has_to_do_is_left_out() -> None:
+def test_the_work_of_a_group_that_lacks_a_rank_is_left_out() -> None:
     cluster = grouped()
     cluster.decide(Load(running=5, free_kv_blocks=1_000))
     (alone,) = cluster.state.plans
@@ -163,7 +163,7 @@ def test_what_a_group_that_lacks_a_rank_has_to_do_is_left_out() -> None:
     assert beside.observed.work.decodes == alone.observed.work.decodes > 0
 
 
-def test_a_rank_whose_call_failed_is_asked_again_to_do_as_its_group() -> None:
+def test_a_rank_whose_call_failed_is_ordered_again_to_follow_its_group() -> None:
     cluster = grouped()
     decided = cluster.decide(p0=0.6, p1=0.6)
     failed = next(order for order in decided.orders if order.worker.id == "e1")

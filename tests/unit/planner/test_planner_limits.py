@@ -1,4 +1,4 @@
-"""What people allow the planner: limits, workers that they moved or pinned, and what it tells afterwards."""
+"""Tests of the planner's limits: set by people, applied to decisions, and reported afterwards."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def limits(**own: Any) -> PlannerLimits:
     return LimitsBody(**own).limits()
 
 
-def test_a_models_own_limits_are_set_and_taken_back_in_the_cli() -> None:
+def test_a_models_own_limits_are_set_and_removed_in_the_cli() -> None:
     wanted = LimitsBody().model_dump()
     before = LimitsBody().model_dump()
     set_limit(wanted, "prefill_min=2", "m")
@@ -40,7 +40,7 @@ def judged_by(cluster: Cluster) -> list[tuple[str, int]]:
     return [(each.observed.model, each.observed.work.tpot_ns // MS) for each in cluster.state.plans]
 
 
-def test_roles_are_decided_for_the_target_of_limits_else_of_requests_else_of_the_catalogue() -> None:
+def test_roles_are_decided_for_the_target_of_limits_then_of_requests_then_of_the_catalogue() -> None:
     cluster = Cluster(p="prefill", d="decode")
     (kept,) = cluster.decide(p=0.4).decisions
     assert judged_by(cluster) == [("sim", 100)] == [(each.model, each.tpot_ns // MS) for each in kept.targets]
@@ -54,7 +54,7 @@ def test_roles_are_decided_for_the_target_of_limits_else_of_requests_else_of_the
     assert judged_by(cluster) == [("sim", 30)]
 
 
-def test_prompts_are_due_within_half_of_the_target_of_requests_and_within_a_second_without_one() -> None:
+def test_prompts_must_start_within_half_of_the_requests_target_or_within_a_second() -> None:
     cluster = Cluster(p="prefill", d="decode")
 
     def due_ms(ttft_ms: int) -> int:
@@ -74,7 +74,7 @@ def test_a_pinned_worker_keeps_its_role_and_budget() -> None:
     assert actions(cluster.decide(p=0.9)) == [(ACTION_SET_BUDGET, "e", "mixed")]
 
 
-def test_a_worker_that_a_person_moved_is_left_for_a_minute() -> None:
+def test_a_worker_moved_by_a_person_is_left_unchanged_for_a_minute() -> None:
     cluster = Cluster(p="prefill", d="decode")
     cluster.workers["d"].role_change.CopyFrom(RoleChange(actor="fulcrum role", unix_ns=at(0)))
     assert cluster.decide(p=0.9).orders == ()
@@ -82,19 +82,19 @@ def test_a_worker_that_a_person_moved_is_left_for_a_minute() -> None:
     assert len(cluster.decide(p=0.9).orders) == 1
 
 
-def test_a_worker_that_another_planner_moved_is_not_left() -> None:
+def test_a_worker_moved_by_another_planner_may_move_at_once() -> None:
     cluster = Cluster(p="prefill", d="decode")
     cluster.workers["d"].role_change.CopyFrom(RoleChange(actor="planner-of-before", unix_ns=at(0)))
     assert len(cluster.decide(p=0.9).orders) == 1
 
 
-def test_a_worker_that_was_started_mixed_keeps_its_budget_however_calm_it_is() -> None:
+def test_a_worker_started_mixed_keeps_its_budget_under_low_load() -> None:
     cluster = Cluster(m="mixed", n="mixed")
     for _ in range(10):
         assert cluster.decide().orders == ()
 
 
-def test_limits_move_workers_though_nothing_presses() -> None:
+def test_limits_move_workers_without_pressure() -> None:
     cluster = Cluster(p="prefill", d="decode", e="decode")
     cluster.decide()
     cluster.state.set_limits(limits(models={"sim": {"prefill_min": 2}}), "me", "", at(0))
@@ -107,13 +107,13 @@ def test_limits_move_workers_though_nothing_presses() -> None:
     )
 
 
-def test_no_role_changes_in_quiet_hours_but_budgets_do() -> None:
+def test_roles_do_not_change_in_quiet_hours_but_budgets_do() -> None:
     cluster = Cluster(p="prefill", d="decode", e="decode")
     cluster.state.set_limits(limits(quiet_hours=["00:00-24:00"], every={"prefill_min": 2}), "me", "", at(0))
     assert [each[0] for each in actions(cluster.decide(p=0.9))] == [ACTION_SET_BUDGET] * 2
 
 
-def test_no_more_workers_move_in_a_second_than_limits_allow() -> None:
+def test_moves_per_second_are_limited() -> None:
     cluster = Cluster(**{f"d{n}": "decode" for n in range(6)}, p="prefill")
     cluster.decide()
     cluster.state.set_limits(limits(moves_per_s=2, every={"prefill_min": 6}), "me", "", at(0))
@@ -122,7 +122,7 @@ def test_no_more_workers_move_in_a_second_than_limits_allow() -> None:
     assert cluster.state.decide(at(cluster.ms)).orders == ()
 
 
-def test_what_a_decision_left_is_told_afterwards_beside_what_was_before() -> None:
+def test_the_outcome_of_a_decision_is_reported_beside_the_state_before_it() -> None:
     cluster = Cluster(p="prefill", d="decode")
     decided = cluster.decide(p=0.9)
     (first,) = decided.decisions
@@ -137,7 +137,7 @@ def test_what_a_decision_left_is_told_afterwards_beside_what_was_before() -> Non
     assert (answer.workers, answer.changes[0].budget_tokens) == (["d"], CHUNK)
 
 
-def test_a_planner_that_does_not_know_whether_it_leads_asks_nobody_for_anything() -> None:
+def test_a_planner_that_does_not_know_whether_it_leads_sends_no_orders() -> None:
     cluster = Cluster(p="prefill", d="decode")
     cluster.state.lead = Lead.UNKNOWN
     decided = cluster.decide(p=0.9)
@@ -160,46 +160,44 @@ def test_a_planner_that_does_not_know_whether_it_leads_asks_nobody_for_anything(
         {"quiet": []},
     ],
 )
-def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_limits_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         LimitsBody(**wrong)
 
 
 @given(st.integers(0, DAY_MINUTES - 1), st.integers(0, DAY_MINUTES - 1), st.integers(0, DAY_MINUTES - 1))
-def test_quiet_hours_past_midnight_are_those_that_the_turned_round_ones_leave(
-    start: int, end: int, minute: int
-) -> None:
+def test_quiet_hours_past_midnight_are_the_complement_of_the_reversed_ones(start: int, end: int, minute: int) -> None:
     if start != end:
         assert QuietHours(start, end).hold(minute) is not QuietHours(end, start).hold(minute)
 
 
 @given(st.integers(0, 5), st.integers(0, 5))
-def test_limits_allow_what_lies_between_them(prefill: int, decode: int) -> None:
+def test_limits_allow_the_values_between_them(prefill: int, decode: int) -> None:
     held = ModelLimits(prefill_min=1, prefill_max=3, decode_min=2)
     assert held.allow(prefill, decode) is (1 <= prefill <= 3 and decode >= 2)
 
 
-def test_what_was_set_is_told_in_words() -> None:
+def test_limits_are_described_in_words() -> None:
     before = LimitsBody()
     assert LimitsBody(moves_per_s=2, revision=7).changed_from(before) == "moves_per_s from 64 to 2"
 
 
-def test_limits_that_no_numbers_within_reach_meet_are_named_and_move_nobody() -> None:
+def test_limits_that_no_reachable_split_meets_are_named_and_move_no_worker() -> None:
     cluster = Cluster(p="prefill", d="decode")
     cluster.state.set_limits(limits(every={"prefill_min": 2}), "me", "", at(0))
     (kept,) = cluster.decide().decisions
     assert (kept.reason_code, "limits do not allow" in kept.reason) == ("limits_unmet", True)
 
 
-def test_where_no_prefill_worker_is_allowed_all_become_decode_workers() -> None:
+def test_all_workers_become_decode_workers_if_no_prefill_worker_is_allowed() -> None:
     cluster = Cluster(p="prefill", d="decode")
     cluster.decide()
     cluster.state.set_limits(limits(every={"prefill_max": 0}), "me", "", at(0))
     assert (ACTION_SET_ROLE, "p", "mixed") in actions(cluster.decide())
 
 
-def test_of_two_workers_one_computes_prompts_unless_limits_say_otherwise() -> None:
-    """What came before: after the last prefill worker had been moved by hand nothing served prompts until some came."""
+def test_one_of_two_workers_computes_prompts_unless_limits_forbid_it() -> None:
+    """Before, after the last prefill worker had been moved by hand no worker served prompts until some arrived."""
     assert LimitsBody().every.prefill_min == LimitsBody().every.decode_min == 1
     cluster = Cluster(d="decode", e="decode")
     changed: list[Any] = []
@@ -212,7 +210,7 @@ def test_of_two_workers_one_computes_prompts_unless_limits_say_otherwise() -> No
     assert not [each for each in actions(none.decide()) if each[0] == ACTION_SET_ROLE]
 
 
-def test_decode_workers_that_are_met_before_the_prefill_worker_keep_their_roles() -> None:
+def test_decode_workers_found_before_the_prefill_worker_keep_their_roles() -> None:
     cluster = Cluster(d="decode", e="decode")
     (told,) = cluster.decide().decisions
     assert (told.reason_code, "missing workers have 30 s" in told.reason) == ("limits_wait", True)
@@ -222,14 +220,14 @@ def test_decode_workers_that_are_met_before_the_prefill_worker_keep_their_roles(
 
 
 @pytest.mark.parametrize("roles", [{"d": "decode"}, {"m": "mixed"}, {"m": "mixed", "n": "mixed"}])
-def test_one_worker_and_workers_that_were_started_mixed_need_no_prefill_worker_beside_them(roles: Any) -> None:
+def test_a_single_worker_and_workers_started_mixed_need_no_prefill_worker(roles: Any) -> None:
     cluster = Cluster(**roles)
     assert not [each for each in actions(cluster.decide()) if each[0] == ACTION_SET_ROLE]
     codes = {plan.assigned.code for plan in cluster.state.plans if plan.assigned}
     assert codes <= {RoleReason.BALANCED, RoleReason.BEST}
 
 
-def test_workers_that_were_started_mixed_are_not_made_prefill_workers_by_a_little_work() -> None:
+def test_workers_started_mixed_do_not_become_prefill_workers_under_light_load() -> None:
     cluster = Cluster(m="mixed", n="mixed")
     load = Load(running=60, free_kv_blocks=100)
     for share in (0.05, 0.3, 0.5):
@@ -242,7 +240,7 @@ def test_a_decode_worker_whose_prefill_workers_are_gone_computes_prompts_itself(
     assert actions(cluster.decide()) == [(ACTION_SET_BUDGET, "d", "mixed")]
 
 
-def test_prefill_workers_left_alone_with_work_decode_too_but_not_before_one_that_restarts_is_back() -> None:
+def test_prefill_workers_left_alone_with_work_also_decode_unless_a_restarting_one_returns() -> None:
     cluster = Cluster(p="prefill", q="prefill")
     cluster.queue(1_000)
     assert actions(cluster.decide()) == []
@@ -254,7 +252,7 @@ def test_prefill_workers_left_alone_with_work_decode_too_but_not_before_one_that
     assert {each[2] for each in found} == {"mixed"}
 
 
-def test_a_worker_that_could_not_be_asked_is_left_alone_while_others_relieve_the_load() -> None:
+def test_an_unreachable_worker_is_skipped_while_others_relieve_the_load() -> None:
     cluster = Cluster(p="prefill", d="decode", e="decode")
     for order in cluster.decide(p=0.9).orders:
         cluster.state.done(order, None, at(cluster.ms), failed=order.worker.id == "d")
@@ -263,7 +261,7 @@ def test_a_worker_that_could_not_be_asked_is_left_alone_while_others_relieve_the
     assert "d" in [each.worker.id for each in cluster.decide(p=0.9).orders]
 
 
-def test_without_a_token_it_recommends() -> None:
+def test_without_a_token_the_planner_only_recommends() -> None:
     cluster = Cluster(p="prefill", d="decode")
     cluster.state.may_ask = False
     assert [each.action for each in cluster.decide(p=0.9).decisions] == [ACTION_RECOMMEND]

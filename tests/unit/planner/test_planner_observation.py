@@ -1,4 +1,4 @@
-"""What roles are decided from: a model's engine, its work and its workers, as telemetry and gateways say."""
+"""Tests of the inputs of role decisions: a model's engine, work and workers, from telemetry and gateways."""
 
 import math
 from dataclasses import replace
@@ -41,8 +41,8 @@ CAN = Capabilities(block_size_tokens=16, kv_blocks=1_000, max_sequences=64, chun
 
 
 class Said:
-    """What a worker said last: it is registered, has spent so large a share of the window on prompts, and was heard so
-    long ago, in so many lives; None: it said nothing of its step times."""
+    """The last report of a worker: it is registered, has spent that share of the window on prompts, and reported
+    that long ago in that many incarnations. None: it has not reported its step times."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ def look(*workers: Said, waiting: ModelBacklog | None = None, gateways: bool = T
     return found
 
 
-def test_prompts_wanted_are_those_computed_and_what_waits_at_workers_and_gateways() -> None:
+def test_prefill_demand_is_computed_prompts_and_those_waiting_at_workers_and_gateways() -> None:
     rest = look(worker("p", "prefill", prefill=0.5), worker("d", "mixed", prefill=0.25))
     assert rest.work.prompts == pytest.approx(0.75)
     assert rest.engine is not None
@@ -117,7 +117,7 @@ def test_prompts_wanted_are_those_computed_and_what_waits_at_workers_and_gateway
     assert of_such_length < rest.engine.chunk_speed
 
 
-def test_late_prompts_press_where_nothing_is_served_and_no_one_else() -> None:
+def test_late_prompts_add_pressure_only_if_nothing_is_served() -> None:
     late = ModelBacklog(prefill_requests=3, prefill_tokens=50_000, hopeful_tokens=0)
     served = look(worker("p", "prefill", prefill=0.5), worker("d", "decode"), waiting=late)
     assert served.work.prompts == pytest.approx(0.5)
@@ -125,7 +125,7 @@ def test_late_prompts_press_where_nothing_is_served_and_no_one_else() -> None:
     assert stuck.work.prompts > 0
 
 
-def test_decodes_are_all_sequences_that_decode_or_soon_will_but_no_prompts_that_wait() -> None:
+def test_decode_demand_is_all_running_or_imminent_sequences_without_waiting_prompts() -> None:
     found = look(
         worker("p", "prefill", load=Load(running=1, waiting=2, waiting_prefill_tokens=300, free_kv_blocks=900)),
         worker("d", "decode", load=Load(running=4, waiting=1, awaiting_kv=2, free_kv_blocks=990)),
@@ -133,14 +133,14 @@ def test_decodes_are_all_sequences_that_decode_or_soon_will_but_no_prompts_that_
     assert (found.work.decodes, found.work.kv_tokens, found.work.tpot_ns) == (8, 100 + 160, TPOT_NS)
 
 
-def test_those_that_wait_for_decode_at_gateways_are_taken_to_hold_as_much_as_others() -> None:
+def test_sequences_that_wait_for_decode_at_gateways_count_with_the_average_size() -> None:
     decode = worker("d", "decode", load=Load(running=2, free_kv_blocks=980))
     found = look(worker("p", "prefill"), decode, waiting=ModelBacklog(decode_requests=3))
     assert (found.work.decodes, found.work.kv_tokens) == (2, 320)
     assert (found.work.held, found.work.held_kv_tokens) == (3, 3 * 160)
 
 
-def test_each_part_of_the_step_times_comes_from_the_worker_that_has_seen_most_of_its_kind() -> None:
+def test_each_part_of_the_step_times_comes_from_the_worker_with_most_samples_of_its_kind() -> None:
     slow = FittedModel(MODEL.scaled(2.0), prefill=KindFit(steps=500), decode=KindFit(steps=1))
     quick = FittedModel(MODEL.scaled(0.5), prefill=KindFit(steps=3), decode=KindFit(steps=900))
     engine = look(
@@ -152,7 +152,7 @@ def test_each_part_of_the_step_times_comes_from_the_worker_that_has_seen_most_of
     assert engine.step_time.decode_fixed_ns == pytest.approx(MODEL.decode_fixed_ns / 2)
 
 
-def test_an_engine_is_what_the_weakest_worker_can() -> None:
+def test_an_engine_has_the_capabilities_of_the_weakest_worker() -> None:
     small = Capabilities(block_size_tokens=16, kv_blocks=10, max_sequences=8, chunk_tokens=256)
     engine = look(worker("p", "prefill"), worker("d", "decode", can=small)).engine
     assert engine is not None
@@ -169,13 +169,13 @@ def test_an_engine_is_what_the_weakest_worker_can() -> None:
     ],
     ids=["no model", "a model of zeros", "silent", "another life"],
 )
-def test_nothing_is_decided_on_what_is_not_known(change: dict[str, Any], says: str) -> None:
+def test_nothing_is_decided_on_unknown_figures(change: dict[str, Any], says: str) -> None:
     found = look(worker("p", "prefill", **change), worker("d", "decode", **change))
     assert found.engine is None
     assert says in found.unknown
 
 
-def test_nothing_is_decided_while_no_gateway_is_heard() -> None:
+def test_nothing_is_decided_while_every_gateway_is_silent() -> None:
     found = look(worker("p", "prefill"), worker("d", "decode"), gateways=False)
     assert found.engine is None
     assert "no gateway says" in found.unknown
@@ -189,7 +189,7 @@ def test_without_capabilities_nothing_is_decided() -> None:
     )  # fmt: skip
 
 
-def test_a_worker_that_is_silent_drains_or_gets_no_work_is_not_moved() -> None:
+def test_a_worker_that_is_silent_draining_or_without_work_is_not_moved() -> None:
     other = Capabilities(block_size_tokens=16, kv_blocks=1_000, max_sequences=64, chunk_tokens=512, kv_layout="other")
     found = look(
         worker("a", "decode"),
@@ -202,7 +202,7 @@ def test_a_worker_that_is_silent_drains_or_gets_no_work_is_not_moved() -> None:
     assert found.engine is not None
 
 
-def test_models_are_looked_at_one_by_one() -> None:
+def test_models_are_assessed_one_by_one() -> None:
     workers = [worker("a", "prefill", model="one"), worker("b", "prefill", model="two", prefill=1.0)]
     assert [(each.model, each.work.prompts) for each in observed(*workers, waiting={})] == [("one", 0.0), ("two", 1.0)]
 
@@ -227,7 +227,7 @@ step_times = st.builds(
         max_size=5,
     )
 )
-def test_what_workers_say_is_decided_upon_or_not_known(
+def test_each_figure_of_workers_is_either_used_or_unknown(
     said: list[tuple[str, Load, Capabilities, StepTime]],
 ) -> None:
     workers = [
@@ -243,7 +243,7 @@ def test_what_workers_say_is_decided_upon_or_not_known(
     assert {each.worker_id for each in assigned.changes} <= {each.id for each in found.standings if each.movable}
 
 
-def test_how_fast_kv_comes_to_workers_is_known_and_a_slow_link_becomes_advice() -> None:
+def test_kv_speed_of_workers_is_known_and_a_slow_link_becomes_advice() -> None:
     cluster = Cluster(p="prefill", d="decode", e="decode")
     for worker in cluster.workers.values():
         worker.capabilities.kv_block_bytes = worker.capabilities.block_size_tokens * 100_000
@@ -276,4 +276,4 @@ def test_how_fast_kv_comes_to_workers_is_known_and_a_slow_link_becomes_advice() 
         for decision, _ in advisor.look(healed, ModelLimits(), at(now_ms + 1_000 * second))
         if decision.reason_code == "link"
     ]
-    assert ended == [(6, "expired")], "without work nobody has a use for it"
+    assert ended == [(6, "expired")], "without work no model needs it"

@@ -1,4 +1,4 @@
-"""How the planner has workers changed: over scripted channels, where each call ends as a test says."""
+"""Tests of the planner's orders to workers over scripted channels."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ from services.planner.orders import CallOutcome, Order, OrderExecutor
 
 
 class Channel:
-    """To one worker: what is asked of it is kept, and answered when and how the test says."""
+    """A channel to one worker that records calls and answers them when and how the test says."""
 
     def __init__(self) -> None:
         self.asked: list[pb.SetRoleRequest] = []
@@ -103,7 +103,7 @@ def refused(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
 
 
-async def test_all_changes_of_a_decision_are_asked_for_before_any_is_answered(rig: Rig) -> None:
+async def test_all_orders_of_a_decision_are_sent_before_any_is_answered(rig: Rig) -> None:
     rig.order("a", "b", "c")
     await rig.until_asked("a", "b", "c")
     assert rig.ended == {}
@@ -117,7 +117,7 @@ async def test_all_changes_of_a_decision_are_asked_for_before_any_is_answered(ri
     assert rig.actor.outcomes == {CallOutcome.DONE: 3}
 
 
-async def test_a_worker_that_has_not_answered_is_not_asked_again(rig: Rig) -> None:
+async def test_a_worker_that_has_not_answered_gets_no_second_order(rig: Rig) -> None:
     rig.order("a")
     await rig.until_asked("a")
     again: list[Assignment | None] = []
@@ -132,7 +132,7 @@ async def test_a_worker_that_has_not_answered_is_not_asked_again(rig: Rig) -> No
     assert len(rig.to("a").asked) == 2
 
 
-async def test_what_is_decided_beyond_the_bound_on_calls_is_left_to_the_next_decision(
+async def test_orders_beyond_the_bound_on_calls_are_left_to_the_next_decision(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orders, "MAX_CALLS", 2)
@@ -156,7 +156,7 @@ async def test_what_is_decided_beyond_the_bound_on_calls_is_left_to_the_next_dec
     ],
     ids=["stale", "away"],
 )
-async def test_a_call_that_is_refused_or_fails_is_counted_and_the_worker_is_left(
+async def test_a_refused_or_failed_call_is_counted_and_the_worker_is_left_unchanged(
     rig: Rig, error: Exception, outcome: CallOutcome
 ) -> None:
     rig.order("a", "b")
@@ -169,21 +169,21 @@ async def test_a_call_that_is_refused_or_fails_is_counted_and_the_worker_is_left
     assert rig.actor.outcomes == {outcome: 1, CallOutcome.DONE: 1}
 
 
-async def test_a_worker_that_never_answers_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_to_a_worker_that_never_answers_times_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "CALL_S", 0.01)
     rig.order("a")
     await rig.until_ended("a")
     assert (rig.ended, rig.actor.outcomes) == ({"a": None}, {CallOutcome.FAILED: 1})
 
 
-async def test_a_token_that_could_be_read_on_its_way_does_not_travel(rig: Rig) -> None:
+async def test_a_token_is_not_sent_in_plaintext(rig: Rig) -> None:
     rig.network.token_travels = False
     rig.order("a")
     await rig.until_ended("a")
     assert (rig.network.channels, rig.actor.outcomes) == ({}, {CallOutcome.FAILED: 1})
 
 
-async def test_without_a_token_nothing_is_called() -> None:
+async def test_without_a_token_no_worker_is_called() -> None:
     made = Rig(token="")
     made.order("a")
     await made.until_ended("a")
@@ -191,7 +191,7 @@ async def test_without_a_token_nothing_is_called() -> None:
     await made.tasks.close()
 
 
-async def test_an_end_of_the_service_cancels_calls_and_closes_their_channels(rig: Rig) -> None:
+async def test_the_end_of_the_service_cancels_calls_and_closes_their_channels(rig: Rig) -> None:
     rig.order("a")
     await rig.until_asked("a")
     await rig.tasks.close()

@@ -1,4 +1,4 @@
-"""The planner's route that gives one worker another role, over scripted channels."""
+"""Tests over scripted channels of the planner's route that gives one worker another role."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ class Rig:
         return await self.http.put(f"/v1/workers/{worker}/role", json={"role": "prefill", **body}, headers=headers)
 
 
-async def test_a_worker_is_asked_for_the_role_in_the_name_of_whoever_wants_it() -> None:
+async def test_a_worker_gets_the_role_in_the_name_of_the_requester() -> None:
     rig = Rig()
     found = (await rig.ask(actor="ann", reason="prompts wait")).json()
     assert (found["worker"], found["role"], found["epoch"], found["changed"]) == ("d", "prefill", 4, True)
@@ -61,8 +61,8 @@ async def test_a_worker_is_asked_for_the_role_in_the_name_of_whoever_wants_it() 
     assert rig.worker.closed == 1
 
 
-async def test_a_key_is_the_actor_in_the_trail_and_at_the_worker_whatever_name_comes_with_it() -> None:
-    """What came before: the planner's record had the key, and the worker's said somebody."""
+async def test_the_key_is_the_actor_in_the_trail_and_at_the_worker_whatever_name_is_sent() -> None:
+    """Before, the planner's record had the key, and the worker's had the sent name."""
     rig = Rig()
     assert (await rig.ask(token=rig.secret, actor="somebody else")).status_code == 200
     assert (await rig.ask(actor="ann")).status_code == 200
@@ -74,7 +74,7 @@ async def test_a_key_is_the_actor_in_the_trail_and_at_the_worker_whatever_name_c
     ("p", "decode", "computes prompts"), ("p", "standby", "computes prompts"), ("d", "standby", "decodes"),
     ("d", "prefill", "decodes"),
 ])  # fmt: skip
-async def test_the_last_worker_of_a_kind_is_moved_by_force_alone(worker: str, role: str, does: str) -> None:
+async def test_the_last_worker_of_a_role_is_moved_only_by_force(worker: str, role: str, does: str) -> None:
     rig = Rig(p="prefill", d="decode")
     answer = await rig.ask(worker, role=role)
     assert answer.status_code == 409
@@ -84,18 +84,18 @@ async def test_the_last_worker_of_a_kind_is_moved_by_force_alone(worker: str, ro
     assert rig.worker.asked[0].force
 
 
-async def test_a_worker_alone_may_take_any_role() -> None:
+async def test_a_single_worker_may_take_any_role() -> None:
     rig = Rig(d="mixed")
     assert (await rig.ask("d", role="decode")).status_code == 200
 
 
-async def test_a_worker_that_has_the_role_is_not_asked() -> None:
+async def test_a_worker_that_already_has_the_role_is_not_called() -> None:
     rig = Rig()
     assert (await rig.ask("p")).json()["changed"] is False
     assert rig.worker.asked == []
 
 
-async def test_mixed_has_a_budget_and_no_other_role_has() -> None:
+async def test_only_role_mixed_has_a_budget() -> None:
     rig = Rig()
     assert (await rig.ask(role="mixed")).json()["budget_tokens"] == 256
     assert rig.worker.asked[0].role == ROLE_MIXED
@@ -103,14 +103,14 @@ async def test_mixed_has_a_budget_and_no_other_role_has() -> None:
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
-async def test_without_the_token_nobody_is_asked(token: str) -> None:
+async def test_without_the_token_no_worker_is_called(token: str) -> None:
     rig = Rig()
     assert (await rig.ask(token=token)).status_code == 401
     assert (await Rig(token="").ask(token=token)).status_code == 401
     assert rig.worker.asked == []
 
 
-async def test_refusals_say_why() -> None:
+async def test_refusals_give_the_reason() -> None:
     rig = Rig()
     assert (await rig.ask("none")).json()["error"]["code"] == "worker_not_found"
     assert "counts as a planner" in (await rig.ask(actor="planner-7")).text
@@ -124,8 +124,8 @@ async def test_refusals_say_why() -> None:
     assert "another planner" in (await rig.ask()).text
 
 
-def test_a_planner_whose_name_workers_would_take_for_a_person_is_refused() -> None:
-    """Its moves would be taken again after a restart of their workers, as those of people are."""
+def test_a_planner_name_that_workers_would_mistake_for_a_person_is_refused() -> None:
+    """Its moves would be restored after a restart of their workers, like those of people."""
     assert PlannerSettings(id="planner-7").id == "planner-7"
     with pytest.raises(ValidationError, match="begins with 'planner', or its moves count as made by a person"):
         PlannerSettings(id="gpu-planner")

@@ -1,4 +1,4 @@
-"""The horizon of minutes: what an actuator is asked for, and that nothing of it holds up decisions about roles."""
+"""Tests of the planner's requests to an actuator, and that they never delay decisions about roles."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ START_UP_NS = 2_000_000_000
 
 
 class RigClock:
-    """That of a rig."""
+    """The clock of a rig."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -42,7 +42,7 @@ class RigClock:
 
 
 class Memory:
-    """What a planner's store remembers."""
+    """The content of a planner's store."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
@@ -88,7 +88,7 @@ class Town:
 
     @property
     def told(self) -> list[Decision]:
-        """Decisions that were published beside those about roles."""
+        """Return the published decisions that are not about roles."""
         return [each for each in self.bus.published if isinstance(each, Decision)]
 
     def roles(self) -> dict[str, str]:
@@ -99,7 +99,7 @@ async def flooded(town: Town, seconds: int = 8) -> list[Decided]:
     return [await town.second(200_000, **BUSY) for _ in range(seconds)]
 
 
-async def test_workers_are_started_and_take_roles_where_no_split_has_room() -> None:
+async def test_workers_are_started_and_get_roles_if_no_split_has_room() -> None:
     town = Town()
     found = await flooded(town)
     assert len(town.actuator.worker_ids) == 2
@@ -118,7 +118,7 @@ async def test_workers_are_started_and_take_roles_where_no_split_has_room() -> N
     assert {"spare-1", "spare-2"} <= set(called)
 
 
-async def test_the_actuator_shows_what_workers_do_now() -> None:
+async def test_the_actuator_shows_what_its_workers_do() -> None:
     town = Town()
     await flooded(town, 3)
     await town.second(0)
@@ -127,7 +127,7 @@ async def test_the_actuator_shows_what_workers_do_now() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["away", "slow"])
-async def test_an_actuator_that_is_away_or_slow_holds_up_no_decision_and_is_asked_again(trouble: str) -> None:
+async def test_a_slow_or_absent_actuator_delays_no_decision_and_is_called_again(trouble: str) -> None:
     town = Town()
     if trouble == "away":
         town.actuator.away = True
@@ -140,7 +140,7 @@ async def test_an_actuator_that_is_away_or_slow_holds_up_no_decision_and_is_aske
     assert len(town.actuator.worker_ids) == 2
 
 
-async def test_limits_bound_what_is_started_and_advisory_starts_nobody() -> None:
+async def test_limits_bound_the_number_of_started_workers_and_advisory_mode_starts_none() -> None:
     town = Town()
     limits = LimitsBody(every={"workers_max": 3}).limits()
     town.cluster.state.set_limits(limits, "me", "", at(0))
@@ -152,7 +152,7 @@ async def test_limits_bound_what_is_started_and_advisory_starts_nobody() -> None
     assert {each.action for each in advisory.told} == {ACTION_RECOMMEND}
 
 
-async def test_a_planner_that_starts_again_goes_on_with_the_workers_there_are_and_the_gpu_time_they_took() -> None:
+async def test_a_restarted_planner_continues_with_the_existing_workers_and_their_gpu_time() -> None:
     town = Town()
     await flooded(town, 14)
     charged = town.memory.kept["scale"]
@@ -164,7 +164,7 @@ async def test_a_planner_that_starts_again_goes_on_with_the_workers_there_are_an
     assert town.actuator.worker_ids == started
 
 
-async def test_without_an_actuator_more_workers_are_advised_and_what_they_brought_is_told() -> None:
+async def test_without_an_actuator_more_workers_are_advised_and_their_effect_is_reported() -> None:
     town = Town()
     town.scaler = town.make_scaler()
     await flooded(town, 7)
@@ -179,7 +179,7 @@ async def test_without_an_actuator_more_workers_are_advised_and_what_they_brough
     assert found is not None and (found.outcome, found.came < 0) == ("applied", True)
 
 
-async def test_a_move_is_told_with_what_would_have_been_without_it() -> None:
+async def test_a_move_is_reported_with_the_predicted_course_without_it() -> None:
     cluster = Cluster(a="decode", b="decode", c="decode", p="prefill")
     cluster.decide()
     cluster.state.set_limits(LimitsBody(every={"prefill_min": 2}).limits(), "me", "", at(0))
@@ -197,7 +197,7 @@ async def test_a_move_is_told_with_what_would_have_been_without_it() -> None:
     assert found.over_ms >= WINDOW_MS
 
 
-async def test_regret_is_told_by_cause_and_outlives_a_restart() -> None:
+async def test_regret_is_reported_by_cause_and_survives_a_restart() -> None:
     town = Town(MODE_ADVISORY)
     await flooded(town, 12)
     ledger = town.cluster.state.ledger
@@ -222,7 +222,7 @@ def day_ahead(made_s: float, needs: list[tuple[int, int]], *, step_s: float = 90
     return plan_message(plan, "sim", "metrics-0", round(made_s * 1e9))
 
 
-async def test_workers_are_started_before_the_work_comes_that_a_plan_forecasts() -> None:
+async def test_workers_are_started_before_the_load_that_a_plan_forecasts() -> None:
     town = Town()
     town.plans.take(day_ahead(at(0) / 1e9, [(1, 1), (2, 2), (1, 1)]))
     await town.second()
@@ -232,7 +232,7 @@ async def test_workers_are_started_before_the_work_comes_that_a_plan_forecasts()
     assert town.scaler.forecast["sim"] == {"prefill": 2, "decode": 2}
 
 
-async def test_mixed_workers_are_wished_as_one_pool() -> None:
+async def test_mixed_workers_are_requested_as_one_pool() -> None:
     town = Town(most=8)
     for name in "pd":
         town.cluster.workers[name] = registered(name, "mixed")
@@ -244,7 +244,7 @@ async def test_mixed_workers_are_wished_as_one_pool() -> None:
     assert 1 <= len(town.actuator.worker_ids) < 4, "together with the two that are there, fewer than six"
 
 
-async def test_limits_hold_for_what_is_forecast_and_advisory_only_says_it() -> None:
+async def test_limits_apply_to_forecasts_and_advisory_mode_only_reports_them() -> None:
     town = Town()
     town.cluster.state.set_limits(LimitsBody(every={"workers_max": 3}).limits(), "me", "", at(0))
     town.plans.take(day_ahead(at(0) / 1e9, [(4, 4)]))
@@ -267,14 +267,16 @@ async def test_limits_hold_for_what_is_forecast_and_advisory_only_says_it() -> N
         pytest.param(0.0, [(1, 1)], id="one that the workers there are enough for"),
     ],
 )
-async def test_a_plan_that_says_nothing_of_now_starts_nobody(made_s: float, needs: list[tuple[int, int]]) -> None:
+async def test_a_plan_that_does_not_cover_the_present_starts_no_worker(
+    made_s: float, needs: list[tuple[int, int]]
+) -> None:
     town = Town()
     town.plans.take(day_ahead(at(0) / 1e9 + made_s, needs))
     await town.second()
     assert town.actuator.worker_ids == [] and town.told == []
 
 
-def test_of_two_plans_the_one_made_last_counts_and_nonsense_is_left_out() -> None:
+def test_the_latest_of_two_plans_counts_and_an_invalid_one_is_ignored() -> None:
     town = Town()
     now_s = at(0) / 1e9
     assert town.plans.take(day_ahead(now_s, [(3, 3)])) is MessageOutcome.COUNTED
@@ -294,20 +296,20 @@ def test_of_two_plans_the_one_made_last_counts_and_nonsense_is_left_out() -> Non
     assert town.plans.plan("another") is None
 
 
-async def test_of_two_models_each_has_its_own_pool_and_one_that_is_away_holds_up_no_other() -> None:
+async def test_each_of_two_models_has_its_own_pool_and_an_absent_one_delays_no_other() -> None:
     town = Town()
     other = MemoryActuator(4, model="other")
     town.scaler = town.make_scaler(town.actuator, other)
     await flooded(town)
-    assert len(town.actuator.worker_ids) == 2 and other.asked == [], "nobody asks for the other model"
+    assert len(town.actuator.worker_ids) == 2 and other.asked == [], "the other model has no request"
     other.away = True
     before = list(town.actuator.asked)
     town.actuator.worker_ids.clear()
     await flooded(town, 2)
-    assert town.actuator.asked != before, "its own pool is asked for again"
+    assert town.actuator.asked != before, "its own pool is requested again"
 
 
-async def test_a_model_whose_pool_has_never_answered_is_left_as_it_is() -> None:
+async def test_a_model_whose_pool_has_never_answered_is_left_unchanged() -> None:
     town = Town()
     town.actuator.away = True
     other = MemoryActuator(4, model="other")
@@ -319,7 +321,7 @@ async def test_a_model_whose_pool_has_never_answered_is_left_as_it_is() -> None:
     assert len(town.actuator.worker_ids) == 2 and other.asked == []
 
 
-async def test_a_machine_that_has_to_come_counts_in_how_far_ahead_work_is_looked_at() -> None:
+async def test_the_start_of_a_machine_extends_the_time_that_is_looked_ahead() -> None:
     town = Town(most=3)
     town.actuator.slow = 0
     assert town.scaler.start_up_ns("sim") == START_UP_NS

@@ -1,4 +1,4 @@
-"""What the planner makes of the registry and of telemetry."""
+"""Tests of the planner's snapshot of the registry and telemetry."""
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import (
     ROLE_MIXED,
@@ -32,7 +32,7 @@ def snapshot_of(*workers_and_busy):
     return state.snapshot(at(WINDOW_MS))
 
 
-def test_mixed_workers_belong_to_the_decode_pool_and_models_are_pooled_apart():
+def test_mixed_workers_belong_to_the_decode_pool_and_models_have_separate_pools():
     snapshot = snapshot_of(
         (worker("d", "decode"), 100), (worker("m", "mixed"), 300), (worker("x", "decode", model="other"), 900)
     )
@@ -42,7 +42,7 @@ def test_mixed_workers_belong_to_the_decode_pool_and_models_are_pooled_apart():
     ]
 
 
-def test_telemetry_of_an_older_incarnation_says_nothing_about_a_worker():
+def test_telemetry_of_an_older_incarnation_is_ignored():
     restarted = worker("d", "decode", incarnation=2)
     state = state_of(restarted)
     before = told(restarted, 500, load=Load(running=5), incarnation=1)
@@ -60,7 +60,7 @@ def test_a_worker_without_a_role_is_in_a_pool_of_its_own():
     assert [pool.role for pool in pools] == [ROLE_UNSPECIFIED, ROLE_PREFILL, ROLE_MIXED]
 
 
-def test_sums_beyond_what_a_decision_carries_are_cut_there():
+def test_sums_beyond_the_range_of_a_decision_are_clamped():
     most = 2**32 - 1
     workers = [worker(name, "decode", gpus=most) for name in ("a", "b")]
     state, telling = state_of(*workers), Telling()
@@ -74,7 +74,7 @@ def test_sums_beyond_what_a_decision_carries_are_cut_there():
     assert pool.waiting_prefill_tokens == 2 * MOST_COUNTED
 
 
-def test_more_waiting_prompts_at_workers_are_news_and_fewer_are_not():
+def test_more_prompts_waiting_at_workers_are_news_and_fewer_are_not():
     registered = worker("p", "prefill")
     state, telling = state_of(registered), Telling()
 

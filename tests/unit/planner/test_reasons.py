@@ -1,4 +1,4 @@
-"""The planner's sentences say no more than the pressures beside them."""
+"""Tests that the planner's sentences claim no more than the pressures beside them."""
 
 from dataclasses import replace
 
@@ -42,18 +42,18 @@ def kept(assessment: Assessment | None) -> str:
     return why_kept([plan(assigned, assessment)])
 
 
-def test_a_queue_of_a_second_is_not_more_than_there_is_room_for() -> None:
+def test_a_queue_of_a_second_is_not_called_more_than_there_is_room_for() -> None:
     said = kept(judged(0.6))
     assert "pressure 0.3 on 2 prefill workers" in said
     assert said.endswith("; no split of roles computes all that waits within a second")
 
 
-def test_work_beyond_every_split_is_called_so() -> None:
+def test_work_beyond_every_split_is_described_as_such() -> None:
     for assessment in (judged(60.0), None):
         assert kept(assessment).endswith(", which is more than any split of roles has room for")
 
 
-def test_budgets_that_end_because_decodes_do_better_apart_claim_no_calm() -> None:
+def test_budgets_that_end_because_separate_decodes_do_better_are_not_explained_by_low_load() -> None:
     order = RoleOrder("m0", Role.MIXED, 0)
     code, memory = RoleReason.PROMPTS_PRESS, Memory(apart=Apart(on=True))
     apart = RolePlan((), [order], code, SPLITS[0], SPLITS[0], SPLITS, memory)
@@ -63,7 +63,7 @@ def test_budgets_that_end_because_decodes_do_better_apart_claim_no_calm() -> Non
     assert "for 10 s" in why_budgets(plan(calm, judged(0.2)), calm)
 
 
-def test_a_pressure_without_workers_is_no_figure() -> None:
+def test_an_infinite_pressure_is_not_shown_as_a_figure() -> None:
     none = Split(0, 2, 1_000.0, 0.2)
     order = RoleOrder("m0", Role.MIXED, 4096)
     lending = RolePlan((), [order], RoleReason.PROMPTS_PRESS, none, none, [none], Memory())

@@ -1,4 +1,4 @@
-"""How long a worker takes to come: on a machine that is there, and where one has to come first."""
+"""Tests of how long a worker takes to start, with and without a machine that has to start first."""
 
 from libs.policy.planner.scaling import SECOND_NS, StartUp
 
@@ -7,7 +7,7 @@ def seen(start_up: StartUp, at_s: float, *names: str, without: str = "", there: 
     start_up.note(names, without_machine=set(without), there=set(there), now_ns=round(at_s * SECOND_NS))
 
 
-def test_where_machines_are_there_a_start_is_all_that_counts() -> None:
+def test_on_existing_machines_only_the_start_time_of_the_worker_counts() -> None:
     start_up = StartUp(30 * SECOND_NS, machine_ns=120 * SECOND_NS)
     seen(start_up, 0, "a", without="a")
     seen(start_up, 1, "a")
@@ -16,7 +16,7 @@ def test_where_machines_are_there_a_start_is_all_that_counts() -> None:
     assert start_up.ahead_ns == 25 * SECOND_NS, "half way from what was set to the 20 s that it took"
 
 
-def test_a_worker_that_waits_for_its_machine_says_what_the_next_one_will_take() -> None:
+def test_a_worker_that_waits_for_its_machine_predicts_the_next_wait() -> None:
     start_up = StartUp(10 * SECOND_NS)
     seen(start_up, 0, "a", without="a")
     assert start_up.ahead_ns == 10 * SECOND_NS
@@ -33,14 +33,14 @@ def test_a_worker_that_waits_for_its_machine_says_what_the_next_one_will_take() 
     assert start_up.ahead_ns >= 100 * SECOND_NS, "there is none again: what was learned of the wait counts"
 
 
-def test_what_is_set_of_the_wait_counts_before_one_was_seen_to_its_end() -> None:
+def test_the_configured_wait_applies_until_one_has_been_measured() -> None:
     start_up = StartUp(10 * SECOND_NS, machine_ns=180 * SECOND_NS)
     seen(start_up, 0, "a", without="a")
     seen(start_up, 6, "a", without="a")
     assert start_up.ahead_ns == 190 * SECOND_NS
 
 
-def test_workers_that_are_gone_are_forgotten() -> None:
+def test_departed_workers_are_forgotten() -> None:
     start_up = StartUp(10 * SECOND_NS)
     for number in range(50):
         seen(start_up, number, f"a{number}")

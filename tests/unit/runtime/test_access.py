@@ -1,4 +1,4 @@
-"""Secure by default: half of TLS, listeners that strangers could call, and tokens in the open are refused."""
+"""Tests of secure defaults: incomplete TLS, unprotected listeners and plaintext tokens are refused."""
 
 import stat
 from pathlib import Path
@@ -20,7 +20,7 @@ REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
 @given(st.sets(st.sampled_from(sorted(TLS)), min_size=1, max_size=2), st.sampled_from([CommonSettings, WorkerSettings]))
-def test_half_of_tls_is_one_line_that_names_what_is_missing(
+def test_incomplete_tls_is_one_line_that_names_the_missing_setting(
     given: set[str], settings_class: type[CommonSettings]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -35,7 +35,7 @@ def test_half_of_tls_is_one_line_that_names_what_is_missing(
     assert "\n" not in line and "Value error" not in line
 
 
-def test_an_authority_alone_is_no_plaintext_listener() -> None:
+def test_an_authority_alone_does_not_count_as_a_plaintext_listener() -> None:
     with pytest.raises(ValueError, match="FULCRUM_TLS_CERT and FULCRUM_TLS_KEY"):
         make_server(CommonSettings(tls_ca="/ca.pem"), "127.0.0.1:0")
 
@@ -44,7 +44,7 @@ def test_an_authority_alone_is_no_plaintext_listener() -> None:
     "address",
     ["127.0.0.1:9000", "127.8.9.10:1", "[::1]:9000", "localhost:9000", "unix:/run/fulcrum.sock", "unix:relative"],
 )
-def test_this_machines_own_addresses_are_loopback(address: str) -> None:
+def test_local_addresses_are_loopback(address: str) -> None:
     assert is_loopback(address)
 
 
@@ -66,9 +66,7 @@ def settings(*, token: str = "", plaintext: bool = False, tls: bool = False) -> 
 @pytest.mark.parametrize(
     "left_open", [settings(), settings(token="t"), settings(plaintext=True)], ids=["nothing", "token", "permission"]
 )
-async def test_a_listener_beyond_loopback_that_anybody_could_call_does_not_start(
-    host: str, left_open: CommonSettings
-) -> None:
+async def test_an_unprotected_listener_beyond_loopback_does_not_start(host: str, left_open: CommonSettings) -> None:
     with pytest.raises(StartupError) as caught:
         make_server(left_open, f"{host}:0")
     line = caught.value.message
@@ -78,7 +76,7 @@ async def test_a_listener_beyond_loopback_that_anybody_could_call_does_not_start
 
 
 @pytest.mark.system
-async def test_it_starts_with_a_token_that_may_travel_in_plaintext_and_on_loopback_with_nothing() -> None:
+async def test_a_listener_starts_with_a_token_allowed_in_plaintext_and_on_loopback_without_protection() -> None:
     for allowed, address in ((settings(token="t", plaintext=True), "0.0.0.0:0"), (settings(), "127.0.0.1:0")):
         server, _ = make_server(allowed, address)
         await server.stop(None)
@@ -93,13 +91,13 @@ def test_beyond_loopback_every_service_needs_the_token_or_a_certificate(method: 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "127.0.0.1:1"])
 @pytest.mark.parametrize("tls", [False, True])
-def test_admin_verbs_need_the_token_everywhere_and_probes_nowhere(address: str, tls: bool) -> None:
+def test_admin_calls_need_the_token_everywhere_and_probes_nowhere(address: str, tls: bool) -> None:
     own = settings(token="t", plaintext=True, tls=tls)
     assert needs_token(own, address, ADMIN)
     assert not needs_token(own, address, HEALTH)
 
 
-def test_a_call_brings_the_token_only_where_nobody_reads_it_or_that_is_accepted() -> None:
+def test_a_call_sends_the_token_only_over_a_protected_or_accepted_connection() -> None:
     bearer = (("authorization", "Bearer t"),)
     assert call_metadata(settings(token="t"), "worker:9000") == ()
     assert call_metadata(settings(token="t"), "127.0.0.1:9000") == bearer
@@ -108,7 +106,7 @@ def test_a_call_brings_the_token_only_where_nobody_reads_it_or_that_is_accepted(
     assert call_metadata(settings(plaintext=True), "worker:9000") == ()
 
 
-def test_an_administrator_is_kept_from_sending_the_token_in_plaintext() -> None:
+def test_an_administrator_cannot_send_the_token_in_plaintext() -> None:
     with pytest.raises(StartupError, match=r"worker:9000 in plaintext.*FULCRUM_ALLOW_PLAINTEXT_TOKEN=1"):
         admin_token(settings(token="t"), "worker:9000")
     assert admin_token(settings(token="t", plaintext=True), "worker:9000") == "t"
@@ -116,7 +114,7 @@ def test_an_administrator_is_kept_from_sending_the_token_in_plaintext() -> None:
     assert admin_token(settings(), "worker:9000") == ""
 
 
-def test_the_first_process_makes_the_token_file_and_all_have_its_token(
+def test_the_first_process_creates_the_token_file_and_all_use_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "token"

@@ -1,4 +1,4 @@
-"""Certificates that `fulcrum tls` makes: a role in each, what each role may call, and rotation under calls."""
+"""Tests of certificates made by `fulcrum tls`: their roles, the calls of each role, and rotation under load."""
 
 import asyncio
 import itertools
@@ -75,7 +75,7 @@ async def served(settings: CommonSettings) -> AsyncIterator[str]:
 
 
 async def call(address: str, client: CommonSettings, method: str) -> grpc.StatusCode:
-    """How one call by that client ends."""
+    """Return the outcome of one call by that client."""
     async with make_channel(client, address) as channel:
         try:
             if method == SET_ROLE:
@@ -94,7 +94,7 @@ async def call(address: str, client: CommonSettings, method: str) -> grpc.Status
 
 
 @pytest.mark.system
-async def test_each_role_makes_its_own_calls_and_no_others(tmp_path: Path) -> None:
+async def test_each_role_can_make_its_own_calls_and_no_others(tmp_path: Path) -> None:
     issue(tmp_path, "local", now=now(), names=NAMES)
     async with served(settings_of(tmp_path, "worker")) as address:
         for method, allowed in ALLOWED.items():
@@ -105,7 +105,7 @@ async def test_each_role_makes_its_own_calls_and_no_others(tmp_path: Path) -> No
 
 
 @pytest.mark.system
-async def test_another_clusters_certificate_and_an_ended_one_are_turned_away(tmp_path: Path) -> None:
+async def test_another_clusters_certificate_and_an_expired_one_are_refused(tmp_path: Path) -> None:
     issue(tmp_path, "local", now=now(), names=NAMES)
     other = tmp_path / "other"
     other.mkdir()
@@ -128,7 +128,7 @@ def held(settings: CommonSettings) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.system
-async def test_rotation_under_calls_fails_none_of_them(tmp_path: Path) -> None:
+async def test_a_rotation_fails_no_call(tmp_path: Path) -> None:
     issue(tmp_path, "local", now=now(), names=NAMES)
     gateway, outcomes, ending = settings_of(tmp_path, "gateway"), [], asyncio.Event()
 
@@ -154,7 +154,7 @@ async def test_rotation_under_calls_fails_none_of_them(tmp_path: Path) -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize("first", ["tls_key", "tls_cert"])
-def test_a_key_and_a_certificate_are_never_of_two_rotations(tmp_path: Path, first: str) -> None:
+def test_key_and_certificate_are_never_of_two_rotations(tmp_path: Path, first: str) -> None:
     """Certificates that others make lie in two files, of which one is replaced first."""
     issue(tmp_path, "local", now=now(), names=NAMES)
     made = settings_of(tmp_path, "worker")
@@ -190,8 +190,8 @@ def test_a_key_and_a_certificate_are_never_of_two_rotations(tmp_path: Path, firs
 
 
 @pytest.mark.system
-async def test_a_channel_keeps_the_last_certificate_while_its_file_is_written(tmp_path: Path) -> None:
-    """Whoever connects anew meanwhile is no reason to stop a service."""
+async def test_a_channel_uses_the_last_certificate_while_its_file_is_written(tmp_path: Path) -> None:
+    """A client that connects meanwhile is no reason to stop a service."""
     issue(tmp_path, "local", now=now(), names=NAMES)
     gateway = settings_of(tmp_path, "gateway")
     async with served(settings_of(tmp_path, "worker")) as address:
@@ -215,7 +215,7 @@ def test_a_key_of_another_certificate_is_refused_by_name(tmp_path: Path) -> None
 
 
 @pytest.mark.system
-async def test_a_certificate_of_a_retired_authority_is_turned_away_without_a_restart(tmp_path: Path) -> None:
+async def test_a_certificate_of_a_retired_authority_is_refused_without_a_restart(tmp_path: Path) -> None:
     issue(tmp_path, "local", now=now(), names=NAMES)
     old = tmp_path / "old"
     old.mkdir()
@@ -231,14 +231,14 @@ async def test_a_certificate_of_a_retired_authority_is_turned_away_without_a_res
 
 
 @pytest.mark.system
-async def test_files_that_cannot_be_read_leave_the_last_certificates(tmp_path: Path) -> None:
+async def test_unreadable_files_leave_the_last_certificates_in_use(tmp_path: Path) -> None:
     issue(tmp_path, "local", now=now(), names=NAMES)
     async with served(settings_of(tmp_path, "worker")) as address:
         (tmp_path / "worker.pem").rename(tmp_path / "gone.pem")
         assert await call(address, settings_of(tmp_path, "gateway"), SERVE) is grpc.StatusCode.OK
 
 
-def test_keys_are_for_their_owner_alone_and_described(tmp_path: Path) -> None:
+def test_keys_are_private_to_their_owner_and_listed(tmp_path: Path) -> None:
     made = issue(tmp_path, "local", now=now(), names=NAMES)
     assert [each.role for each in made] == list(CERTIFICATE_ROLES)
     assert S_IMODE(tmp_path.stat().st_mode) == 0o700
@@ -247,13 +247,13 @@ def test_keys_are_for_their_owner_alone_and_described(tmp_path: Path) -> None:
     assert {name for each in describe(tmp_path) for name in each.names} == set(NAMES)
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartupError, match="certificates cannot be made"):
         issue(tmp_path / "file" / "below", "local", now=now(), names=NAMES)
 
 
-def test_an_authority_that_gives_out_no_roles_lets_every_certificate_call() -> None:
+def test_an_authority_without_roles_lets_every_certificate_call() -> None:
     check_peer(None, None, SET_ROLE)
     own = CertifiedPeer("local", "worker")
     for peer in (None, CertifiedPeer("west", "planner"), CertifiedPeer("local", "gateway")):
@@ -262,7 +262,7 @@ def test_an_authority_that_gives_out_no_roles_lets_every_certificate_call() -> N
     check_peer(own, None, HEALTH)
 
 
-def test_a_name_that_only_looks_like_a_role_is_none() -> None:
+def test_a_name_that_only_resembles_a_role_is_not_one() -> None:
     assert certified([role_uri("local", "planner")]) == CertifiedPeer("local", "planner")
     for forged in (
         "spiffe://local.fulcrum.evil/planner",

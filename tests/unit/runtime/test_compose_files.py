@@ -14,7 +14,7 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
-def test_every_container_of_ours_has_a_token_without_anybody_naming_one() -> None:
+def test_every_container_of_ours_has_a_token_by_default() -> None:
     common, base = read("common.yaml")["services"]["fulcrum"], read("base.yaml")
     folder = Path(common["environment"]["FULCRUM_TOKEN_FILE"]).parent
     assert common["environment"]["FULCRUM_TOKEN"] == "${FULCRUM_TOKEN:-}"
@@ -24,7 +24,7 @@ def test_every_container_of_ours_has_a_token_without_anybody_naming_one() -> Non
 
 
 @pytest.mark.parametrize("name", ["base.yaml", "cpu.yaml", "gpu.yaml", "sim.yaml"])
-def test_every_service_of_ours_has_what_all_have_in_common(name: str) -> None:
+def test_every_service_of_ours_has_the_common_settings(name: str) -> None:
     ours = {key: each for key, each in read(name)["services"].items() if key not in ("kafka", "redis")}
     assert ours
     for service in ours.values():

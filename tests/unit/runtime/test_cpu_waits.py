@@ -1,4 +1,4 @@
-"""Waits for a CPU as Linux counts them: the text of one thread, and the threads of a process and its children."""
+"""Tests of waits for a CPU as Linux counts them, of one thread and of a process and its children."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def proc(tmp_path: Path):
     made.reader.close()
 
 
-def test_the_thread_that_waited_longest_counts_and_each_wait_counts_once(proc: Proc) -> None:
+def test_the_thread_with_the_longest_wait_counts_and_each_wait_counts_once(proc: Proc) -> None:
     proc.thread(10, 10, 100)
     proc.thread(10, 11, 500)
     assert proc.reader.take() is None, "no thread is known"
@@ -64,7 +64,7 @@ def test_the_thread_that_waited_longest_counts_and_each_wait_counts_once(proc: P
     assert proc.reader.take() == 0
 
 
-def test_threads_of_child_processes_count_too(proc: Proc) -> None:
+def test_threads_of_child_processes_count(proc: Proc) -> None:
     proc.thread(10, 10, 0)
     proc.thread(10, 12, 0, children="20 ")
     proc.thread(20, 20, 0, children="30 ")
@@ -74,7 +74,7 @@ def test_threads_of_child_processes_count_too(proc: Proc) -> None:
     assert proc.reader.take() == 40 * MS
 
 
-def test_a_thread_that_comes_later_counts_from_then_on(proc: Proc) -> None:
+def test_a_thread_that_starts_later_counts_from_then_on(proc: Proc) -> None:
     proc.thread(10, 10, 0)
     proc.relist()
     proc.thread(10, 11, 900)
@@ -84,7 +84,7 @@ def test_a_thread_that_comes_later_counts_from_then_on(proc: Proc) -> None:
     assert proc.reader.take() == 5 * MS
 
 
-def test_where_the_kernel_says_nothing_sensible_nothing_is_known(proc: Proc, tmp_path: Path) -> None:
+def test_an_unusable_kernel_report_means_unknown(proc: Proc, tmp_path: Path) -> None:
     proc.thread(10, 10, None)
     proc.relist()
     assert proc.reader.take() is None
@@ -93,7 +93,7 @@ def test_where_the_kernel_says_nothing_sensible_nothing_is_known(proc: Proc, tmp
     assert away.take() is None
 
 
-def test_of_many_threads_main_ones_are_read_first_and_no_more_than_the_bound(proc: Proc) -> None:
+def test_main_threads_are_read_first_and_the_number_of_threads_is_bounded(proc: Proc) -> None:
     for thread in range(10, 11 + MAX_THREADS):
         proc.thread(10, thread, 0, children="900" if thread == 10 else "")
     proc.thread(900, 900, 0)

@@ -1,4 +1,4 @@
-"""README and docs name only files, folders, modules and links that exist."""
+"""Tests that README and docs name only existing files, folders, modules and links."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)(?:#[^)]*)?\)")
 
 
 def named(page: Path) -> list[Path]:
-    """Every path of the repository that a page names, by itself, as a module or in a link."""
+    """Return every path of the repository that a page names, by itself, as a module or in a link."""
     text = PAST.sub("", page.read_text())
     found = [ROOT / path.rstrip("./-") for path in PATH.findall(re.sub(r"\]\([^)]*\)", "", text))]
     found += [ROOT / module.replace(".", "/") for module in MODULE.findall(text)]
@@ -31,7 +31,7 @@ def exists(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_names_only_what_exists(page: Path) -> None:
+def test_a_page_names_only_existing_paths(page: Path) -> None:
     assert [str(path) for path in named(page) if not exists(path)] == []
 
 
@@ -44,7 +44,7 @@ def test_a_path_that_does_not_exist_is_found(tmp_path: Path) -> None:
     assert [path.name for path in named(page) if not exists(path)] == ["such.py", "nowhere", "gone.md"]
 
 
-def test_every_adr_stands_in_its_index() -> None:
+def test_every_adr_is_in_the_index() -> None:
     index = (ROOT / "docs/adr/README.md").read_text()
     written = {path.name for path in (ROOT / "docs/adr").glob("0*.md")}
     assert written == {link for link in LINK.findall(index) if link.startswith("0")}

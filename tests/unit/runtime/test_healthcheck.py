@@ -1,4 +1,4 @@
-"""What a container's health check says of services that serve, do not, and are not there."""
+"""Tests of a container's health check on serving, failing and absent services."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ async def test_http_must_answer_200(http_port: int) -> None:
     assert await healthcheck(f"http://127.0.0.1:{http_port}/503") == 1
 
 
-async def test_grpc_must_call_itself_serving() -> None:
+async def test_grpc_must_report_serving() -> None:
     server, port = make_server(CommonSettings(), "127.0.0.1:0")
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -59,6 +59,6 @@ async def test_grpc_must_call_itself_serving() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-async def test_nobody_there_is_not_healthy(scheme: str) -> None:
+async def test_an_absent_service_is_unhealthy(scheme: str) -> None:
     with held_port() as port:
         assert await healthcheck(f"{scheme}://127.0.0.1:{port}") == 1

@@ -1,4 +1,4 @@
-"""Setting up .venv from the locks."""
+"""Tests of setting up .venv from the locks."""
 
 import importlib.util
 import re
@@ -21,7 +21,7 @@ def install() -> ModuleType:
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
-def test_no_lock_names_a_host(lock: Path) -> None:
+def test_no_lock_contains_a_url(lock: Path) -> None:
     assert "://" not in lock.read_text()
 
 
@@ -32,7 +32,7 @@ def test_everything_in_a_lock_is_pinned_by_hash(install: ModuleType, name: str) 
     assert all(re.search(r"==\S+", text) and "--hash=sha256:" in text for _, text in found)
 
 
-def test_the_tests_run_on_the_versions_that_people_run(install: ModuleType) -> None:
+def test_tests_run_on_the_locked_versions_of_users(install: ModuleType) -> None:
     def pins(name: str) -> set[str]:
         text = (ROOT / "locks" / f"{name}.txt").read_text()
         return {block.split(" \\")[0] for _, block in install.requirements(text)}
@@ -49,14 +49,14 @@ def test_a_cpu_build_of_torch_comes_without_cuda(install: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("kind", ["up", "test", "vllm", "vllm-cpu", "image-control", "image-torch", "image-vllm"])
-def test_a_kind_takes_no_package_from_two_locks(install: ModuleType, kind: str) -> None:
+def test_a_kind_of_installation_uses_no_package_from_two_locks(install: ModuleType, kind: str) -> None:
     setup, *others = ((ROOT / "locks" / f"{name}.txt").read_text() for name in install.KINDS[kind])
     locks = (install.without(setup, others[-1]), *others)
     names = [name for lock in locks for name in {name for name, _ in install.requirements(lock)}]
     assert len(names) == len(set(names)) and {"uv", "setuptools"} <= set(names)
 
 
-def test_what_is_set_for_pip_holds_for_uv_unless_uv_has_its_own(install: ModuleType) -> None:
+def test_settings_of_pip_apply_to_uv_unless_uv_has_its_own(install: ModuleType) -> None:
     env = install.client_environment({"PIP_INDEX_URL": "index-a", "PIP_CERT": "cert"})
     assert (env["UV_DEFAULT_INDEX"], env["SSL_CERT_FILE"]) == ("index-a", "cert")
     env = install.client_environment({"PIP_INDEX_URL": "index-a", "UV_INDEX_URL": "index-b"})

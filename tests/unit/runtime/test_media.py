@@ -1,4 +1,4 @@
-"""Which bodies are read at all."""
+"""Tests of which bodies are read at all."""
 
 import pytest
 
@@ -16,12 +16,12 @@ REFUSED = [b"", b"text/plain", b"text/plain; application/json", b"multipart/form
 
 
 @pytest.mark.parametrize("kind", TAKEN)
-def test_json_is_taken_whatever_its_case_and_parameters(kind: bytes) -> None:
+def test_json_is_accepted_in_any_case_and_with_parameters(kind: bytes) -> None:
     check_json({b"content-type": kind})
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_body_that_does_not_say_it_is_json_is_refused_with_the_header_to_send(kind: bytes) -> None:
+def test_a_body_not_declared_as_json_is_refused_with_the_header_to_send(kind: bytes) -> None:
     with pytest.raises(UnsupportedMediaType, match="send the header content-type: application/json") as caught:
         check_json({b"content-type": kind} if kind else {})
     assert (caught.value.http_status, caught.value.code) == (415, "unsupported_media_type")
@@ -30,7 +30,7 @@ def test_a_body_that_does_not_say_it_is_json_is_refused_with_the_header_to_send(
 
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"br", b"GZIP", b"identity, gzip", b"x" * 10_000])
-def test_a_compressed_body_is_refused_in_words_of_its_own(encoding: bytes) -> None:
+def test_a_compressed_body_is_refused_with_its_own_message(encoding: bytes) -> None:
     headers = {b"content-type": b"application/json", b"content-encoding": encoding}
     with pytest.raises(UnsupportedMediaType, match="uncompressed") as caught:
         check_json(headers)
@@ -41,5 +41,5 @@ def test_a_compressed_body_is_refused_in_words_of_its_own(encoding: bytes) -> No
 
 
 @pytest.mark.parametrize("encoding", [b"identity", b"Identity", b""])
-def test_a_body_as_it_is_may_say_so(encoding: bytes) -> None:
+def test_content_encoding_identity_is_accepted(encoding: bytes) -> None:
     check_json({b"content-type": b"application/json", b"content-encoding": encoding})

@@ -1,11 +1,11 @@
-"""Freed memory goes back to the system, and a process that uses what it has is left alone."""
+"""Tests of the return of freed memory to the system."""
 
 from libs.runtime.linux import LOOK_S, MOST_PAUSE_S, MemoryReturns
 
 MIB = 2**20
 
 
-def test_a_burst_is_given_back_and_a_process_that_keeps_its_size_is_not_looked_at_again() -> None:
+def test_memory_of_a_burst_is_returned_and_a_process_of_constant_size_is_left_alone() -> None:
     attempts = MemoryReturns()
     assert not attempts.due(115 * MIB, 0)
     assert attempts.due(244 * MIB, LOOK_S)
@@ -13,7 +13,7 @@ def test_a_burst_is_given_back_and_a_process_that_keeps_its_size_is_not_looked_a
     assert not any(attempts.due(118 * MIB, LOOK_S * number) for number in range(2, 1000))
 
 
-def test_memory_that_is_in_use_is_asked_for_ever_more_rarely_and_a_new_burst_at_once() -> None:
+def test_memory_in_use_is_trimmed_ever_more_rarely_and_after_a_new_burst_at_once() -> None:
     attempts, now_s, made = MemoryReturns(), 0.0, 0
     attempts.due(100 * MIB, now_s)
     while now_s < 20 * MOST_PAUSE_S:

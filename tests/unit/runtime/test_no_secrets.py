@@ -1,4 +1,4 @@
-"""No secret stands in the tree: keys of ours and of well-known services, private keys, passwords in addresses."""
+"""Tests that the tree contains no secret: keys of ours and of known services, private keys and passwords."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ PATTERNS: Final = {
 
 
 def tree() -> list[Path]:
-    """Files that are kept in git, or are about to be."""
+    """Return the files that are in git, or about to be."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -33,7 +33,7 @@ def tree() -> list[Path]:
 
 
 @pytest.mark.system
-def test_no_secret_stands_in_the_tree() -> None:
+def test_the_tree_contains_no_secret() -> None:
     found = []
     for path in tree():
         if path.is_symlink() or not path.is_file():
@@ -55,5 +55,5 @@ def test_no_secret_stands_in_the_tree() -> None:
         ("a password in an address", "redis://:" + "hunter2hunter2@redis:6379"),
     ],
 )
-def test_each_kind_of_secret_would_be_found(what: str, text: str) -> None:
+def test_each_kind_of_secret_would_be_detected(what: str, text: str) -> None:
     assert re.search(PATTERNS[what], text)

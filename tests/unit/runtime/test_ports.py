@@ -1,4 +1,4 @@
-"""Ports to listen on: none that an outgoing connection is given, each for one process of the machine."""
+"""Tests of ports to listen on: outside the ephemeral range, and each for one process of the machine."""
 
 import asyncio
 import errno
@@ -40,13 +40,13 @@ with ExitStack() as stack:
 
 
 def outgoing() -> range:
-    """What the system gives to connections here."""
+    """Return the range of ports that the system gives to connections here."""
     first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     return range(int(first), int(last) + 1)
 
 
 def server(port: int) -> socket.socket:
-    """One as servers are: with SO_REUSEADDR."""
+    """Open a server's socket, with SO_REUSEADDR."""
     return socket.create_server((LOOPBACK, port))
 
 
@@ -55,7 +55,7 @@ def server(port: int) -> socket.socket:
 @example([32_768, 60_999])
 @example([49_152, 65_535])
 @example([15_000, 64_000])
-def test_ports_lie_apart_from_those_of_connections_wherever_enough_are_left(given: list[int]) -> None:
+def test_ports_are_outside_the_ephemeral_range_if_enough_are_left(given: list[int]) -> None:
     first, last = given
     found = apart_from(first, last)
     assert len(found) >= MIN_PORTS
@@ -65,7 +65,7 @@ def test_ports_lie_apart_from_those_of_connections_wherever_enough_are_left(give
         assert found == RESERVED
 
 
-def test_where_the_system_does_not_say_the_usual_ports_are_taken(
+def test_the_usual_ephemeral_range_is_assumed_if_the_system_reports_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = tmp_path / "range"
@@ -77,7 +77,7 @@ def test_where_the_system_does_not_say_the_usual_ports_are_taken(
 
 
 @HOLDS
-def test_a_service_that_picks_its_port_has_none_that_a_connection_gets_while_it_is_away() -> None:
+def test_a_port_chosen_by_a_service_is_not_used_by_connections_while_it_is_away() -> None:
     with ExitStack() as stack:
         picked = [stack.enter_context(bind(LOOPBACK, 0, "PORT")).getsockname()[1] for _ in range(20)]
         picked += [stack.enter_context(held_port()) for _ in range(20)]
@@ -88,7 +88,7 @@ def test_a_service_that_picks_its_port_has_none_that_a_connection_gets_while_it_
 @HOLDS
 def test_no_two_callers_in_several_processes_hold_the_same_port() -> None:
     with held_port() as start, ExitStack() as stack:
-        # Twice as many as are asked for: some may be somebody's already.
+        # Twice as many as requested, as some may be in use already.
         among = (str(start + 1), str(start + 1 + 2 * PROCESSES * EACH), str(EACH))
         held = []
         for _ in range(PROCESSES):
@@ -100,7 +100,7 @@ def test_no_two_callers_in_several_processes_hold_the_same_port() -> None:
 
 
 @HOLDS
-def test_a_held_port_is_free_for_one_server_after_another_and_for_nobody_who_looks_for_one() -> None:
+def test_a_held_port_is_free_for_successive_servers_and_not_for_other_searches() -> None:
     with held_port() as port:
         for _ in range(3):  # killed and started again, as a store under test is
             with server(port) as first:
@@ -119,7 +119,7 @@ def test_a_held_port_is_free_for_one_server_after_another_and_for_nobody_who_loo
             assert client.connect_ex((LOOPBACK, port)) == errno.ECONNREFUSED
 
 
-def test_a_port_that_is_no_longer_held_is_for_whoever_comes_next() -> None:
+def test_a_released_port_is_free_for_the_next_caller() -> None:
     with held_port() as port:
         pass
     with held_port(among=[port]) as again:
@@ -127,7 +127,7 @@ def test_a_port_that_is_no_longer_held_is_for_whoever_comes_next() -> None:
 
 
 @HOLDS
-async def test_every_kind_of_server_that_is_given_a_held_port_can_listen_there() -> None:
+async def test_every_kind_of_server_can_listen_on_a_held_port() -> None:
     with held_port() as port:
         with bind(LOOPBACK, port, "PORT"):
             pass
@@ -142,7 +142,7 @@ async def test_every_kind_of_server_that_is_given_a_held_port_can_listen_there()
 
 
 @HOLDS
-def test_a_service_binds_the_port_anew_that_it_had_picked_though_connections_to_it_linger() -> None:
+def test_a_service_binds_its_chosen_port_again_while_old_connections_linger() -> None:
     with bind(LOOPBACK, 0, "PORT") as sock:
         sock.setblocking(True)
         port = sock.getsockname()[1]
@@ -154,7 +154,7 @@ def test_a_service_binds_the_port_anew_that_it_had_picked_though_connections_to_
 
 
 @pytest.mark.parametrize(("command", "failed"), [("pass", 0), ("raise SystemExit(3)", 2)])
-def test_a_command_is_run_beside_connections_and_its_failures_are_counted(command: str, failed: int) -> None:
+def test_a_command_runs_beside_connections_and_its_failures_are_counted(command: str, failed: int) -> None:
     words = [sys.executable, "-m", "libs.testing.servers.connections", "--times", "2", sys.executable, "-c", command]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == (1 if failed else 0)

@@ -1,4 +1,4 @@
-"""URLs of Redis: plain ones and those of sentinels, what is wrong about others, and what of them may be shown."""
+"""Tests of Redis URLs, plain and with sentinels: validation and redaction."""
 
 import pytest
 from hypothesis import given
@@ -10,13 +10,13 @@ from libs.runtime.sentinel import SentinelAnswer, primary_of, read_sentinel_url
 from libs.runtime.settings import CommonSettings, load_settings
 
 
-def test_sentinels_primary_and_database_are_in_one_url() -> None:
+def test_one_url_names_sentinels_primary_and_database() -> None:
     found = read_sentinel_url("redis+sentinel://a:26380,b,[::1]:7/mymaster/2")
     assert found.sentinels == [("a", 26380), ("b", 26379), ("::1", 7)]
     assert (found.name, found.options, found.sentinel_options) == ("mymaster", {"db": 2}, {})
 
 
-def test_redis_and_sentinels_have_passwords_of_their_own_and_one_authority() -> None:
+def test_redis_and_sentinels_have_separate_passwords_and_one_authority() -> None:
     url = "rediss+sentinel://me:p%40ss@a/m?sentinel_password=other&ssl_ca_certs=/ca.pem"
     found = read_sentinel_url(url)
     tls = {"ssl": True, "ssl_ca_certs": "/ca.pem"}
@@ -33,7 +33,7 @@ def test_redis_and_sentinels_have_passwords_of_their_own_and_one_authority() -> 
         "redis+sentinel://:secret@a,b,c/mymaster",
     ],
 )
-def test_good_urls_are_taken(url: str) -> None:
+def test_valid_urls_are_accepted(url: str) -> None:
     check_url(url)
 
 
@@ -48,7 +48,7 @@ def test_good_urls_are_taken(url: str) -> None:
         ("redis://me:hush@a?pasword=hush", "'pasword' is not an option"),
     ],
 )
-def test_a_bad_url_is_refused_in_one_line_without_its_secrets(
+def test_an_invalid_url_is_refused_in_one_line_without_its_secrets(
     monkeypatch: pytest.MonkeyPatch, url: str, said: str
 ) -> None:
     monkeypatch.setenv("FULCRUM_REDIS", url)
@@ -70,13 +70,13 @@ def test_no_password_is_shown(secret: str) -> None:
 
 @pytest.mark.parametrize("mark", ["/", "#"])
 @pytest.mark.parametrize("url", ["redis://:{}@host/0", "redis+sentinel://me:{}@a,b/mymaster/0"])
-def test_a_password_with_a_mark_of_urls_is_refused_with_the_remedy_and_not_shown(mark: str, url: str) -> None:
+def test_a_password_with_reserved_characters_is_refused_with_a_remedy_and_not_shown(mark: str, url: str) -> None:
     with pytest.raises(ValueError, match=r"in a password write / as %2F") as caught:
         check_url(url.format(f"secret{mark}rest"))
     assert "secret" not in str(caught.value)
 
 
-def test_the_latest_fail_over_counts_however_many_missed_it() -> None:
+def test_the_latest_failover_counts_however_many_connections_missed_it() -> None:
     old = SentinelAnswer(1, True, "old", 1)
     assert primary_of([old, SentinelAnswer(2, True, "new", 2), old]) == ("new", 2)
     assert primary_of([old, SentinelAnswer(2, False, "new", 2)]) is None  # it is down, and the old one is no primary

@@ -1,4 +1,4 @@
-"""Runtime: settings that explain themselves, owned tasks, bound sockets, admin tokens."""
+"""Tests of runtime parts: self-explaining settings, owned tasks, bound sockets and admin tokens."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from libs.runtime.tasks import TaskOwner, until_first
 from libs.testing.wait import ManualClock
 
 
-def test_a_broken_setting_names_variable_value_and_what_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_setting_names_variable_value_and_allowed_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULCRUM_LOG_LEVEL", "loud")
     with pytest.raises(StartupError) as caught:
         load_settings(CommonSettings)
@@ -34,20 +34,20 @@ def test_a_broken_setting_names_variable_value_and_what_is_allowed(monkeypatch: 
     assert "\n" not in line
 
 
-def test_a_secret_is_in_no_text_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_appears_in_no_text_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULCRUM_TOKEN", "hush-hush")
     settings = load_settings(CommonSettings)
     assert settings.token.get_secret_value() == "hush-hush"
     assert "hush" not in repr(settings) + str(settings) + settings.model_dump_json()
 
 
-def test_a_cluster_name_fits_topics_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_name_is_valid_in_topics_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULCRUM_CLUSTER", "a b/c")
     with pytest.raises(StartupError, match="FULCRUM_CLUSTER"):
         load_settings(CommonSettings)
 
 
-async def test_a_failed_task_is_reported_once_and_kept() -> None:
+async def test_a_failed_task_is_reported_once_and_remembered() -> None:
     seen: list[BaseException] = []
     owner = TaskOwner(on_failure=seen.append)
 
@@ -62,7 +62,7 @@ async def test_a_failed_task_is_reported_once_and_kept() -> None:
     assert owner.error is seen[0]
 
 
-async def test_a_part_that_looks_after_its_own_tasks_reports_here_too() -> None:
+async def test_a_part_with_its_own_tasks_reports_failures_here() -> None:
     seen: list[BaseException] = []
     owner = TaskOwner(on_failure=seen.append)
     part = TaskOwner(on_failure=owner.fail)
@@ -94,7 +94,7 @@ async def test_closing_cancels_tasks_and_lets_them_clean_up() -> None:
     assert owner.error is None
 
 
-async def test_a_cancellation_that_a_library_loses_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancellation_swallowed_by_a_library_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("libs.runtime.tasks.CANCEL_AGAIN_S", 0.01)
     awaited = asyncio.get_running_loop().create_future()
 
@@ -112,7 +112,7 @@ async def test_a_cancellation_that_a_library_loses_is_asked_for_again(monkeypatc
     assert owner.error is None
 
 
-async def test_the_first_to_end_or_fail_ends_the_others_and_its_error_is_raised() -> None:
+async def test_the_first_task_to_end_or_fail_ends_the_others_and_its_error_is_raised() -> None:
     cleaned = asyncio.Event()
 
     async def hold() -> None:
@@ -140,7 +140,7 @@ def test_a_port_in_use_is_one_line_that_names_the_variable() -> None:
 
 
 @pytest.mark.system
-def test_an_address_of_another_host_cannot_be_listened_on() -> None:
+def test_an_address_of_another_host_cannot_be_bound() -> None:
     with pytest.raises(StartupError, match="FULCRUM_HOST"):
         bind("192.0.2.1", 0, "FULCRUM_GATEWAY_PORT")
 
@@ -174,7 +174,7 @@ async def test_admin_calls_need_the_token(given: str, passes: bool) -> None:
 
 
 @pytest.mark.system
-async def test_no_token_set_means_no_admin_call_passes() -> None:
+async def test_without_a_configured_token_no_admin_call_is_accepted() -> None:
     settings = CommonSettings()
     server, port = make_server(settings, "127.0.0.1:0")
     worker_pb2_grpc.add_WorkerAdminServiceServicer_to_server(_Admin(), server)
@@ -203,7 +203,7 @@ class Machine:
         self.clock = SystemClock(lambda: int(self.wall_s * 1e9), lambda: int(self.steady_s * 1e9))
 
     def passes(self, passed_s: float, *, step_s: float = 0.0) -> float:
-        """Time goes on, and the wall clock by `step_s` more; how far the clock came, in seconds."""
+        """Advance time, and the wall clock by `step_s` more; return the seconds that the clock advanced."""
         before_ns = self.clock.now_ns()
         self.wall_s, self.steady_s = self.wall_s + passed_s + step_s, self.steady_s + passed_s
         return (self.clock.now_ns() - before_ns) / 1e9
@@ -213,14 +213,14 @@ class Machine:
         return self.clock.now_ns() / 1e9 - self.wall_s
 
 
-def test_the_clock_is_right_at_once_after_the_machine_has_slept_or_the_wall_clock_was_put_forward() -> None:
+def test_the_clock_is_right_at_once_after_the_machine_slept_or_the_wall_clock_jumped_ahead() -> None:
     machine = Machine()
     assert machine.passes(1.0) == pytest.approx(1.0)
     assert machine.passes(0.0, step_s=3600.0) == pytest.approx(3600.0)
     assert machine.passes(1.0) == pytest.approx(1.0) and machine.ahead_s == pytest.approx(0.0, abs=1e-3)
 
 
-def test_a_wall_clock_that_was_set_back_makes_time_slower_until_they_agree_and_never_negative() -> None:
+def test_a_wall_clock_set_back_slows_time_until_they_agree_and_never_reverses_it() -> None:
     machine = Machine()
     assert machine.passes(0.1, step_s=-10.0) == pytest.approx(0.1)
     passed = [machine.passes(0.5) for _ in range(159)]
@@ -236,7 +236,7 @@ def test_small_corrections_of_the_wall_clock_change_nothing() -> None:
         assert machine.passes(1.0, step_s=step_s) == pytest.approx(1.0)
 
 
-def test_a_manual_clock_moves_by_hand() -> None:
+def test_a_manual_clock_moves_only_on_request() -> None:
     clock = ManualClock(5)
     clock.advance_ms(1.5)
     assert clock.now_ns() == 1_500_005
@@ -282,7 +282,7 @@ def test_a_service_stops_on_sigterm_with_code_0() -> None:
 
 
 @pytest.mark.system
-def test_a_service_that_cannot_start_says_why_in_one_line_and_exits_2() -> None:
+def test_a_service_that_cannot_start_gives_the_reason_in_one_line_and_exits_2() -> None:
     process = _start("raise StartupError('no such model: try another')")
     out, err = process.communicate(timeout=20)
     assert process.returncode == 2
@@ -299,7 +299,7 @@ def test_a_failed_task_stops_its_service_with_code_1() -> None:
 
 
 @pytest.mark.system
-def test_a_failed_service_that_hangs_while_it_closes_ends_all_the_same() -> None:
+def test_a_failed_service_that_hangs_while_it_closes_still_ends() -> None:
     body = "service.tasks.spawn('bad', asyncio.sleep('x')); await service.stopping.wait(); import time; time.sleep(60)"
     process = _start(body)
     _out, err = process.communicate(timeout=20)
@@ -308,7 +308,7 @@ def test_a_failed_service_that_hangs_while_it_closes_ends_all_the_same() -> None
 
 
 @pytest.mark.system
-def test_a_service_that_ends_leaves_what_it_said_and_does_not_take_itself_apart() -> None:
+def test_a_service_that_ends_flushes_its_output_and_skips_interpreter_shutdown() -> None:
     body = "import atexit; atexit.register(print, 'taken apart'); sys.stdout.write('said')"
     out, _err = _start(body).communicate(timeout=20)
     assert out == "said"

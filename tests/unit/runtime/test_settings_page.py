@@ -1,4 +1,4 @@
-"""docs/settings.md against the settings classes."""
+"""Tests of docs/settings.md against the settings classes."""
 
 import importlib.util
 from pathlib import Path
@@ -18,9 +18,9 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_page_lists_every_setting_as_the_code_has_it(script: ModuleType) -> None:
+def test_the_page_lists_every_setting_as_in_the_code(script: ModuleType) -> None:
     assert script.PAGE.read_text() == script.page(), "run `make settings-page`"
 
 
-def test_every_setting_says_what_it_is(script: ModuleType) -> None:
+def test_every_setting_has_a_description(script: ModuleType) -> None:
     assert [line for line in script.page().splitlines() if line.endswith("|  |")] == []

@@ -1,4 +1,4 @@
-"""What a thread asks the kernel for, and whether that took."""
+"""Tests of scheduler slices that threads request from the kernel."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def in_a_thread(work: Callable[[], T]) -> T:
 
 @pytest.fixture
 def usual_ns() -> int:
-    """What the kernel gives anybody."""
+    """Return the slice that the kernel gives by default."""
 
     def ask() -> int | None:
         return own_slice_ns() if ask_slice(USUAL_SLICE_NS) else None
@@ -58,7 +58,7 @@ def usual_ns() -> int:
 
 
 @pytest.mark.parametrize("slice_ns", [LOOP_SLICE_NS, COMPUTE_SLICE_NS])
-def test_a_thread_gets_the_slice_that_it_asks_for_and_can_give_it_back(usual_ns: int, slice_ns: int) -> None:
+def test_a_thread_gets_the_requested_slice_and_can_return_it(usual_ns: int, slice_ns: int) -> None:
     def ask() -> list[int | None]:
         return [own_slice_ns() if ask_slice(each_ns) else None for each_ns in (slice_ns, USUAL_SLICE_NS)]
 
@@ -67,7 +67,7 @@ def test_a_thread_gets_the_slice_that_it_asks_for_and_can_give_it_back(usual_ns:
 
 
 @pytest.mark.system
-def test_of_a_service_the_loop_and_threads_of_its_libraries_answer_and_what_works_for_them_does_not(
+def test_the_loop_and_library_threads_of_a_service_get_short_slices_and_worker_threads_do_not(
     usual_ns: int,
 ) -> None:
     script = f"PLUGIN = {PLUGIN!r}\n{SERVICE}"
@@ -77,14 +77,16 @@ def test_of_a_service_the_loop_and_threads_of_its_libraries_answer_and_what_work
     assert json.loads(said.stdout) == {"event": "slices", **told}
 
 
-def test_where_there_are_no_slices_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slices_in_the_kernel_nothing_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices.platform, "machine", lambda: "another")
     assert not in_a_thread(lambda: ask_slice(LOOP_SLICE_NS))
     monkeypatch.setattr(slices.platform, "system", lambda: "Darwin")
     assert not in_a_thread(lambda: ask_slice(LOOP_SLICE_NS))
 
 
-def test_where_the_c_library_only_pretends_to_know_schedulers_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_requested_if_the_c_library_only_pretends_to_know_schedulers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(_pid: int) -> int:
         raise OSError("not implemented")
 

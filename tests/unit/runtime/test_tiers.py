@@ -1,4 +1,4 @@
-"""Which tests run by which target, and what a test that is to be fast cannot do."""
+"""Tests of which tests each target runs, and of what a fast test may not do."""
 
 import subprocess
 import sys
@@ -65,12 +65,12 @@ def test_marked():
         ("tests/e2e/test_clients.py::test_b", ("alone", "packages"), "all"),
     ],
 )
-def test_a_tests_tier_is_its_folders_less_what_its_marks_forbid(path: str, marks: tuple[str, ...], tier: str) -> None:
+def test_a_tests_tier_follows_from_its_folder_and_marks(path: str, marks: tuple[str, ...], tier: str) -> None:
     assert tier_of(path, marks) == tier
 
 
 @pytest.mark.parametrize("tier", ["fast", "test", "rest"])
-def test_what_runs_by_test_and_by_rest_is_everything_once(tier: str) -> None:
+def test_test_and_rest_together_run_every_test_once(tier: str) -> None:
     assert [held_in("test", tier), held_in("rest", tier)].count(True) == 1
     assert held_in("all", tier) and held_in("all", "all")
     assert not held_in("test", "all") and not held_in("rest", "all")

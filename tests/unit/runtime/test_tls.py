@@ -1,4 +1,4 @@
-"""gRPC between processes under TLS: both sides show a certificate, and strangers are turned away."""
+"""Tests of gRPC under TLS: both sides present a certificate, and strangers are refused."""
 
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ TOKEN = (("authorization", "Bearer right"),)
 
 
 class Admin(worker_pb2_grpc.WorkerAdminServiceServicer):
-    """Answers."""
+    """A service that answers."""
 
     async def Describe(self, request: object, context: object) -> worker_pb2.DescribeResponse:  # noqa: N802
         return worker_pb2.DescribeResponse()
@@ -46,7 +46,7 @@ def make_certificate(folder: Path, name: str) -> CommonSettings:
 
 
 async def describe(server: CommonSettings, client: CommonSettings) -> None:
-    """One call between two processes with these settings; raises AioRpcError when they do not come together."""
+    """Make one call between two processes with these settings. Raise AioRpcError if they cannot connect."""
     serving, port = make_server(server.model_copy(update={"token": SecretStr("right")}), "127.0.0.1:0")
     worker_pb2_grpc.add_WorkerAdminServiceServicer_to_server(Admin(), serving)
     await serving.start()
@@ -59,13 +59,13 @@ async def describe(server: CommonSettings, client: CommonSettings) -> None:
 
 
 @pytest.mark.system
-async def test_two_processes_of_one_authority_talk(tmp_path: Path) -> None:
+async def test_two_processes_of_one_authority_can_talk(tmp_path: Path) -> None:
     settings = make_certificate(tmp_path, "ours")
     await describe(settings, settings)
 
 
 @pytest.mark.system
-async def test_a_stranger_and_a_plaintext_client_are_turned_away(tmp_path: Path) -> None:
+async def test_a_stranger_and_a_plaintext_client_are_refused(tmp_path: Path) -> None:
     ours, theirs = make_certificate(tmp_path, "ours"), make_certificate(tmp_path, "theirs")
     trusting_stranger = CommonSettings(tls_cert=theirs.tls_cert, tls_key=theirs.tls_key, tls_ca=ours.tls_ca)
     for client in (trusting_stranger, CommonSettings()):
@@ -82,7 +82,7 @@ async def test_a_missing_file_is_one_line_that_names_the_variable(tmp_path: Path
 
 
 @pytest.mark.system
-async def test_beyond_loopback_a_certificate_is_enough_for_what_is_no_admin_verb(tmp_path: Path) -> None:
+async def test_beyond_loopback_a_certificate_suffices_for_calls_that_are_not_admin_calls(tmp_path: Path) -> None:
     class Worker(worker_pb2_grpc.WorkerServiceServicer):
         async def Serve(self, _frames: object, context: Any) -> None:  # noqa: N802
             await context.write(worker_pb2.WorkerFrame())

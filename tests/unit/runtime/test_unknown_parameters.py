@@ -1,4 +1,4 @@
-"""Query parameters that a route does not declare, on every route of planner and metrics service."""
+"""Tests of undeclared query parameters on every route of planner and metrics service."""
 
 from collections.abc import AsyncIterator
 
@@ -39,7 +39,7 @@ async def test_an_unknown_parameter_is_refused_by_name_on_every_rest_route(serve
             assert f"{method} {there(path)} has no query parameter 'reqeust': it takes " in error["message"]
 
 
-async def test_pages_probes_and_scrapes_go_on_with_a_parameter_that_they_do_not_know(served: Served) -> None:
+async def test_pages_probes_and_scrapes_accept_unknown_parameters(served: Served) -> None:
     async with client(served) as http:
         for method, path in served.routes & PAGES_AND_PROBES:
             if method == "GET":
@@ -47,7 +47,7 @@ async def test_pages_probes_and_scrapes_go_on_with_a_parameter_that_they_do_not_
                 assert answer.status_code in (200, 303, 404 if "runbook" in path else 503), path
 
 
-async def test_the_parameters_that_a_route_takes_are_named_and_pass() -> None:
+async def test_the_declared_parameters_of_a_route_are_listed_and_accepted() -> None:
     async with serving("metrics") as served, client(served) as http:
         refused = await http.get("/v1/steps?worker=a&windw=1s")
         assert refused.json()["error"]["message"] == (

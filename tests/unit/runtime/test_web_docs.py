@@ -1,4 +1,4 @@
-"""/docs works on a machine without the internet."""
+"""Test that /docs works on a machine without the internet."""
 
 import re
 

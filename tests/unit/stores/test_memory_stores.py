@@ -1,4 +1,4 @@
-"""What stores in memory promise beyond their ports: bounds, and what is lost when they are killed in mid-call."""
+"""Tests of what stores in memory promise beyond their ports: bounds, and losses when killed during a call."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ def broker() -> MemoryBroker:
     return broker
 
 
-def test_a_partition_keeps_a_bounded_number_of_records_and_numbers_go_on(broker: MemoryBroker) -> None:
+def test_a_partition_holds_a_bounded_number_of_records_and_offsets_keep_growing(broker: MemoryBroker) -> None:
     put(broker, range(1_000))
     span = broker.partitions(NAME)[0].span
     assert span.end == 1_000
@@ -38,19 +38,19 @@ def test_a_partition_keeps_a_bounded_number_of_records_and_numbers_go_on(broker:
     assert RETAINED_RECORDS == 20_000
 
 
-def test_a_partition_keeps_a_bounded_number_of_bytes(broker: MemoryBroker) -> None:
+def test_a_partition_holds_a_bounded_number_of_bytes(broker: MemoryBroker) -> None:
     put(broker, range(50), size_bytes=1_000)
     span = broker.partitions(NAME)[0].span
     assert 7 <= span.end - span.start <= 10
 
 
-def test_records_are_not_counted_where_retention_has_dropped_some(broker: MemoryBroker) -> None:
+def test_counting_records_fails_if_retention_has_dropped_some(broker: MemoryBroker) -> None:
     put(broker, range(101))
     with pytest.raises(LookupError, match="retention has dropped"):
         broker.values(STEPS, CLUSTER)
 
 
-async def test_a_reader_that_retention_has_overtaken_goes_on_with_the_oldest_that_is_kept(broker: MemoryBroker) -> None:
+async def test_a_reader_overtaken_by_retention_continues_with_the_oldest_record(broker: MemoryBroker) -> None:
     bus = MemoryBus(broker, CLUSTER)
     await bus.start()
     read: list[int] = []
@@ -111,7 +111,7 @@ async def server() -> AsyncIterator[MemoryServer]:
     yield MemoryServer()
 
 
-async def test_a_call_to_a_frozen_server_ends_in_time_and_asks_nothing(server: MemoryServer) -> None:
+async def test_a_call_to_a_frozen_server_times_out_without_effect(server: MemoryServer) -> None:
     asked: list[int] = []
     server.freeze()
     with pytest.raises(ServerAway, match="in time"):
@@ -121,7 +121,7 @@ async def test_a_call_to_a_frozen_server_ends_in_time_and_asks_nothing(server: M
     assert asked == [2]
 
 
-async def test_a_call_that_a_kill_comes_upon_is_reset_though_the_server_is_back_at_once(server: MemoryServer) -> None:
+async def test_a_call_interrupted_by_a_kill_is_reset_even_if_the_server_is_back_at_once(server: MemoryServer) -> None:
     call = asyncio.ensure_future(server.call(lambda: "answer", timeout_s=1))
     await asyncio.sleep(0)
     server.kill()
@@ -131,7 +131,7 @@ async def test_a_call_that_a_kill_comes_upon_is_reset_though_the_server_is_back_
     assert await server.call(lambda: "answer", timeout_s=1) == "answer"
 
 
-async def test_a_store_that_nobody_reaches_keeps_what_it_holds_and_a_killed_one_does_not() -> None:
+async def test_an_unreachable_store_keeps_its_data_and_a_killed_one_loses_them() -> None:
     store = MemoryStore()
     store.announced(CLUSTER, "w", b"value", incarnation=1, lease_ms=60_000)
     store.cut_off()

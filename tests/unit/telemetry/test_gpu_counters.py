@@ -1,4 +1,4 @@
-"""GPU counters: what is absent stays absent, one sampler a host, and the way to `/v1/occupancy`.
+"""Tests of GPU counters: missing ones stay missing, one process per host samples them, and they reach `/v1/occupancy`.
 
 No GPU is needed: `RecordedNvml` answers as NVML's documentation says an H100 and an A10 do.
 """
@@ -28,11 +28,11 @@ H100, A10, LOST = "h100", "a10", "lost"
 
 
 class NvmlError(Exception):
-    """NVML's own."""
+    """An error of NVML's own."""
 
 
 class Metric(Structure):
-    """One of GPM's."""
+    """A metric of GPM."""
 
     _fields_ = (("metricId", c_uint), ("nvmlReturn", c_uint), ("value", c_double))
 
@@ -102,7 +102,7 @@ class RecordedNvml:
         self.shut += 1
 
 
-def test_counters_are_shares_and_what_a_gpu_does_not_tell_is_none() -> None:
+def test_counters_are_shares_and_a_missing_counter_is_none() -> None:
     library = RecordedNvml()
     counters = NvmlCounters(library)
     h100, a10 = counters.read()
@@ -126,7 +126,7 @@ def test_without_a_driver_there_are_no_counters() -> None:
     assert all(reading.uuid for reading in readings)
 
 
-async def test_one_sampler_a_host_and_another_takes_over(tmp_path: Path) -> None:
+async def test_one_process_per_host_samples_and_another_takes_over(tmp_path: Path) -> None:
     first, second = (GpuSampler(lambda: NvmlCounters(RecordedNvml()), tmp_path, period_s=0.01) for _ in range(2))
     running = asyncio.ensure_future(first.run())
     await until(lambda: bool(first.take()))
@@ -145,7 +145,7 @@ async def test_a_host_without_gpus_samples_nothing(tmp_path: Path) -> None:
     assert not sampler.take() and not list(tmp_path.iterdir())
 
 
-def test_readings_reach_occupancy_while_they_are_fresh() -> None:
+def test_readings_reach_occupancy_while_they_are_recent() -> None:
     fleet, batch = FleetTelemetry(prefill_shares), step_batch(1, (0, 1000))
     batch.gpu_readings.append(GpuReadingMessage(uuid="GPU-a", index=0, name="NVIDIA A10", utilisation=0.0))
     batch.gpu_readings.append(GpuReadingMessage(uuid="GPU-b", index=1, power_w=float("nan")))
@@ -159,7 +159,7 @@ def test_readings_reach_occupancy_while_they_are_fresh() -> None:
 
 
 @pytest.mark.parametrize("end_ms", [1000, 10_999, 11_000, 59_000])
-def test_readings_are_of_the_end_that_is_asked_for_however_long_the_windows_are(end_ms: int) -> None:
+def test_readings_are_those_at_the_requested_end_whatever_the_window_length(end_ms: int) -> None:
     fleet, batch = FleetTelemetry(prefill_shares), step_batch(1, (end_ms - 1000, end_ms))
     batch.gpu_readings.append(GpuReadingMessage(uuid="GPU-a", index=0, name="NVIDIA A10"))
     fleet.add(batch, at(end_ms))

@@ -1,4 +1,4 @@
-"""Workers that a fleet knows from another instance's words, or from what was kept, before it hears them itself."""
+"""Tests of workers known from another instance or a file before their own telemetry arrives."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def plain(number: int, worker: str = "w") -> StepBatch:
     )
 
 
-def test_hand_offs_that_another_instance_has_counted_are_not_counted_again_when_it_is_taken_over() -> None:
+def test_hand_offs_counted_by_another_instance_are_not_counted_again_after_a_takeover() -> None:
     fleet = FleetTelemetry(prefill_shares)
     fleet.relay(SharedWorker(newest=plain(99)), at(10_000), at(10_000), "other")
     for number in range(50, 120):  # all that came since, in one go
@@ -25,7 +25,7 @@ def test_hand_offs_that_another_instance_has_counted_are_not_counted_again_when_
     assert fleet.kv_bytes["network"] == 7 * 20
 
 
-def test_a_worker_that_is_only_expected_tells_nothing_of_its_hosts_clock() -> None:
+def test_an_expected_worker_gives_no_information_about_its_hosts_clock() -> None:
     fleet = FleetTelemetry(prefill_shares)
     behind_ms = 5_000
     for worker, late_ms in (("a", 0), ("b", behind_ms), ("c", 0)):
@@ -42,13 +42,13 @@ def test_a_worker_that_is_only_expected_tells_nothing_of_its_hosts_clock() -> No
 
 
 @pytest.mark.parametrize("end_ns", [at(150) + MAX_AHEAD_NS + 1, 2**63, 2**64 - 1])
-def test_a_step_that_ends_further_ahead_than_clocks_differ_is_refused(end_ns: int) -> None:
+def test_a_step_that_ends_further_ahead_than_clocks_can_differ_is_refused(end_ns: int) -> None:
     fleet = FleetTelemetry(prefill_shares)
     assert not fleet.relay(SharedWorker(newest=plain(0), last_step_end_unix_ns=end_ns), at(150), at(150), "other")
     assert list(fleet.directory.known()) == []
 
 
-def test_who_comes_back_after_it_was_given_up_is_listed_at_once() -> None:
+def test_a_worker_that_returns_after_it_was_given_up_is_listed_at_once() -> None:
     fleet = FleetTelemetry(prefill_shares)
     away = LISTED_NS // (100 * MS) + 10
     fleet.add(plain(0, "back"), at(100))

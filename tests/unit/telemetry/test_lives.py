@@ -1,4 +1,4 @@
-"""The one state of each worker: a table of evidence, and what holds for any evidence."""
+"""Tests of each worker's single state: a table of evidence, and invariants for any evidence."""
 
 import pytest
 from hypothesis import given
@@ -63,11 +63,11 @@ REBORN = NOW - S
         (LifeSigns(REBORN, 0, leased=False), was(STARTING, REBORN, REBORN), GONE, NOW),
     ],
 )
-def test_each_evidence_gives_one_state_and_its_beginning(signs, before, state, since_ns):
+def test_each_evidence_gives_one_state_with_its_start(signs, before, state, since_ns):
     assert life_of(signs, before, NOW, NOW)[:2] == (state, since_ns)
 
 
-def test_no_worker_is_silent_while_nothing_is_heard_of_any():
+def test_no_worker_is_silent_while_all_telemetry_is_missing():
     assert life_of(LifeSigns(BORN, LONG_QUIET), was(RUNNING), LONG_QUIET, NOW).state is RUNNING
 
 
@@ -76,7 +76,7 @@ def test_without_any_telemetry_the_registry_decides():
     assert life_of(LifeSigns(BORN, 0, ready=False), None, 0, NOW).state is STARTING
 
 
-def test_a_return_is_remembered_as_long_as_the_worker_is_known():
+def test_a_return_is_remembered_while_the_worker_is_known():
     watch = LifeWatch()
     for heard_ns, now_ns in ((NOW, NOW), (NOW, NOW + 3 * S), (NOW + 4 * S, NOW + 4 * S), (NOW + 90 * S, NOW + 90 * S)):
         watch.look({"gpu-0": LifeSigns(BORN, heard_ns)}, now_ns, now_ns)
@@ -84,7 +84,7 @@ def test_a_return_is_remembered_as_long_as_the_worker_is_known():
     assert watch.returned_ns("gpu-0") == NOW + 4 * S
 
 
-def test_a_worker_that_is_no_longer_registered_is_remembered_until_it_is_gone():
+def test_an_unregistered_worker_is_remembered_until_it_is_gone():
     watch = LifeWatch()
     watch.look({"gpu-0": LifeSigns(BORN, NOW)}, NOW, NOW)
     for after_s, states in ((3, [SILENT]), (61, [GONE]), (62, [])):
@@ -97,7 +97,7 @@ signs = st.builds(LifeSigns, times, times, st.booleans(), st.booleans(), st.bool
 
 
 @given(st.lists(st.tuples(st.dictionaries(st.sampled_from("abc"), signs), st.integers(0, 80 * S)), max_size=12))
-def test_every_named_worker_has_exactly_one_state_that_began_by_now_and_no_other_is_invented(looks):
+def test_every_named_worker_has_exactly_one_state_begun_by_now_and_no_other_is_invented(looks):
     watch, now_ns, ever = LifeWatch(), 200 * S, set()
     latest_ns, advanced_ns, stood, resumed = 0, 0, False, False
     for named, later_ns in looks:
@@ -137,12 +137,12 @@ def after_an_outage(returns_s, *, away_s=10.0, until_s=16.0):
     return watch, states
 
 
-def test_workers_that_return_one_after_the_other_from_a_silence_of_all_were_never_silent():
+def test_workers_that_return_one_by_one_from_a_silence_of_all_were_never_silent():
     _, states = after_an_outage({"a": 0.0, "b": 0.8, "c": 1.8})
     assert states == {"a": {RUNNING}, "b": {RUNNING}, "c": {RUNNING}}
 
 
-def test_a_worker_that_does_not_return_from_a_silence_of_all_is_silent_since_it_was_heard_last():
+def test_a_worker_that_does_not_return_from_a_silence_of_all_is_silent_since_its_last_report():
     watch, states = after_an_outage({"a": 0.0, "b": None})
     assert states == {"a": {RUNNING}, "b": {RUNNING, SILENT}}
     assert watch.known["b"].since_ns == NOW + S
@@ -159,7 +159,7 @@ def test_a_worker_that_was_silent_before_a_silence_of_all_stays_silent():
             assert watch.known["b"].state is SILENT
 
 
-def test_a_worker_that_the_registry_has_lost_for_a_moment_is_never_silent():
+def test_a_worker_that_the_registry_loses_briefly_is_never_silent():
     """Redis returns without leases; workers register one after the other, and their telemetry never stopped."""
     watch = LifeWatch()
     for tenth in range(40):

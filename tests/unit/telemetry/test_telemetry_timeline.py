@@ -18,7 +18,7 @@ def phases_ms(timeline, low_ms, high_ms):
     return tuple(part / MS for part in parts)
 
 
-def test_steps_waits_and_the_rest_of_a_cover_become_the_four_phases():
+def test_steps_waits_and_the_remainder_of_a_cover_become_the_four_phases():
     batch = step_batch(1, (0, 100), [step(10, 40, prefill=8), step(50, 60, decode=1)], waits_ms=[(60, 75)])
     assert phases_ms(timeline_of(batch), 0, 100) == (100, 30, 10, 15, 45)
 
@@ -28,7 +28,7 @@ def test_a_window_cuts_steps_and_waits_at_its_edges():
     assert phases_ms(timeline_of(batch), 30, 65) == (35, 10, 10, 5, 10)
 
 
-def test_a_wait_counts_only_where_no_step_runs():
+def test_a_wait_counts_only_while_no_step_runs():
     batch = step_batch(1, (0, 100), [step(20, 30, decode=1)], waits_ms=[(10, 50)])
     assert phases_ms(timeline_of(batch), 0, 100) == (100, 0, 10, 30, 60)
 
@@ -53,7 +53,7 @@ def test_a_late_batch_fills_its_gap_and_is_no_longer_lost():
     assert timeline.lost_batches == 0
 
 
-def test_batches_before_the_first_one_heard_are_not_lost():
+def test_batches_before_the_first_received_one_are_not_lost():
     assert timeline_of(step_batch(700, (0, 100))).lost_batches == 0
 
 
@@ -64,7 +64,7 @@ def test_a_step_that_ends_after_its_cover_counts_only_where_time_is_covered():
     assert phases_ms(timeline, 0, 200) == (200, 0, 70, 0, 130)
 
 
-def test_an_announced_step_runs_on_through_covers_until_its_end_replaces_it():
+def test_an_announced_step_continues_through_covers_until_its_end_replaces_it():
     timeline = timeline_of(step_batch(1, (0, 100), [step(40, None, prefill=8)]))
     assert phases_ms(timeline, 0, 100) == (100, 60, 0, 0, 40)
     assert timeline.phases(at(0), at(100)).provisional
@@ -76,20 +76,20 @@ def test_an_announced_step_runs_on_through_covers_until_its_end_replaces_it():
     assert not timeline.phases(at(0), at(400)).provisional
 
 
-def test_an_announced_step_is_not_assumed_to_run_on_after_a_gap_or_a_newer_step():
+def test_an_announced_step_does_not_continue_after_a_gap_or_a_newer_step():
     timeline = timeline_of(step_batch(1, (0, 100), [step(40, None, prefill=8)]), step_batch(3, (200, 300)))
     assert phases_ms(timeline, 0, 300) == (200, 60, 0, 0, 140)
     timeline.add(step_batch(2, (100, 200), [step(150, 160, decode=1)]))
     assert phases_ms(timeline, 0, 300) == (300, 110, 10, 0, 180)
 
 
-def test_an_announcement_that_comes_after_the_end_changes_nothing():
+def test_an_announcement_after_the_end_changes_nothing():
     finished, announced = step(40, 60, decode=1), step(40, None, decode=1)
     timeline = timeline_of(step_batch(2, (100, 200), [finished]), step_batch(1, (0, 100), [announced]))
     assert phases_ms(timeline, 0, 200) == (200, 0, 20, 0, 180)
 
 
-def test_a_new_incarnation_ends_what_the_old_one_left_running_and_voids_its_late_batches():
+def test_a_new_incarnation_ends_running_steps_of_the_old_one_and_voids_its_late_batches():
     timeline = timeline_of(step_batch(8, (0, 100), [step(50, None, decode=1)], incarnation=1))
     assert timeline.add(step_batch(1, (300, 400), incarnation=2)) is BatchOutcome.COUNTED
     assert timeline.add(step_batch(9, (100, 200), incarnation=1)) is BatchOutcome.VOID
@@ -97,14 +97,14 @@ def test_a_new_incarnation_ends_what_the_old_one_left_running_and_voids_its_late
     assert timeline.lost_batches == 0
 
 
-def test_a_batch_that_comes_twice_is_counted_once():
+def test_a_repeated_batch_is_counted_once():
     batch = step_batch(1, (0, 100), [step(10, 40, prefill=8)], waits_ms=[(60, 75)])
     timeline = timeline_of(batch)
     assert timeline.add(batch) is BatchOutcome.DUPLICATE
     assert phases_ms(timeline, 0, 100) == (100, 30, 0, 15, 55)
 
 
-def test_nonsense_is_refused_whole():
+def test_an_invalid_batch_is_refused_completely():
     timeline = timeline_of()
     backwards = step_batch(1, (100, 0))
     far_off = step_batch(1, (0, 100))
@@ -148,7 +148,7 @@ def test_steps_of_unknown_work_have_a_part_of_the_bound_until_the_work_of_one_is
     assert idle == 0
 
 
-def test_steps_look_at_the_covers_that_they_ran_in_and_at_no_others(monkeypatch):
+def test_each_step_is_matched_only_with_the_covers_it_ran_in(monkeypatch):
     looked_at = []
 
     class Counted(FewBusyTime):

@@ -1,4 +1,4 @@
-"""Our rendering of chat templates beside transformers' `apply_chat_template`, byte for byte."""
+"""Tests of our rendering of chat templates against transformers' `apply_chat_template`, byte for byte."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tests.chat_templates import FAMILIES, Family
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 PACKAGES = ("trl==1.16.0", "axolotl==0.19.0")
-"""They carry templates as their makers published them, for training."""
+"""Packages that contain templates as published, for training."""
 
 
 def call(name: str = "weather", arguments: str = '{"city":"Zürich", "days": [1, 2.0], "wind": null}') -> dict[str, Any]:
@@ -112,7 +112,7 @@ VARIABLES: dict[str, dict[str, Any]] = {
 
 
 def ours(tokenizer: Tokenizer, chat: list[dict[str, Any]], tools: Any = None, **options: Any) -> str | None:
-    """As the gateway renders what a client sends; None where it refuses."""
+    """Return the gateway's rendering of a client's messages, or None if it refuses."""
     variables = options.pop("chat_template_kwargs", {})
     body = {"model": "m", "messages": chat, "tools": tools, "chat_template_kwargs": variables, **options}
     asked = parse_chat(json.dumps(body).encode())
@@ -129,10 +129,9 @@ def ours(tokenizer: Tokenizer, chat: list[dict[str, Any]], tools: Any = None, **
 
 
 def theirs(reference: PreTrainedTokenizerFast, family: Family, chat: list[Any], **options: Any) -> str | None:
-    """As transformers renders it, from messages written as the family's template takes them; None where it refuses.
-
-    Null content is None for templates that ask for that, as before transformers 5.23, else left out; and an empty text
-    where a template cannot do without.
+    """Return transformers' rendering of messages in the form that the family's template needs, or None if it
+    refuses. Null content is None for templates that need that, as before transformers 5.23, and is else left out, or
+    an empty text if a template cannot do without.
     """
     options.setdefault("add_generation_prompt", "continue_final_message" not in options)
     messages = [_written(message, family) for message in chat]
@@ -169,7 +168,7 @@ def _written(message: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def compared(family: Family) -> int:
-    """How many of the chats' renderings are a text; each is what transformers makes of it."""
+    """Return the number of chats that render to a text; each must equal transformers' rendering."""
     tokenizer, reference = both(family)
     shown = 0
     for name, chat in (CHATS if not family.refuses else {"plain": CHATS["plain"]}).items():
@@ -197,7 +196,7 @@ def test_a_familys_template_renders_as_in_transformers(family: Family) -> None:
     assert compared(family) or family.refuses
 
 
-def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
+def test_templates_saved_by_transformers_are_read(tmp_path: Path) -> None:
     """Templates by name, and special tokens, the model's own among them."""
     sources = {"default": "{{ bos_token }}plain", "tool_use": "{{ image_token }}{{ tools | length }}", "rag": "r"}
     saved = PreTrainedTokenizerFast(
@@ -215,7 +214,7 @@ def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
         assert theirs(reference, Family(""), CHATS["plain"], tools=tools) == text
 
 
-def test_a_template_for_tools_alone_refuses_other_chats(tmp_path: Path) -> None:
+def test_a_template_for_tools_only_refuses_other_chats(tmp_path: Path) -> None:
     saved = PreTrainedTokenizerFast(tokenizer_object=sim_tokenizer(), chat_template={"tool_use": "t"}, **SPECIAL)
     saved.save_pretrained(tmp_path)
     tokenizer, reference = load_tokenizer(model_in(tmp_path)), PreTrainedTokenizerFast.from_pretrained(tmp_path)
@@ -228,8 +227,8 @@ def model_in(folder: Path) -> ModelInfo:
     return ModelInfo("m", folder, "r", 100, 300, frozenset({0}))
 
 
-def test_thoughts_beside_a_call_and_text_are_no_reason_to_refuse() -> None:
-    """Where we differ: gpt-oss may have written all three, and its template refuses two of them in one message."""
+def test_reasoning_beside_a_call_and_text_is_accepted() -> None:
+    """We differ here: gpt-oss may have written all three, and its template refuses two of them in one message."""
     chat = [said("user"), said("assistant", "So.", reasoning_content="Look.", tool_calls=[call()]), RESULT]
     tokenizer, reference = both(FAMILIES["gpt-oss"])
     assert theirs(reference, FAMILIES["gpt-oss"], chat) is None
@@ -250,7 +249,7 @@ def test_the_bundled_models_template_renders_as_in_transformers() -> None:
 
 @pytest.mark.packages
 @pytest.mark.timeout(900)
-def test_templates_as_published_render_as_in_transformers() -> None:
+def test_published_templates_render_as_in_transformers() -> None:
     paths = _published()
     assert len(paths) > 100
     for path in paths:
@@ -268,7 +267,7 @@ def _published() -> list[Path]:
 
 
 def _family_of(source: str) -> Family:
-    """By what transformers makes of a template, not by how we read it."""
+    """Return the family, judged by transformers' rendering of a template."""
     reference = both(Family(source))[1]
     both_parts, text = (_tried(reference, [said("user", content)]) for content in (parts("AAA", "BBB"), "AAA"))
     takes_parts = "AAA" in both_parts and "BBB" in both_parts and "type" not in both_parts

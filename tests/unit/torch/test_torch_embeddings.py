@@ -1,4 +1,4 @@
-"""Vectors of the real model are transformers' own last hidden states, pooled by hand."""
+"""Test that vectors of the real model equal transformers' last hidden states, pooled by hand."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def folder() -> Path:
     return real_model_folder()
 
 
-async def test_prompts_of_one_batch_are_pooled_as_by_hand_beside_one_that_decodes(folder: Path) -> None:
+async def test_prompts_of_one_batch_are_pooled_correctly_beside_one_that_decodes(folder: Path) -> None:
     random = np.random.default_rng(3)
     prompts = [random.integers(200, 40_000, length, dtype=np.int32) for length in LENGTHS]
     with torch.inference_mode():

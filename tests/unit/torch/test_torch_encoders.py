@@ -1,4 +1,4 @@
-"""Encoders on the torch engine: vectors and scores are transformers' own, whatever else is in the step."""
+"""Tests of encoders on the torch engine: vectors and scores equal transformers' in any batch."""
 
 import asyncio
 from pathlib import Path
@@ -57,7 +57,9 @@ def compute(folder: Path, pooling: Pooling, second_from: int = 0) -> list[Sample
 
 @pytest.mark.parametrize("model_type", TYPES)
 @pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.CLS])
-def test_vectors_of_one_step_are_those_of_each_prompt_alone(tmp_path: Path, model_type: str, pooling: Pooling) -> None:
+def test_vectors_of_one_step_equal_those_of_each_prompt_alone(
+    tmp_path: Path, model_type: str, pooling: Pooling
+) -> None:
     folder = write_random_encoder(tmp_path, model_type)
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     for ids, sampled in zip(prompts(), compute(folder, pooling), strict=True):
@@ -101,7 +103,7 @@ def test_layers_that_do_not_fit_their_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "electra"])
-def test_scores_of_pairs_are_those_of_the_head(tmp_path: Path, model_type: str) -> None:
+def test_scores_of_pairs_equal_those_of_the_head(tmp_path: Path, model_type: str) -> None:
     folder = write_random_encoder(tmp_path, model_type, labels=1)
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     for second_from in (0, 1):

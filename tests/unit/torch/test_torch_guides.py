@@ -1,4 +1,4 @@
-"""Guides on the real model: SmolLM2 fills a schema and calls a named tool, and goes on exactly elsewhere."""
+"""Tests of guides on the real model: a schema, a named tool, and exact continuation elsewhere."""
 
 import json
 from collections.abc import AsyncIterator
@@ -56,7 +56,7 @@ def guide(tokenizer: Tokenizer, **asked: Any) -> str:
 
 
 async def answer(runner: TorchRunner, tokenizer: Tokenizer, params: SamplingParams, restart: int = 0) -> list[int]:
-    """Generated tokens; after `restart` of them the sequence has another id, and its KV is computed again."""
+    """Return the generated tokens; after `restart` of them the sequence has another id and recomputes its KV."""
     prompt = tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": QUESTION}]), add_special_tokens=False)
     tokens, computed, table = list(prompt), 0, np.arange(40, dtype=np.int32)
     while (len(tokens) < len(prompt) + MAX_TOKENS and tokens[-1] not in runner.eos_token_ids) or tokens == prompt:

@@ -1,4 +1,4 @@
-"""Prompts with images on the torch engine: transformers' own greedy tokens, steps that encode, and KV by content."""
+"""Tests of prompts with images on the torch engine: greedy tokens, encode steps and KV by content."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -97,7 +97,7 @@ async def running(folder: Path, **changes: Any) -> AsyncIterator[Running]:
         await reading
 
 
-async def test_greedy_tokens_are_those_of_generate_in_chunks_smaller_than_an_image(folder: Path) -> None:
+async def test_greedy_tokens_equal_generate_in_chunks_smaller_than_an_image(folder: Path) -> None:
     reference = Reference(folder)
     async with running(folder) as found:
         for files in ([picture(1), picture(2)], [picture(2), picture(1)], [picture(1), picture(1)]):
@@ -108,7 +108,7 @@ async def test_greedy_tokens_are_those_of_generate_in_chunks_smaller_than_an_ima
             assert last.finish is FinishReason.LENGTH
 
 
-async def test_equal_tokens_with_other_images_share_no_block_from_the_image_on(folder: Path) -> None:
+async def test_equal_tokens_with_different_images_share_no_block_from_the_image_on(folder: Path) -> None:
     reference = Reference(folder)
     one, other = [picture(1), picture(2)], [picture(3), picture(2)]
     prompt, expected = reference.generate(TEXT, one, TOKENS)
@@ -124,7 +124,7 @@ async def test_equal_tokens_with_other_images_share_no_block_from_the_image_on(f
         assert expected != expected_other
 
 
-async def test_an_image_is_encoded_once_in_a_step_of_its_own(folder: Path) -> None:
+async def test_an_image_is_encoded_once_in_its_own_step(folder: Path) -> None:
     files = [picture(1), picture(2)]
     prompt, _ = Reference(folder).generate(TEXT, files, 1)
     async with running(folder) as found:
@@ -151,7 +151,7 @@ async def test_without_room_for_embeddings_answers_stay_the_same(folder: Path) -
         assert found.engine.load().image_cache_bytes == IMAGE_TOKENS * 64 * 4  # of the latest
 
 
-async def test_a_damaged_image_ends_its_own_sequence(folder: Path) -> None:
+async def test_a_damaged_image_ends_only_its_own_sequence(folder: Path) -> None:
     files = [picture(1), picture(2)]
     prompt, expected = Reference(folder).generate(TEXT, files, TOKENS)
     async with running(folder) as found:

@@ -1,4 +1,4 @@
-"""Paged attention on small random models of several kinds, and the models that are refused."""
+"""Tests of paged attention on small random models of several kinds, and of refused models."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Saves a random model of a config class and returns its folder."""
+    """Save a random model of a config class, and return its folder."""
 
     def save(config_class: str, **changes: Any) -> Path:
         torch.manual_seed(1)
@@ -120,7 +120,7 @@ async def test_capabilities_describe_the_pool(make: Make):
     await runner.close()
 
 
-async def test_blocks_are_read_and_written_in_the_order_given(make: Make):
+async def test_blocks_are_read_and_written_in_the_given_order(make: Make):
     runner = runner_of(make("LlamaConfig"))
     size = (await runner.load(IDENTITY, ignore)).kv_block_bytes
     noise = memoryview(np.random.default_rng(0).bytes(3 * size))
@@ -139,7 +139,7 @@ async def test_blocks_are_read_and_written_in_the_order_given(make: Make):
     await runner.close()
 
 
-async def test_progress_tells_every_stage_to_its_end(make: Make):
+async def test_progress_reports_every_stage_to_its_end(make: Make):
     seen: list[tuple[str, float]] = []
     runner = runner_of(make("LlamaConfig"))
     await runner.load(IDENTITY, lambda stage, fraction: seen.append((stage, fraction)))
@@ -162,7 +162,7 @@ async def test_close_can_be_repeated_and_needs_no_load():
         ("LlamaConfig", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
     ],
 )
-async def test_models_that_paging_cannot_serve_are_refused(
+async def test_models_that_cannot_be_paged_are_refused(
     make: Make, config_class: str, changes: dict[str, Any], named: str
 ):
     assert named in await refusal(runner_of(make(config_class, **changes)))
@@ -177,7 +177,7 @@ async def test_a_layer_without_kv_is_refused(make: Make):
     assert "layer 1 " in await refusal(runner_of(folder))
 
 
-async def test_a_wrong_folder_or_setting_is_named(make: Make, tmp_path: Path):
+async def test_an_invalid_folder_or_setting_is_named(make: Make, tmp_path: Path):
     assert str(tmp_path / "absent") in await refusal(runner_of(tmp_path / "absent"))
     assert "model path" in await refusal(runner_of(None))
     folder = make("LlamaConfig")
@@ -187,7 +187,7 @@ async def test_a_wrong_folder_or_setting_is_named(make: Make, tmp_path: Path):
     assert "device=cuda:63" in await refusal(runner_of(folder, device="cuda:63"))
 
 
-async def test_weights_that_are_missing_or_broken_are_named(make: Make):
+async def test_missing_or_broken_weights_are_named(make: Make):
     folder = make("LlamaConfig")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
@@ -197,7 +197,7 @@ async def test_weights_that_are_missing_or_broken_are_named(make: Make):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 32, 33])
-def test_the_head_says_the_same_for_any_number_of_rows(rows: int):
+def test_the_head_gives_the_same_result_for_any_number_of_rows(rows: int):
     """oneDNN takes over for some: only the order of sums may differ."""
     linear = torch.nn.Linear(48, 999)
     hidden = torch.randn(1, rows, 48)

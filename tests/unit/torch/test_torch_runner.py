@@ -1,4 +1,4 @@
-"""The torch runner on the real model: its tokens are those of transformers' `generate`, wherever the KV lies."""
+"""Tests of the torch runner on the real model: its tokens equal transformers' `generate`, wherever the KV lies."""
 
 import asyncio
 import re
@@ -40,7 +40,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def prompts(folder: Path) -> list[list[int]]:
-    """Real text, different for each length."""
+    """Return real text, different for each length."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = ["".join(TEXT.format(n=n + i, y=1700 + 7 * n + i) for i in range(12)) for n in range(len(LENGTHS))]
     return [
@@ -94,7 +94,7 @@ class Sequence:
 
 
 async def advance(runner: TorchRunner, sequences: list[Sequence], output_tokens: int) -> None:
-    """Steps over all unfinished sequences until each has that many tokens after its prompt."""
+    """Step over all unfinished sequences until each has that many tokens after its prompt."""
     while batch := [one for one in sequences if len(one.tokens) < one.prompt + output_tokens]:
         chunks = [one.chunk() for one in batch]
         sampled = await runner.run(Batch(tuple(chunks)))
@@ -109,13 +109,13 @@ async def advance(runner: TorchRunner, sequences: list[Sequence], output_tokens:
 
 
 def tables(count: int, seed: int = 5) -> list[NDArray[np.int32]]:
-    """Scattered blocks for each sequence, none shared."""
+    """Return scattered blocks for each sequence, none shared."""
     order = np.random.default_rng(seed).permutation(POOL_BLOCKS).astype(np.int32)
     return [order[TABLE_BLOCKS * i : TABLE_BLOCKS * (i + 1)] for i in range(count)]
 
 
 def generated(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers says, one prompt at a time."""
+    """Return the tokens of transformers, one prompt at a time."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -143,7 +143,7 @@ async def test_greedy_tokens_equal_generate(runner: TorchRunner, folder: Path, p
     assert [one.tokens[one.prompt :] for one in sequences] == generated(folder, prompts)
 
 
-async def test_a_sequence_goes_on_the_same_on_another_runner(
+async def test_a_sequence_continues_identically_on_another_runner(
     runner: TorchRunner, folder: Path, prompts: list[list[int]]
 ):
     """KV read here and written to other blocks there; noise depends on seed and position alone."""
@@ -163,7 +163,7 @@ async def test_a_sequence_goes_on_the_same_on_another_runner(
     assert moved.logprobs == pytest.approx(stays.logprobs, abs=1e-4)
 
 
-async def test_the_models_shape_is_told_with_what_this_cpu_can_do_and_what_its_speed_depends_on(folder: Path) -> None:
+async def test_the_models_shape_is_reported_with_the_cpus_capabilities(folder: Path) -> None:
     runner = TorchRunner(EngineConfig(folder, "real", device="cpu", threads=1, kv_memory_mb=POOL_MB))
     try:
         can = await runner.load(EngineIdentity("one", 1, ""), lambda _stage, _fraction: None)
@@ -179,8 +179,8 @@ async def test_the_models_shape_is_told_with_what_this_cpu_can_do_and_what_its_s
     assert compute.peak_flops_per_s > 1e9 and compute.peak_bytes_per_s > 1e8
 
 
-async def test_the_event_loop_runs_on_during_a_step(runner: TorchRunner, prompts: list[list[int]]):
-    """And blocks that the step does not write can be read and written meanwhile."""
+async def test_the_event_loop_keeps_running_during_a_step(runner: TorchRunner, prompts: list[list[int]]):
+    """Blocks that the step does not write can also be read and written meanwhile."""
     table, others = tables(2)
     chunk = Sequence(0, prompts[-1], table).chunk()
     step = asyncio.create_task(runner.run(Batch((chunk,))))
@@ -193,7 +193,7 @@ async def test_the_event_loop_runs_on_during_a_step(runner: TorchRunner, prompts
     assert turns > 2
 
 
-async def test_a_cancelled_step_raises_only_when_its_blocks_are_done(runner: TorchRunner, prompts: list[list[int]]):
+async def test_a_cancelled_step_raises_only_once_its_blocks_are_complete(runner: TorchRunner, prompts: list[list[int]]):
     first, second = tables(2)
     blocks = CHUNK_TOKENS // BLOCK
     step = asyncio.create_task(runner.run(Batch((Sequence(0, prompts[-1], first).chunk(),))))

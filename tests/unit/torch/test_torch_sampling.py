@@ -1,4 +1,4 @@
-"""Sampling: what a token depends on, and that the distributions are the ones asked for."""
+"""Tests of sampling: what a token depends on, and that the requested distributions are drawn."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def logits(rows: int, seed: int = 0) -> "torch.Tensor":
 
 
 def draw(scores: "torch.Tensor", params: SamplingParams, times: int) -> np.ndarray:
-    """Counts of tokens over `times` seeds."""
+    """Return the counts of tokens over `times` seeds."""
     chunks = [row(replace(params, seed=seed)) for seed in range(times)]
     tokens = [one.token_id for one in sample(scores.expand(times, -1), chunks)]
     return np.bincount(tokens, minlength=VOCAB)
@@ -60,7 +60,7 @@ def test_a_token_depends_on_seed_and_position_and_not_on_its_batch():
     assert list(reversed(sample(scores.flip(0), chunks[::-1]))) == together
 
 
-def test_noise_is_fixed_for_good_by_seed_and_position():
+def test_noise_is_determined_by_seed_and_position():
     assert uniform(7, 1) == uniform(7, 1)
     numbers = {uniform(seed, position) for seed in range(-10, 10) for position in range(50)}
     assert len(numbers) == 1000
@@ -80,7 +80,7 @@ def test_noise_is_fixed_for_good_by_seed_and_position():
         replace(SAMPLED, temperature=1.3, top_k=20, top_p=0.95, min_p=0.02),
     ],
 )
-def test_draws_follow_the_distribution_asked_for(params: SamplingParams):
+def test_draws_follow_the_requested_distribution(params: SamplingParams):
     scores, times = logits(1), 20_000
     counts = draw(scores, params, times)
     expected = reference_distribution(scores[0].double().numpy(), params) * times
@@ -149,7 +149,7 @@ def test_logit_bias_forces_and_bans_tokens():
     assert draw(scores, replace(SAMPLED, logit_bias={best: -100.0}), 500)[best] == 0
 
 
-def test_penalties_of_one_row_leave_the_others_and_the_logits_alone():
+def test_penalties_of_one_row_change_neither_other_rows_nor_the_logits():
     scores = logits(2)
     before = scores.clone()
     penalised = replace(GREEDY, logit_bias={0: 100.0}, frequency_penalty=1.0, repetition_penalty=1.2)
@@ -159,7 +159,7 @@ def test_penalties_of_one_row_leave_the_others_and_the_logits_alone():
 
 
 def test_logprobs_are_the_models_own():
-    """Before bias, penalties and temperature; only where asked for, most likely first."""
+    """They precede bias, penalties and temperature, come only on request, and are sorted by likelihood."""
     scores = logits(3)
     raw = scores.log_softmax(-1)
     odd = replace(GREEDY, logit_bias={11: 100.0}, logprobs=True, top_logprobs=3)

@@ -1,4 +1,4 @@
-"""Logprobs of prompts on the real model are those of transformers' own forward pass."""
+"""Test that prompt logprobs of the real model equal those of transformers' forward pass."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def folder() -> Path:
     return real_model_folder()
 
 
-async def test_a_prompt_is_scored_as_transformers_does(folder: Path) -> None:
+async def test_a_prompt_is_scored_as_by_transformers(folder: Path) -> None:
     tokens = np.random.default_rng(3).integers(200, 40_000, TOKENS, dtype=np.int32)
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

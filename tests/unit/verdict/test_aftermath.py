@@ -1,4 +1,4 @@
-"""What advice promises of the time after a move: when the backlog is gone, and TTFT and TPOT from then on."""
+"""Tests of what advice predicts after a move: the end of the backlog, and TTFT and TPOT from then on."""
 
 from dataclasses import replace
 from math import isfinite
@@ -19,14 +19,14 @@ BACKLOG, TTFT, TPOT = PromisedFigure.BACKLOG, PromisedFigure.TTFT, PromisedFigur
 
 
 def promised(*, rate, waits_s, counts, error=0.05, decodes=20, measured=1.0):
-    """All that is promised of these roles where `waits_s` worker-seconds of prompts wait."""
+    """Return the prediction for these roles while prompts of `waits_s` worker-seconds wait."""
     now = state(prompts=rate, decodes=decodes)
     work = replace(now.work, waiting_ns=waits_s * S)
     now = replace(now, work=work, arrival_rate=rate, arrival_error=error, prompt_tokens=400.0, prompt_yield=measured)
     return aftermath(now, work, counts, as_roles_stand(ENGINE, work, counts))
 
 
-def test_a_backlog_is_worked_off_by_what_arrivals_leave_of_the_speed():
+def test_a_backlog_shrinks_by_the_speed_that_arrivals_leave():
     in_hand_s = in_hand_ns(ENGINE, 5) / S
     found = promised(rate=3.0, waits_s=12.0 + in_hand_s, counts=RoleCounts(5, 3, 0))[BACKLOG]
     assert found.then == pytest.approx(12.0 / (5 - 3))
@@ -35,7 +35,7 @@ def test_a_backlog_is_worked_off_by_what_arrivals_leave_of_the_speed():
     assert faster.most < found.most
 
 
-def test_a_backlog_is_promised_to_go_as_fast_as_prompts_were_measured_to_be_computed():
+def test_the_predicted_end_of_a_backlog_uses_the_measured_prefill_speed():
     counts, in_hand_s = RoleCounts(5, 3, 0), in_hand_ns(ENGINE, 5) / S
     found = promised(rate=3.0, waits_s=12.0 + in_hand_s, counts=counts, measured=0.9)[BACKLOG]
     assert found.then == pytest.approx(12.0 / (5 * 0.9 - 3))
@@ -43,7 +43,7 @@ def test_a_backlog_is_promised_to_go_as_fast_as_prompts_were_measured_to_be_comp
 
 
 @given(st.floats(0, 4), st.floats(0, 100), st.floats(0.5, 1))
-def test_slower_prompts_are_never_promised_to_be_gone_sooner(rate, waits_s, share):
+def test_slower_prefill_never_predicts_an_earlier_end(rate, waits_s, share):
     full, less = (
         promised(rate=rate, waits_s=waits_s, counts=RoleCounts(5, 3, 0), measured=each).get(BACKLOG)
         for each in (1.0, share)
@@ -54,36 +54,36 @@ def test_slower_prompts_are_never_promised_to_be_gone_sooner(rate, waits_s, shar
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e11), st.floats(1e-7, 1e-4))
-def test_the_measured_share_of_a_speed_is_bounded_and_that_of_full_steps_is_all_of_it(tokens, took_ns, speed):
+def test_the_measured_share_of_a_speed_is_bounded_and_is_one_for_full_steps(tokens, took_ns, speed):
     assert LEAST_YIELD <= prompt_yield(tokens, took_ns, speed) <= 1.0
     assert prompt_yield(speed * took_ns, took_ns, speed) == pytest.approx(1.0)
     assert prompt_yield(0.9 * speed * 2e9, 2e9, speed) == pytest.approx(0.9)
     assert prompt_yield(0.9 * speed * 5e8, 5e8, speed) == 1.0, "too little to say"
 
 
-def test_where_nothing_waits_no_time_is_promised_but_ttft_is():
+def test_without_a_queue_only_ttft_is_predicted():
     found = promised(rate=2.0, waits_s=0.0, counts=RoleCounts(4, 4, 0))
     assert BACKLOG not in found and TTFT in found
 
 
-def test_a_backlog_that_grows_after_the_move_is_promised_neither_an_end_nor_a_ttft():
+def test_a_backlog_that_grows_after_the_move_has_no_predicted_end_or_ttft():
     found = promised(rate=5.0, waits_s=20.0, counts=RoleCounts(4, 4, 0))
     assert BACKLOG not in found and TTFT not in found
 
 
-def test_no_end_of_a_backlog_is_promised_where_as_much_may_arrive_as_is_computed():
+def test_no_end_of_a_backlog_is_predicted_if_arrivals_may_equal_the_speed():
     counts = RoleCounts(5, 3, 0)
     assert BACKLOG in promised(rate=3.5, waits_s=20.0, counts=counts, error=0.1, measured=0.9)
     assert BACKLOG not in promised(rate=3.5, waits_s=20.0, counts=counts, error=0.2, measured=0.9)
 
 
-def test_tpot_is_promised_only_where_decodes_press():
+def test_tpot_is_predicted_only_under_decode_pressure():
     assert TPOT not in promised(rate=1.0, waits_s=0.0, counts=RoleCounts(2, 6, 0))
     assert TPOT in promised(rate=1.0, waits_s=0.0, counts=RoleCounts(2, 6, 0), decodes=800)
 
 
 @given(st.floats(0, 7), st.floats(0, 500), st.floats(0, 500), st.floats(0, 2), st.integers(1, 7))
-def test_ranges_are_ordered_and_finite_and_grow_with_the_backlog(rate, waits_s, more_s, error, prefill):
+def test_ranges_are_ordered_finite_and_grow_with_the_backlog(rate, waits_s, more_s, error, prefill):
     counts = RoleCounts(prefill, 8 - prefill, 0)
     less, more = (promised(rate=rate, waits_s=each, counts=counts, error=error) for each in (waits_s, waits_s + more_s))
     for found in (less, more):
@@ -99,12 +99,12 @@ def test_ranges_are_ordered_and_finite_and_grow_with_the_backlog(rate, waits_s, 
 
 
 def pressing(**more):
-    """Prompts that press, of which a queue of 9 s of one worker waits."""
+    """Build pressure of prompts with a queue of 9 s of one worker."""
     usual = state(prompts=5.0, decodes=20, waits_s=3.0)
     return replace(usual, arrival_rate=3.5, arrival_error=0.05, prompt_tokens=400.0, **more)
 
 
-def test_the_sentence_says_when_the_backlog_is_gone_and_ttft_from_then_on():
+def test_the_sentence_names_the_end_of_the_backlog_and_ttft_from_then_on():
     found = causes(pressing(), LIMITS)[0]
     assert found.code is CauseCode.PREFILL_BOUND
     least, most = found.action.backlog_s.least, found.action.backlog_s.most
@@ -113,7 +113,7 @@ def test_the_sentence_says_when_the_backlog_is_gone_and_ttft_from_then_on():
 
 
 def follow(watch, start_ms, *, gone_s, ttft_ms):
-    """Advise, move, have the backlog last `gone_s` from then on, and answer requests; return what was promised."""
+    """Advise, move, let the backlog last `gone_s`, and answer requests; return the prediction."""
     for at_ms in range(start_ms, start_ms + 2_000, 100):
         found = watch.look([pressing()], at_ms * MS)
     action = found.causes[0].action
@@ -132,7 +132,7 @@ def came(watch, figure):
     return watch.promises.outcomes[figure]
 
 
-def test_what_came_of_backlog_and_ttft_is_scored_once_the_command_was_followed():
+def test_backlog_and_ttft_are_scored_once_the_command_was_followed():
     watch = VerdictWatch(LIMITS)
     promise = advice(pressing())
     action = follow(watch, 0, gone_s=promise.backlog_s.then, ttft_ms=promise.ttft_ms.then)
@@ -144,7 +144,7 @@ def test_what_came_of_backlog_and_ttft_is_scored_once_the_command_was_followed()
     assert [each.kept for each in (*came(watch, BACKLOG), *came(watch, TTFT))] == [True, False, True, False]
 
 
-def test_requests_that_arrive_before_the_backlog_is_gone_or_long_after_say_nothing_of_ttft():
+def test_only_requests_that_arrive_soon_after_the_end_of_the_backlog_count_for_ttft():
     watch = VerdictWatch(LIMITS)
     log = watch.promises
     for at_ms in range(0, 2_000, 100):
@@ -162,7 +162,7 @@ def test_requests_that_arrive_before_the_backlog_is_gone_or_long_after_say_nothi
     assert (len(came(watch, BACKLOG)), came(watch, TTFT)) == (1, ())
 
 
-def test_a_backlog_that_stays_is_a_miss_of_the_time_that_was_watched():
+def test_a_backlog_that_stays_is_a_miss_over_the_observed_time():
     watch = VerdictWatch(LIMITS)
     follow(watch, 0, gone_s=WATCHED_NS / S + 5, ttft_ms=100.0)
     (outcome,) = came(watch, BACKLOG)
@@ -170,7 +170,7 @@ def test_a_backlog_that_stays_is_a_miss_of_the_time_that_was_watched():
     assert came(watch, TTFT) == ()
 
 
-def test_workers_that_move_again_end_what_a_command_is_scored_by():
+def test_another_move_of_the_same_workers_ends_the_score_of_a_command():
     watch = VerdictWatch(LIMITS)
     for at_ms in range(0, 2_000, 100):
         found = watch.look([pressing()], at_ms * MS)
@@ -183,7 +183,7 @@ def test_workers_that_move_again_end_what_a_command_is_scored_by():
     assert (len(came(watch, PromisedFigure.PRESSURE)), came(watch, BACKLOG)) == (1, ())
 
 
-def test_each_figure_widens_by_its_own_misses_and_warns_of_itself():
+def test_each_figure_widens_by_its_own_misses_and_warns_of_its_unreliability():
     watch = VerdictWatch(LIMITS)
     promise = advice(pressing())
     for number in range(LEAST_OUTCOMES):
@@ -197,7 +197,7 @@ def test_each_figure_widens_by_its_own_misses_and_warns_of_itself():
     assert "left the TTFT" not in found.sentence
 
 
-def test_a_promise_covers_the_answers_to_the_prompts_that_wait():
+def test_a_prediction_covers_the_answers_to_waiting_prompts():
     heedless, found = advice(pressing()), advice(pressing(output_tokens=20.0))
     assert (found.role, found.workers) == (heedless.role, heedless.workers)
     counts = RoleCounts(3 + len(found.workers), 5 - len(found.workers), 0)
@@ -207,7 +207,7 @@ def test_a_promise_covers_the_answers_to_the_prompts_that_wait():
 
 
 @given(st.floats(0, 7), st.floats(0, 100), st.integers(1, 7), st.floats(1, 500))
-def test_no_sequences_that_decode_now_are_left_out_of_those_to_come(rate, waits_s, prefill, output_tokens):
+def test_running_sequences_are_included_in_the_predicted_decodes(rate, waits_s, prefill, output_tokens):
     now = replace(state(prompts=rate), arrival_rate=rate, prompt_tokens=400.0, output_tokens=output_tokens)
     work = replace(now.work, waiting_ns=waits_s * S)
     later = decodes_to_come(now, work, RoleCounts(prefill, 8 - prefill, 0))

@@ -1,4 +1,4 @@
-"""Requests that miss their TTFT or TPOT although no phase is short: green only where clients are served in time."""
+"""Tests of requests that miss TTFT or TPOT although no phase is short of capacity."""
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
 from libs.policy.verdict.causes import CauseCode
@@ -15,7 +15,7 @@ def judged(requests, late):
     return next(late_causes(state(), Punctuality(requests, late), NONE), None)
 
 
-def test_more_than_one_late_request_in_twenty_is_a_cause_and_chance_is_none():
+def test_more_than_one_late_request_in_twenty_is_a_cause_and_a_chance_excess_is_not():
     assert judged(0, 0) is None
     assert judged(1_000, 20) is None
     assert judged(100, 4).grade is Grade.HOLD
@@ -24,7 +24,7 @@ def test_more_than_one_late_request_in_twenty_is_a_cause_and_chance_is_none():
     assert "6 of 100 requests are over their TTFT target of" in judged(100, 6).sentence
 
 
-def test_answers_over_their_tpot_are_late_too_and_ttft_comes_first():
+def test_answers_over_their_tpot_are_late_and_ttft_is_named_first():
     slow = next(late_causes(state(), Punctuality(100, 0), Punctuality(80, 9)))
     assert slow.grade is Grade.FIRE
     assert "9 of 80 answers are over their TPOT target of" in slow.sentence
@@ -34,7 +34,7 @@ def test_answers_over_their_tpot_are_late_too_and_ttft_comes_first():
     assert "over their TPOT" in held.sentence
 
 
-def test_what_is_late_is_named_only_where_nothing_explains_it():
+def test_late_requests_are_named_only_if_no_other_cause_explains_them():
     watch, calm = VerdictWatch(LIMITS), state()
     late = [judged(100, 30)]
     watch.look([calm], S, late)
@@ -46,7 +46,7 @@ def test_what_is_late_is_named_only_where_nothing_explains_it():
     assert CauseCode.LATE not in {each.code for each in watch.look([flooded], 60 * S, late).causes}
 
 
-def test_answers_count_by_the_time_of_their_first_token_and_by_their_own_limit():
+def test_answers_count_at_the_time_of_their_first_token_and_by_their_own_limit():
     log = TrafficLog()
 
     def end(ttft_s, limit_s, *, at_s, decode_s=0.0):
@@ -69,12 +69,12 @@ def test_answers_count_by_the_time_of_their_first_token_and_by_their_own_limit()
     assert log.late("other", 109 * S, 3 * S) == NONE
 
 
-def test_a_single_late_request_keeps_the_cause_alive_only_where_it_is_one_in_twenty():
+def test_a_single_late_request_sustains_the_cause_only_if_it_is_one_in_twenty():
     assert judged(15, 1).grade is Grade.HOLD
     assert judged(21, 1) is None
 
 
-def test_tpot_is_held_against_each_answers_own_target_and_one_token_has_none():
+def test_tpot_is_compared_with_each_answers_own_target_and_a_single_token_has_none():
     log = TrafficLog()
     for tokens, decode_s, target_ms in ((11, 2.0, 100), (11, 0.5, 100), (11, 2.0, 300), (1, 2.0, 100), (11, 2.0, 0)):
         log.take(
@@ -88,7 +88,7 @@ def test_tpot_is_held_against_each_answers_own_target_and_one_token_has_none():
     assert log.slow("m", 104 * S, 3 * S) == NONE
 
 
-def test_the_traffic_of_ten_seconds_is_known_after_more_requests_than_are_kept(monkeypatch):
+def test_ten_seconds_of_traffic_are_known_even_after_more_requests_than_are_stored(monkeypatch):
     monkeypatch.setattr("services.metrics.status.traffic.MAX_REQUESTS", 10)
     log = TrafficLog()
     for i in range(1, 45):
@@ -101,7 +101,7 @@ def test_the_traffic_of_ten_seconds_is_known_after_more_requests_than_are_kept(m
     assert log.traffic(139 * S // 10).requests_per_s == 0.5
 
 
-def test_the_greatest_figures_of_an_event_are_taken():
+def test_the_largest_figures_of_an_event_are_accepted():
     most, greatest = 2**62 - 1, 2**32 - 1
     log, event = TrafficLog(), RequestEvent(model="m", outcome=OUTCOME_OK)
     event.ttft_ns = event.decode_ns = most

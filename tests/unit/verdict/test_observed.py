@@ -1,4 +1,4 @@
-"""From telemetry to what a verdict is made from: arrivals, traffic, paces, faults of the simulation."""
+"""Tests of a verdict's inputs from telemetry: arrivals, traffic, paces and faults of the simulation."""
 
 import json
 import random
@@ -42,7 +42,7 @@ def told(at_ns, tokens, gateway="g", incarnation=1, last=False):
     return GatewayQueues(**message)
 
 
-def test_the_rate_of_prompts_is_what_gateways_counted_over_the_last_seconds():
+def test_the_rate_of_prompts_is_counted_by_gateways_over_the_last_seconds():
     rates = ArrivalRates()
     for tenth in range(60):
         rates.take(told(S + tenth * 100 * MS, 50 * tenth), S + tenth * 100 * MS)
@@ -53,7 +53,7 @@ def test_the_rate_of_prompts_is_what_gateways_counted_over_the_last_seconds():
     assert rates.rate("m", now_ns + SPAN_NS).tokens_per_s == 0
 
 
-def test_what_came_within_a_moment_is_no_rate_and_what_lasts_is():
+def test_a_momentary_burst_is_no_rate_and_lasting_arrivals_are():
     rates = ArrivalRates()
     for tenth in range(40):
         tokens = 5_000 if tenth >= 20 else 0
@@ -64,7 +64,7 @@ def test_what_came_within_a_moment_is_no_rate_and_what_lasts_is():
     assert rates.rate("m", S + 5_900 * MS).tokens_per_s == pytest.approx(800, rel=0.02)
 
 
-def test_a_rate_of_few_requests_is_of_as_long_as_it_was_the_same_and_follows_a_change_within_a_span():
+def test_a_low_rate_is_measured_over_its_stable_period_and_follows_a_change_within_a_span():
     drawn, rates, came, found = random.Random(3), ArrivalRates(), 0, []
     for tenth in range(1, 500):
         per_s = 2 if tenth < 300 else 8
@@ -79,7 +79,7 @@ def test_a_rate_of_few_requests_is_of_as_long_as_it_was_the_same_and_follows_a_c
     assert found[300 + 26].tokens_per_s > 1_300
 
 
-def test_a_gateway_that_restarts_counts_anew_and_one_that_leaves_no_more():
+def test_a_restarted_gateway_counts_anew_and_one_that_left_no_longer_counts():
     rates = ArrivalRates()
     rates.take(told(S, 1_000), S)
     rates.take(told(2 * S, 2_000), 2 * S)
@@ -94,7 +94,7 @@ def test_a_gateway_that_restarts_counts_anew_and_one_that_leaves_no_more():
     assert rates.rate("m", 5 * S).tokens_per_s == 0
 
 
-def test_traffic_tells_errors_from_refusals_for_lack_of_room_and_forgets_after_its_span():
+def test_traffic_separates_errors_from_refusals_for_lack_of_room_and_forgets_after_its_span():
     log = TrafficLog()
     base = {"model": "m", "arrival_unix_ns": 1, "prompt_tokens": 100, "cached_tokens": 25}
     log.take(RequestEvent(outcome=OUTCOME_OK, output_tokens=11, ttft_ns=200 * MS, decode_ns=100 * MS, **base), S)
@@ -113,7 +113,7 @@ def test_traffic_tells_errors_from_refusals_for_lack_of_room_and_forgets_after_i
     assert log.traffic(S + TRAFFIC_NS).requests_per_s == 0
 
 
-def test_requests_without_a_first_token_count_in_ttft_with_the_time_that_they_have_waited():
+def test_requests_without_a_first_token_count_in_ttft_with_their_wait_so_far():
     log = TrafficLog()
     assert log.traffic(S, [(30 * S, 3)]).ttft_p50_ms == 30_000, "nothing has ended and all wait"
     for _ in range(8):
@@ -124,7 +124,7 @@ def test_requests_without_a_first_token_count_in_ttft_with_the_time_that_they_ha
     assert log.traffic(S, [(28 * S, 1), (5 * S, 1)]).ttft_p50_ms == 200
 
 
-def test_prompts_whose_client_left_before_they_were_computed_are_not_served():
+def test_prompts_whose_client_left_before_prefill_are_not_served():
     log = TrafficLog()
     base = {"model": "m", "prompt_tokens": 100, "cached_tokens": 25}
     log.take(RequestEvent(outcome=OUTCOME_OK, output_tokens=1, ttft_ns=200 * MS, **base), S)
@@ -137,7 +137,7 @@ def test_prompts_whose_client_left_before_they_were_computed_are_not_served():
     assert found.requests_per_s == 5.2
 
 
-def test_targets_stay_known_when_the_requests_that_named_them_are_long_over():
+def test_targets_stay_known_long_after_the_requests_that_named_them():
     log = TrafficLog()
     log.take(RequestEvent(model="m", arrival_unix_ns=S, ttft_deadline_unix_ns=5 * S, tpot_target_us=50_000), S)
     assert log.targets_ns("m") == (4 * S, 50 * MS)
@@ -155,7 +155,7 @@ def counted(at_ns, refused, gateway="g", *, incarnation=1, last=False, lines=0):
     return DemandTotals(**message)
 
 
-def test_requests_that_full_queues_turn_away_are_counted_over_the_last_seconds_by_model():
+def test_requests_refused_by_full_queues_are_counted_by_model_over_the_last_seconds():
     refusals = FleetRefusals()
     for second in range(0, 11, 2):
         refusals.take(counted(S + second * S, 20 * second, lines=1_000 * second))
@@ -169,12 +169,12 @@ def test_requests_that_full_queues_turn_away_are_counted_over_the_last_seconds_b
     assert refusals.per_s("m", 15 * S) == 0, "none is turned away any more"
     refusals.take(counted(17 * S, 500))
     assert refusals.per_s("m", 17 * S) > 0
-    assert refusals.per_s("m", 30 * S) == 0, "nothing is heard"
+    assert refusals.per_s("m", 30 * S) == 0, "nothing is reported"
     refusals.take(counted(31 * S, 3, incarnation=2))
     assert refusals.per_s("m", 31 * S) == 0, "one that began anew counts anew"
 
 
-def test_lines_of_batch_jobs_say_nothing_of_peoples_targets_and_latencies():
+def test_lines_of_batch_jobs_do_not_affect_interactive_targets_and_latencies():
     log, people = TrafficLog(), {"model": "m", "arrival_unix_ns": S, "output_tokens": 11}
     log.take(RequestEvent(ttft_deadline_unix_ns=5 * S, ttft_ns=200 * MS, decode_ns=100 * MS, **people), S)
     for _ in range(9):
@@ -195,14 +195,14 @@ def steps(slow=1.0, count=10, batch=8, kv_tokens=4_000):
 
 
 @pytest.mark.parametrize("slow", [1.0, 2.5])
-def test_slowness_is_how_long_steps_take_over_what_they_take_peers(slow):
+def test_slowness_is_the_ratio_of_step_times_to_those_of_peers(slow):
     finished, end_ns = steps(slow)
     found = pace(finished, MODEL, end_ns)
     assert found.slowness == pytest.approx(slow, rel=1e-6)
     assert found.token_ns / found.tokens == pytest.approx(end_ns / 10)
 
 
-def test_what_slows_all_workers_accuses_none_and_two_are_no_peers():
+def test_a_slowdown_of_all_workers_accuses_none_and_two_workers_are_no_peers():
     def slow(by):
         return StepPace(by, 0.0, 0.0)
 
@@ -211,7 +211,7 @@ def test_what_slows_all_workers_accuses_none_and_two_are_no_peers():
     assert beside_peers({"a": slow(1.0), "b": slow(3.0)}) == {"a": None, "b": None}
 
 
-def test_steps_that_began_before_a_workers_return_do_not_make_it_slow():
+def test_steps_begun_before_a_workers_return_do_not_make_it_slow():
     finished, _ = steps()
     frozen_ns = 8_000 * MS  # it stood still in the seventh step, and three more followed
     ends_ns = finished.ends_ns + frozen_ns * (np.arange(10) >= 6)
@@ -223,13 +223,13 @@ def test_steps_that_began_before_a_workers_return_do_not_make_it_slow():
     assert pace(spanning, MODEL, end_ns, returned_ns).tokens == 24
 
 
-def test_too_few_steps_tell_nothing_of_a_worker():
+def test_too_few_steps_give_no_slowness():
     finished, end_ns = steps(count=2)
     assert pace(finished, MODEL, end_ns).slowness is None
     assert pace(steps(count=0)[0], MODEL, 0).tokens == 0
 
 
-def test_what_is_expected_of_steps_is_what_the_model_says_of_each():
+def test_expected_step_times_come_from_the_model_of_each_step():
     works = [StepWork(512, 2, 700, 0, 0, 300_000), StepWork(0, 0, 0, 6, 3_000), StepWork(100, 1, 100, 3, 900, 10_000)]
     rows = [
         [w.prefill_tokens, w.prefill_sequences, w.prefill_context_tokens, w.decode_sequences, w.decode_kv_tokens,
@@ -238,20 +238,20 @@ def test_what_is_expected_of_steps_is_what_the_model_says_of_each():
     assert expected_ns(MODEL, np.array(rows, float).T) == pytest.approx([MODEL.step_ns(each) for each in works])
 
 
-def test_one_slow_worker_does_not_change_what_is_usual():
+def test_one_slow_worker_does_not_change_the_norm():
     ran = KindFit(steps=100)
     told_models = [FittedModel(MODEL.scaled(by), ran, ran, ran) for by in (1.0, 1.02, 3.0)]
     assert usual_model(told_models, 512) == MODEL.scaled(1.02)
     assert usual_model([], 512) is None
 
 
-def test_a_few_steps_say_less_of_what_is_usual_than_many():
+def test_few_steps_count_less_for_the_norm_than_many():
     many, few = KindFit(steps=200), KindFit(steps=3)
     told_models = [FittedModel(MODEL, many, many, many), *[FittedModel(MODEL.scaled(0.25), few, few, few)] * 4]
     assert usual_model(told_models, 512) == MODEL
 
 
-def test_the_planners_mode_and_the_last_move_are_known_until_it_is_silent():
+def test_the_planners_mode_and_last_move_are_known_until_it_is_silent():
     news = PlannerNews()
     assert (news.status(S).heard, news.status(S).mode) == (False, None)
     news.knows_role("w", "decode")
@@ -275,7 +275,7 @@ def test_faults_of_simulated_devices_follow_their_file(tmp_path):
         assert faults.slow() == slow
 
 
-def test_a_worker_whose_last_two_steps_were_slow_is_slow_however_fast_it_was_and_one_slow_step_accuses_nobody():
+def test_two_slow_steps_in_a_row_make_a_worker_slow_and_one_does_not():
     def of(*times, runs_ms=None):
         ends = [1_000 * MS + sum(times[: place + 1]) * MS for place in range(len(times))]
         starts = [end - took * MS for end, took in zip(ends, times, strict=True)]
@@ -299,7 +299,7 @@ def test_a_worker_whose_last_two_steps_were_slow_is_slow_however_fast_it_was_and
 
 
 @pytest.mark.parametrize("length", [2_048, 8_192, 32_768])
-def test_waiting_prompts_are_as_much_work_as_their_chunks_take(length):
+def test_waiting_prompts_count_with_the_work_of_their_chunks(length):
     engine = WorkerProfile(MODEL, 512, 32, 100_000)
     batch = StepBatch(worker_id="w", max_sequences=32, chunk_tokens=512)
     batch.assignment.role = 1
@@ -311,7 +311,7 @@ def test_waiting_prompts_are_as_much_work_as_their_chunks_take(length):
     assert found.work.waiting_ns == pytest.approx(3 * sum(MODEL.prefill_ns(each) for each in chunks))
 
 
-def test_the_speed_of_prompts_is_measured_on_prefill_workers_by_how_full_their_steps_were():
+def test_the_prefill_speed_is_measured_on_prefill_workers_by_the_fill_of_their_steps():
     engine = WorkerProfile(MODEL, 512, 32, 100_000)
     waiting = ModelBacklog(prefill_requests=30, prefill_tokens=3_000, hopeful_tokens=3_000)
     demand = SeenDemand(waiting, 0.0, 0.0, 0.0, ttft_limit_ns=4 * S, tpot_ns=100 * MS)
@@ -329,14 +329,14 @@ def test_the_speed_of_prompts_is_measured_on_prefill_workers_by_how_full_their_s
     assert share((1, 0.9 * full, 1.0), (1, 0.3 * full, 3.0)) == pytest.approx(0.9)
 
 
-def test_a_pace_counts_prompts_of_steps_without_decodes():
+def test_a_pace_counts_only_prompts_of_steps_without_decodes():
     counts = np.array([[400, 300], [2, 1], [0, 0], [0, 4], [0, 400], [0, 0]], dtype=float)
     steps = FinishedSteps(np.array([0, 500 * MS]), np.array([500 * MS, S]), np.array([1.0, 0.5]), counts)
     found = pace(steps, MODEL, S)
     assert (found.prompt_tokens, found.prompt_ns) == (400.0, 500.0 * MS)
 
 
-def test_a_few_long_prompts_among_short_ones_count_as_what_they_are():
+def test_a_few_long_prompts_among_short_ones_count_with_their_own_length():
     log = TrafficLog()
     for length in [100] * 9 + [10_000]:
         log.take(RequestEvent(model="m", outcome=OUTCOME_OK, prompt_tokens=length, output_tokens=2, ttft_ns=MS), S)

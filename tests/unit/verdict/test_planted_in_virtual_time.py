@@ -1,4 +1,4 @@
-"""Planted situations on whole suites in virtual time: what the verdict names, and what its advice brings."""
+"""Tests of planted situations on whole suites in virtual time: the verdict, and the effect of its advice."""
 
 import pytest
 
@@ -20,21 +20,21 @@ def busy():
 
 
 @pytest.mark.parametrize("name", ["slow_link", "decode_bound_tpot"])
-def test_what_is_planted_is_named_first_and_soon(name):
+def test_the_planted_cause_is_named_first_and_soon(name):
     found = trial(name)
     assert found.right, (found.why, found.seen)
     assert found.named_s is not None
     assert found.named_s <= WITHIN_S
 
 
-def test_what_is_busy_and_not_short_is_named_nothing_and_raises_no_alert(busy):
+def test_a_busy_cluster_that_is_not_short_has_no_cause_and_fires_no_alert(busy):
     assert busy.right, (busy.why, busy.seen)
     assert busy.alerts == []
 
 
 @pytest.mark.slow
-def test_overload_stays_overload_once_the_gateways_queue_is_full():
-    """From then on all that come are refused, and none that waits can be in time."""
+def test_an_overload_stays_an_overload_once_the_gateways_queue_is_full():
+    """From then on all arrivals are refused, and no waiting request can be in time."""
     found = run_lasting("too_small", 301, lasts_s=45.0)
     assert found.refused > 100
     assert found.right_s > 0.85 * sum(found.said_s.values()), found.changes
@@ -42,5 +42,5 @@ def test_overload_stays_overload_once_the_gateways_queue_is_full():
 
 
 @pytest.mark.slow
-def test_a_trial_is_the_same_whenever_it_is_run(busy):
+def test_a_trial_is_repeatable(busy):
     assert trial("busy") == busy

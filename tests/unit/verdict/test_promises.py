@@ -1,4 +1,4 @@
-"""Promises of advice: kept or not by what came once the command was followed, and wider by what missed."""
+"""Tests of predictions of advice: scored once the command was followed, and widened by misses."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def pressed(watch):
 
 
 def follow(watch, start_ms, *, prompts=PROMPTS, acts=False):
-    """Advise, have the workers move, and let as many prompts come as said from then on; return the action."""
+    """Advise, move the workers, and let that many prompts arrive from then on; return the action."""
     action = advised(watch, start_ms)
     count = len(action.workers)
     after = state(prompts=prompts, decodes=20, prefill=3 + count, mixed=5 - count)
@@ -34,7 +34,7 @@ def follow(watch, start_ms, *, prompts=PROMPTS, acts=False):
     return action
 
 
-def test_a_command_that_is_followed_is_scored_by_the_pressure_that_came():
+def test_a_followed_command_is_scored_by_the_resulting_pressure():
     watch = VerdictWatch(LIMITS)
     action = follow(watch, 0)
     (outcome,) = pressed(watch)
@@ -44,7 +44,7 @@ def test_a_command_that_is_followed_is_scored_by_the_pressure_that_came():
     assert [each.kept for each in pressed(watch)] == [True, False]
 
 
-def test_a_command_that_nobody_follows_is_not_scored():
+def test_a_command_that_is_not_followed_is_not_scored():
     watch = VerdictWatch(LIMITS)
     advised(watch, 0)
     for at_ms in range(2_000, 30_000, 100):
@@ -52,7 +52,7 @@ def test_a_command_that_nobody_follows_is_not_scored():
     assert pressed(watch) == ()
 
 
-def test_roles_that_change_long_after_a_command_ended_are_not_its_doing():
+def test_roles_changed_long_after_a_command_ended_do_not_count_for_it():
     watch = VerdictWatch(LIMITS)
     action = advised(watch, 0)
     for at_ms in range(2_000, 2_000 + (FOLLOWED_NS + 5 * S) // MS, 100):
@@ -63,13 +63,13 @@ def test_roles_that_change_long_after_a_command_ended_are_not_its_doing():
     assert pressed(watch) == ()
 
 
-def test_what_a_planner_moves_by_itself_is_no_promise_of_the_verdict():
+def test_moves_of_a_planner_are_not_scored_as_advice():
     watch = VerdictWatch(LIMITS)
     follow(watch, 0, acts=True)
     assert pressed(watch) == ()
 
 
-def test_ranges_widen_by_what_missed_and_advice_that_seldom_holds_warns_of_itself():
+def test_ranges_widen_by_misses_and_unreliable_advice_carries_a_warning():
     watch = VerdictWatch(LIMITS)
     first = follow(watch, 0, prompts=1.6 * PROMPTS)
     for number in range(1, LEAST_OUTCOMES):

@@ -1,4 +1,4 @@
-"""Requests that are refused: how many a second, for which reasons, and when that is what holds a cluster up."""
+"""Tests of refused requests: their rate, their reasons, and when they are the cause of a verdict."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def judged(requests, refused, *, lasting=True):
     return next(refused_causes(requests, refused, 10.0, lasting=lasting), None)
 
 
-def test_refusals_a_second_are_true_within_two_seconds_and_gone_within_two():
+def test_the_rate_of_refusals_is_right_within_two_seconds_and_gone_within_two():
     log = RefusalLog()
     for half in range(40):  # idle for ten seconds, then ten refusals a second for five, then none
         count = 5 * min(max(half - 20, 0), 10)
@@ -39,7 +39,7 @@ def test_refusals_a_second_are_true_within_two_seconds_and_gone_within_two():
     assert log.recent(now_ns, WINDOW_NS).refused[DENIED] == 50
 
 
-def test_gateways_are_summed_until_they_leave_fall_silent_or_begin_anew():
+def test_gateways_are_summed_until_they_leave_fall_silent_or_restart():
     log = RefusalLog()
     for second in range(5):
         log.take(told(second * S, 4 * second, {DENIED: 3 * second}, "a"), second * S)
@@ -63,7 +63,7 @@ def test_samples_and_reasons_of_a_gateway_are_bounded():
     assert len(gateway.samples[-1].refused) == MAX_REASONS
 
 
-def test_a_flood_of_refusals_is_named_with_its_reasons_and_what_to_check():
+def test_a_flood_of_refusals_is_named_with_its_reasons_and_a_check():
     cause = judged(98, {DENIED: 98})
     assert (cause.code, cause.grade, cause.model) == (CauseCode.REFUSED, Grade.FIRE, "")
     assert cause.sentence.startswith(
@@ -76,11 +76,11 @@ def test_a_flood_of_refusals_is_named_with_its_reasons_and_what_to_check():
 
 
 @pytest.mark.parametrize("status", [0, 400, 401, 403, 404, 405, 413, 422, 501])
-def test_every_reason_has_something_to_check(status):
+def test_every_reason_has_a_check(status):
     assert "Check " in judged(50, {(status, "brand_new"): 50}).sentence
 
 
-def test_refusals_for_want_of_room_few_of_many_and_those_that_are_over_are_no_cause():
+def test_refusals_for_lack_of_room_rare_ones_and_past_ones_are_no_cause():
     assert judged(100, {FULL: 100}) is None
     assert judged(100, {(503, "no_workers"): 100}) is None
     assert judged(100, {DENIED: 30}) is None
@@ -89,7 +89,7 @@ def test_refusals_for_want_of_room_few_of_many_and_those_that_are_over_are_no_ca
     assert judged(4, {DENIED: 4}).grade is Grade.HOLD, "less than one a second"
 
 
-def test_what_is_refused_is_no_idleness_and_no_balance_and_does_not_outrank_a_shortage():
+def test_refusals_exclude_idle_and_balanced_and_do_not_outrank_a_shortage():
     watch, refused = VerdictWatch(LIMITS), [judged(98, {DENIED: 98})]
     assert watch.look([], S, refused).code is CauseCode.IDLE, "it has not lasted"
     assert watch.look([], S + LIMITS.for_ns, refused).code is CauseCode.REFUSED

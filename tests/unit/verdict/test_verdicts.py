@@ -1,4 +1,4 @@
-"""What a verdict names: the cause that comes first, what to do, and nothing where nothing is short."""
+"""Tests of verdicts: the first cause, its advice, and none where no phase is short."""
 
 from dataclasses import replace
 from math import ceil
@@ -60,12 +60,12 @@ def codes(subject):
     return [each.code for each in causes(subject, LIMITS) if each.grade.name == "FIRE"]
 
 
-def test_a_workers_id_cannot_end_the_command_that_advice_names() -> None:
+def test_a_workers_id_cannot_break_out_of_the_command_in_advice() -> None:
     action = Action(("decode-0", "x; reboot"), "mixed", 256, 0.5)
     assert action.command == "fulcrum role decode-0 'x; reboot' mixed:256"
 
 
-def test_prompts_that_press_on_few_workers_are_prefill_bound_and_the_command_relieves_them():
+def test_prompts_that_overload_few_workers_are_prefill_bound_and_the_command_relieves_them():
     found = causes(state(prompts=5.0, decodes=20), LIMITS)[0]
     assert found.code is CauseCode.PREFILL_BOUND
     assert found.action is not None
@@ -76,7 +76,7 @@ def test_prompts_that_press_on_few_workers_are_prefill_bound_and_the_command_rel
     assert "Prefill-bound: pressure 1.7 on 3 prefill workers" in found.sentence
 
 
-def test_what_a_move_leaves_counts_slow_workers_for_less_and_is_promised_as_a_range():
+def test_slow_workers_count_for_less_in_the_predicted_range_of_a_move():
     fast = causes(state(prompts=3.5, decodes=20), LIMITS)[0].action
     slow = {f"gpu_{number}": {"slowness": 3.0} for number in (3, 4, 5, 6, 7)}
     slowed = next(each.action for each in causes(state(prompts=3.5, decodes=20, **slow), LIMITS) if each.action)
@@ -86,14 +86,14 @@ def test_what_a_move_leaves_counts_slow_workers_for_less_and_is_promised_as_a_ra
     assert least < fast.pressure_then < most
 
 
-def test_a_command_leaves_as_many_decode_workers_as_can_receive_the_kv_of_all_prompts():
+def test_a_command_leaves_enough_decode_workers_to_receive_the_kv_of_all_prompts():
     subject = state(prompts=20.0, decodes=8, prefill=1, mixed=4)
     known = replace(subject, engine=replace(ENGINE, kv_token_ns=0.3 / ENGINE.chunk_speed))
     assert len(causes(subject, LIMITS)[0].action.workers) == 3
     assert len(causes(known, LIMITS)[0].action.workers) == 2  # three would fill the last link to 1.2
 
 
-def test_prompts_that_are_computed_sooner_bring_decodes_which_the_advice_leaves_room_for():
+def test_faster_prefill_brings_decodes_and_the_advice_leaves_room_for_them():
     bound = state(prompts=6.0, decodes=250)
     assert bound.pressures.decode < 0.9
     action = causes(bound, LIMITS)[0].action
@@ -103,21 +103,21 @@ def test_prompts_that_are_computed_sooner_bring_decodes_which_the_advice_leaves_
     assert action.pressure_then == pytest.approx(max(then.pressures.prefill, then.pressures.decode), rel=0.01)
 
 
-def test_sequences_that_wait_for_a_place_press_as_far_as_their_prompts_could_be_computed_soon():
+def test_waiting_sequences_add_pressure_up_to_the_rate_at_which_prompts_can_be_computed():
     work = Workload(5.0, 100, 50_000, 50 * MS, held=300, held_kv_tokens=150_000, held_prompts=10.0)
     few, many = (pressures(ENGINE, work, RoleCounts(prefill, 8 - prefill, 0)).sequences for prefill in (2, 6))
     assert (few, many) == (160, 280)
     assert pressures(ENGINE, replace(work, held_prompts=0.0), RoleCounts(2, 6, 0)).sequences == 400
 
 
-def test_no_fewer_workers_than_advised_would_do():
+def test_fewer_workers_than_advised_would_not_suffice():
     found = causes(state(prompts=5.0, decodes=20), LIMITS)[0]
     fewer = len(found.action.workers) - 1
     before = state(prompts=5.0, decodes=20, prefill=3 + fewer, mixed=5 - fewer)
     assert max(before.pressures.prefill, before.pressures.decode) > 0.9
 
 
-def test_prompts_of_which_none_waits_are_no_queue_however_many_come():
+def test_prompts_of_which_none_waits_are_no_queue_at_any_rate():
     assert codes(state(prompts=5.0, decodes=20, waits_s=0.0)) == []
 
 
@@ -128,7 +128,7 @@ def test_decodes_are_bound_by_tpot_or_by_kv_whichever_is_worse():
     assert found.action.role == "decode"
 
 
-def test_what_no_roles_relieve_is_too_small_and_says_how_many_workers_would_do():
+def test_a_shortage_that_no_split_relieves_is_too_small_and_names_the_sufficient_number():
     found = causes(state(prompts=6.0, decodes=800), LIMITS)[0]
     assert found.code is CauseCode.TOO_SMALL
     assert "would suffice" in found.sentence
@@ -138,7 +138,7 @@ def test_a_busy_cluster_that_is_not_short_has_no_cause():
     assert codes(state(prompts=2.2, decodes=400)) == []
 
 
-def test_a_slow_worker_comes_first_where_the_shortage_is_its_doing_and_behind_it_where_it_is_not():
+def test_a_slow_worker_comes_first_if_it_causes_the_shortage_and_second_otherwise():
     slow = {"gpu_4": {"slowness": 3.0}}
     assert codes(state(prompts=0.5, decodes=800, healthy=(0.5, 400), **slow)) == [
         CauseCode.SLOW_WORKER,
@@ -147,7 +147,7 @@ def test_a_slow_worker_comes_first_where_the_shortage_is_its_doing_and_behind_it
     assert codes(state(prompts=5.0, decodes=20, **slow)) == [CauseCode.PREFILL_BOUND, CauseCode.SLOW_WORKER]
 
 
-def test_where_most_workers_are_slow_their_peers_are_no_measure():
+def test_if_most_workers_are_slow_none_is_named_slow():
     slow = {f"gpu_{number}": {"slowness": 2.0} for number in range(6)}
     assert codes(state(prompts=0.5, decodes=20, **slow)) == []
 
@@ -159,7 +159,7 @@ def test_several_workers_behind_a_slow_link_are_one_cause():
     assert "for 4 sequences" in found[0].sentence
 
 
-def test_kv_that_comes_soon_holds_nobody_up_however_often_it_does():
+def test_kv_that_arrives_soon_is_no_cause_however_often_it_is_waited_for():
     behind = {"gpu_3": {"kv_awaited": 0.95, "held_by_link": 1.0, "kv_awaited_s": 0.2}}
     assert codes(state(prompts=0.5, decodes=20, **behind)) == []
 
@@ -168,7 +168,7 @@ LATE_KV = {"kv_awaited": 0.9, "held_by_link": 2.0, "kv_awaited_s": 1.5}
 
 
 @pytest.mark.parametrize("short", ["gpu_0", "gpu_4"])  # the sender, the receiver
-def test_a_slow_link_is_not_accused_while_a_process_at_either_end_waits_for_a_cpu(short):
+def test_a_slow_link_is_not_named_while_a_process_at_either_end_waits_for_a_cpu(short):
     def found(cpu_wait):
         own = {"gpu_4": dict(LATE_KV)}
         own.setdefault(short, {})["cpu_wait"] = cpu_wait
@@ -180,7 +180,7 @@ def test_a_slow_link_is_not_accused_while_a_process_at_either_end_waits_for_a_cp
     assert [each.code for each in found(None)] == [CauseCode.SLOW_LINK], "it reports nothing"
 
 
-def test_a_slow_worker_is_not_accused_while_it_waits_for_a_cpu_and_the_sentence_says_so():
+def test_a_slow_worker_is_not_named_while_it_waits_for_a_cpu_and_the_sentence_says_so():
     def found(cpu_wait):
         return causes(state(prompts=0.5, decodes=20, gpu_4={"slowness": 3.0, "cpu_wait": cpu_wait}), LIMITS)
 
@@ -194,7 +194,7 @@ def test_a_slow_worker_is_not_accused_while_it_waits_for_a_cpu_and_the_sentence_
     assert [each.code for each in found(None)] == [CauseCode.SLOW_WORKER], "it reports nothing"
 
 
-def test_one_worker_that_waits_for_a_cpu_does_not_excuse_another_that_is_slow():
+def test_one_worker_that_waits_for_a_cpu_does_not_excuse_another_slow_one():
     slow = {"gpu_4": {"slowness": 3.0, "cpu_wait": 0.4}, "gpu_5": {"slowness": 3.0, "cpu_wait": 0.0}}
     found = causes(state(prompts=0.5, decodes=20, **slow), LIMITS)
     assert [(each.code, each.workers) for each in found] == [
@@ -203,7 +203,7 @@ def test_one_worker_that_waits_for_a_cpu_does_not_excuse_another_that_is_slow():
     ]
 
 
-def test_between_the_thresholds_of_waits_an_accusation_stands_and_none_begins():
+def test_between_the_thresholds_of_cpu_waits_a_cause_stands_and_none_begins():
     subject = state(prompts=0.5, decodes=20, gpu_4={"slowness": 3.0, "cpu_wait": 0.2})
     assert [(each.code, each.grade) for each in causes(subject, LIMITS)] == [
         (CauseCode.SHORT_OF_CPU, Grade.HOLD),
@@ -211,9 +211,9 @@ def test_between_the_thresholds_of_waits_an_accusation_stands_and_none_begins():
     ]
 
 
-def test_waits_for_a_cpu_are_named_where_work_presses_and_behind_what_presses():
+def test_waits_for_a_cpu_are_named_under_pressure_and_after_its_cause():
     short = {f"gpu_{number}": {"cpu_wait": 0.3 + number / 100} for number in range(8)}
-    assert codes(state(prompts=0.5, decodes=20, **short)) == [], "they hold nobody up"
+    assert codes(state(prompts=0.5, decodes=20, **short)) == [], "they delay no request"
     found = causes(state(prompts=5.0, decodes=20, **short), LIMITS)
     assert [each.code for each in found] == [CauseCode.PREFILL_BOUND, CauseCode.SHORT_OF_CPU]
     assert "workers gpu-7, gpu-6, gpu-5, gpu-4 and 4 more wait for a CPU up to 37% of the time" in found[1].sentence
@@ -233,7 +233,7 @@ def test_a_cause_is_named_once_it_has_lasted_and_stays_until_it_has_been_gone_fo
     assert look_through(watch, calm, (2, 3, 4.9, 5.1)) == [CauseCode.PREFILL_BOUND] * 3 + [CauseCode.BALANCED]
 
 
-def test_a_moment_of_shortage_is_not_named():
+def test_a_momentary_shortage_is_not_named():
     watch, short, calm = VerdictWatch(LIMITS), state(prompts=5.0, decodes=20), state(prompts=1.0, decodes=20)
     for at_s in range(1, 9):
         assert watch.look([short if at_s % 2 else calm], at_s * S // 2).code is CauseCode.BALANCED
@@ -249,12 +249,12 @@ def test_a_slight_shortage_must_last_longer():
     assert watched(watch, [clear], from_ms=1_000).code is CauseCode.PREFILL_BOUND
 
 
-def test_a_queue_of_half_the_target_is_no_slight_shortage_however_little_prompts_press():
+def test_a_queue_of_half_the_target_is_no_slight_shortage_at_any_prompt_pressure():
     for waits_s, code in ((2.4, CauseCode.BALANCED), (2.6, CauseCode.PREFILL_BOUND)):
         assert watched(VerdictWatch(LIMITS), [state(prompts=3.5, decodes=20, waits_s=waits_s)] * 10).code is code
 
 
-def test_a_few_sequences_over_the_target_must_last_longer_and_a_flood_of_them_need_not():
+def test_a_few_sequences_over_the_target_must_last_longer_and_a_flood_need_not():
     room = state(decodes=100).pressures.largest_batch
     slight, flood = state(decodes=room + 1), state(decodes=round(room * 1.3))
     watch = VerdictWatch(LIMITS)
@@ -268,7 +268,7 @@ def test_a_few_sequences_over_the_target_must_last_longer_and_a_flood_of_them_ne
 
 
 @given(st.floats(1.0, 1.5), st.sampled_from([500, 8_000]))
-def test_decodes_are_named_after_a_moment_or_as_slight_after_two_seconds(pressure, context):
+def test_decode_shortages_are_named_soon_or_if_slight_after_two_seconds(pressure, context):
     one_of = state(decodes=100, context=context).pressures.decode / 100
     loaded = state(decodes=ceil(pressure / one_of), context=context)
     assume(loaded.pressures.decode >= 1)
@@ -277,21 +277,21 @@ def test_decodes_are_named_after_a_moment_or_as_slight_after_two_seconds(pressur
     assert named == (2_000 if loaded.pressures.decode < CLEAR_DECODES else 600)
 
 
-def test_pressure_that_has_not_lasted_is_not_called_balanced_now():
+def test_a_cluster_under_recent_pressure_is_not_called_balanced():
     watch, short = VerdictWatch(LIMITS), state(prompts=5.0, decodes=20)
     sentence = watch.look([short], S).sentence
     assert sentence.startswith("Balanced until a moment ago: prefill pressure 1.")
     assert watch.look([state(prompts=1.0, decodes=20)], 2 * S).sentence.startswith("Balanced: prefill pressure 0.")
 
 
-def test_between_the_thresholds_what_stands_goes_on_and_what_does_not_stays_away():
+def test_between_the_thresholds_a_cause_stays_and_none_begins():
     watch, near = VerdictWatch(LIMITS), state(prompts=2.8, decodes=20)
     assert set(look_through(watch, near, (1, 2, 3))) == {CauseCode.BALANCED}
     look_through(watch, state(prompts=5.0, decodes=20), (4, 5))
     assert set(look_through(watch, near, range(6, 20))) == {CauseCode.PREFILL_BOUND}
 
 
-def test_advice_ends_a_second_after_its_cause_held_last_though_that_is_named_for_longer():
+def test_advice_ends_a_second_after_its_cause_while_the_cause_is_named_for_longer():
     watch, calm = VerdictWatch(LIMITS), state(prompts=1.0, decodes=20)
     for at_ms in range(0, 2_000, 100):
         found = watch.look([state(prompts=5.0, decodes=20)], at_ms * MS)
@@ -301,7 +301,7 @@ def test_advice_ends_a_second_after_its_cause_held_last_though_that_is_named_for
     assert left.code is CauseCode.PREFILL_BOUND and left.causes[0].action is None
 
 
-def test_one_shortage_gives_way_to_another_once_that_has_lasted():
+def test_one_shortage_replaces_another_once_it_has_lasted():
     watch = VerdictWatch(LIMITS)
     look_through(watch, state(prompts=5.0, decodes=20), (1, 2))
     other = state(prompts=0.5, decodes=800)
@@ -312,7 +312,7 @@ def test_one_shortage_gives_way_to_another_once_that_has_lasted():
     ]
 
 
-def test_without_work_it_is_idle_and_with_work_of_which_nothing_is_known_unknown():
+def test_without_work_the_cluster_is_idle_and_with_unmeasured_work_unknown():
     watch = VerdictWatch(LIMITS)
     assert watch.look([], S).code is CauseCode.IDLE
     assert watch.look([replace(state(), at_rest=True)], 2 * S).code is CauseCode.IDLE
@@ -320,20 +320,20 @@ def test_without_work_it_is_idle_and_with_work_of_which_nothing_is_known_unknown
     assert (unknown.code, unknown.sentence) == (CauseCode.UNKNOWN, "Not known: no gateway says what waits there.")
 
 
-def test_what_is_not_known_from_the_first_look_on_stands_since_that_look():
+def test_an_unknown_state_stands_from_the_first_look_on():
     watch = VerdictWatch(LIMITS)
     unknown = UnknownState("m", "no gateway says what waits there", at_rest=False)
     assert watch.look([unknown], 7 * S).since_ns == 7 * S
     assert watch.look([unknown], 9 * S).since_ns == 7 * S
 
 
-def test_a_pressure_just_above_one_is_a_shortage_only_once_a_queue_shows_it():
+def test_a_pressure_just_above_one_is_a_shortage_only_with_a_queue():
     assert codes(state(prompts=3.3, decodes=20, waits_s=0.3)) == []
     assert codes(state(prompts=3.3, decodes=20, waits_s=0.9)) == [CauseCode.PREFILL_BOUND]
     assert codes(state(prompts=4.2, decodes=20, waits_s=0.3)) == [CauseCode.PREFILL_BOUND]
 
 
-def test_a_cluster_that_is_too_small_stays_so_until_some_roles_would_leave_room():
+def test_a_cluster_that_is_too_small_stays_so_until_some_split_would_leave_room():
     watch, small, nearly = VerdictWatch(LIMITS), state(prompts=9.0, decodes=20), state(prompts=7.0, decodes=20)
     assert small.pressures.cluster > 1 > nearly.pressures.cluster > LIMITS.pressure.clear
     assert watched(watch, [small] * 20).code is CauseCode.PREFILL_BOUND, "one phase alone may press by a burst"
@@ -346,13 +346,13 @@ def test_a_cluster_that_is_too_small_stays_so_until_some_roles_would_leave_room(
 
 
 def watched(watch, subjects, *, from_ms=0):
-    """Look at one state each tenth of a second; return what the last look said."""
+    """Look at one state every tenth of a second, and return the last result."""
     for number, subject in enumerate(subjects):
         found = watch.look([subject], (from_ms + 100 * number) * MS)
     return found
 
 
-def test_a_sentence_has_the_figures_of_now_while_its_cause_eases():
+def test_a_sentence_has_current_figures_while_its_cause_eases():
     watch = VerdictWatch(LIMITS)
     watched(watch, [state(prompts=5.0, decodes=20)] * 20)
     near = watched(watch, [state(prompts=2.8, decodes=20)], from_ms=2_000)
@@ -362,7 +362,7 @@ def test_a_sentence_has_the_figures_of_now_while_its_cause_eases():
     assert "easing: pressure 0.5 on 3 prefill workers" in gone.sentence and "0.0 s of work" in gone.sentence
 
 
-def test_a_sentence_promises_nothing_without_a_command():
+def test_a_sentence_without_a_command_predicts_nothing():
     watch = VerdictWatch(LIMITS)
     watched(watch, [state(prompts=5.0, decodes=20)] * 20)
     easing = [watch.look([state(prompts=1.5, decodes=20)], at_ms * MS) for at_ms in range(2_000, 4_500, 100)]
@@ -381,7 +381,7 @@ def test_a_command_stands_while_demand_varies_and_its_figures_follow():
     assert len({each.pressure_then for each in found}) == 7
 
 
-def test_a_command_gives_way_after_ten_seconds_to_one_that_leaves_clearly_less_and_names_what_it_replaces():
+def test_a_command_is_replaced_after_ten_seconds_by_a_clearly_better_one_that_names_it():
     watch = VerdictWatch(LIMITS)
     first = watched(watch, [state(prompts=4.0, decodes=20)] * 20).causes[0].action
     grown = [state(prompts=6.0, decodes=20)]
@@ -402,7 +402,7 @@ def test_a_command_ends_once_its_workers_have_moved():
     assert found is None or not set(found.workers) & set(first.workers)
 
 
-def test_the_number_of_missing_workers_stands_until_clearly_fewer_would_do():
+def test_the_number_of_missing_workers_stands_until_clearly_fewer_would_suffice():
     watch = VerdictWatch(LIMITS)
     numbers = []
     for number in range(30):

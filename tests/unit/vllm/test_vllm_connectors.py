@@ -1,4 +1,4 @@
-"""Which KV connector a vllm worker gets, what is said of those it cannot have, and what each is told."""
+"""Tests of the KV connector of a vllm worker, of refused ones, and of the parameters that each gets."""
 
 from typing import Any
 
@@ -33,19 +33,19 @@ def of(name: str, **config: Any) -> Connector:
         ("MultiConnector", {"connectors": [{"kv_connector": "SimpleCPUOffloadConnector"}]}, "beside it"),
     ],
 )
-def test_one_that_cannot_be_had_is_refused_in_one_line(name: str, config: dict[str, Any], says: str) -> None:
+def test_an_unavailable_connector_is_refused_in_one_line(name: str, config: dict[str, Any], says: str) -> None:
     with pytest.raises(StartupError) as caught:
         of(name, **config)
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_every_known_one_is_named_where_an_unknown_one_is_asked_for() -> None:
+def test_an_unknown_connector_is_refused_with_the_known_ones() -> None:
     with pytest.raises(StartupError) as caught:
         of("Pigeon")
     assert all(name in str(caught.value) for name in KINDS)
 
 
-def test_several_at_once_are_told_their_roles_and_the_first_that_hands_over_does() -> None:
+def test_several_connectors_get_their_roles_and_the_first_that_hands_over_does_so() -> None:
     child = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": STORE}
     found = of("MultiConnector", connectors=[{"kv_connector": "SimpleCPUOffloadConnector"}, child])
     assert (found.way, found.layout) == (KvRoute.STORE, "SimpleCPUOffloadConnector+ExampleConnector")
@@ -53,7 +53,7 @@ def test_several_at_once_are_told_their_roles_and_the_first_that_hands_over_does
     assert found.config["connectors"][1]["kv_connector_extra_config"] == STORE
 
 
-def test_what_is_told_of_a_sequence_depends_on_how_its_blocks_are_found() -> None:
+def test_the_parameters_of_a_sequence_depend_on_how_its_blocks_are_found() -> None:
     def told(way: KvRoute) -> tuple[Any, Any]:
         handing = ConnectorSession(Connector("some", way, {}), "engine-1", "http://host:1")
         return handing.asked("7-request"), handing.left("7-request", None)

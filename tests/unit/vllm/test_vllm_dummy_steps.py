@@ -1,4 +1,4 @@
-"""The ring in which EngineCore leaves dummy steps, and where it is filled, without vLLM."""
+"""Tests without vLLM of the ring in which EngineCore records dummy steps."""
 
 import tempfile
 import time
@@ -13,7 +13,7 @@ from libs.engine.vllm.step_reports import NOWHEN, RING, SpanRing, count_in
 
 
 @given(st.lists(st.integers(0, 9), max_size=20))
-def test_each_step_is_taken_once_in_order(runs: list[int]) -> None:
+def test_each_step_is_read_once_in_order(runs: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         writer, reader = SpanRing(Path(folder) / "ring"), SpanRing(Path(folder) / "ring")
         number = 0
@@ -28,7 +28,7 @@ def test_each_step_is_taken_once_in_order(runs: list[int]) -> None:
 
 
 @pytest.mark.parametrize("run", [RING - 1, RING, RING + 1, 3 * RING])
-def test_steps_that_nobody_read_in_time_are_counted_without_their_time(tmp_path: Path, run: int) -> None:
+def test_steps_not_read_in_time_are_counted_without_their_time(tmp_path: Path, run: int) -> None:
     writer, reader = SpanRing(tmp_path / "ring"), SpanRing(tmp_path / "ring")
     for number in range(1, run + 1):
         writer.ended(number, number + 1)
@@ -38,7 +38,7 @@ def test_steps_that_nobody_read_in_time_are_counted_without_their_time(tmp_path:
     assert reader.take() == ()
 
 
-def test_a_call_is_counted_once_it_has_ended_and_not_where_it_fails(tmp_path: Path) -> None:
+def test_a_call_is_counted_once_it_has_ended_and_not_if_it_fails(tmp_path: Path) -> None:
     class Core:
         fails = False
 
@@ -62,6 +62,6 @@ def test_a_call_is_counted_once_it_has_ended_and_not_where_it_fails(tmp_path: Pa
     assert seen.take() == ()
 
 
-def test_unread_events_keep_dummy_steps() -> None:
+def test_unread_events_preserve_dummy_steps() -> None:
     merged = merge(EngineEvent(dummy_steps=((1, 2),)), EngineEvent(dummy_steps=((3, 4),)))
     assert merged == EngineEvent(dummy_steps=((1, 2), (3, 4)))

@@ -1,4 +1,4 @@
-"""A node that only computes: it ends with node 0, and says so."""
+"""Tests of a follower node that only computes: it ends with node 0 and says so."""
 
 import asyncio
 import sys
@@ -25,7 +25,7 @@ def config(port: int) -> EngineConfig:
 
 
 class Computing:
-    """In place of vLLM's processes: computes until they die, or the test is over."""
+    """Stands in for vLLM's processes: it computes until they die, or the test is over."""
 
     def __init__(self) -> None:
         self.followed = asyncio.Event()
@@ -43,12 +43,14 @@ class Computing:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Where node 0 may come to listen."""
+    """Yield the port on which node 0 may start to listen."""
     with held_port() as found:
         yield found
 
 
-async def test_it_ends_with_node_0_even_if_that_comes_later(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+async def test_a_follower_ends_with_node_0_even_if_that_starts_later(
+    monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
     computing, connected = Computing(), asyncio.Event()
     monkeypatch.setattr(core, "import_launch", lambda: computing)
 
@@ -70,7 +72,7 @@ async def test_it_ends_with_node_0_even_if_that_comes_later(monkeypatch: pytest.
     computing.end()
 
 
-async def test_it_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+async def test_a_follower_ends_on_a_stop_signal(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     computing, stopping = Computing(), asyncio.Event()
     monkeypatch.setattr(core, "import_launch", lambda: computing)
     waiting = asyncio.create_task(core.follow(config(port), IDENTITY, stopping))
@@ -81,7 +83,7 @@ async def test_it_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch, port:
     computing.end()
 
 
-async def test_it_fails_when_what_computes_here_has_died(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+async def test_a_follower_fails_once_its_engine_process_has_died(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     computing = Computing()
     monkeypatch.setattr(core, "import_launch", lambda: computing)
     waiting = asyncio.create_task(core.follow(config(port), IDENTITY, asyncio.Event()))
@@ -93,7 +95,7 @@ async def test_it_fails_when_what_computes_here_has_died(monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux drops what comes")
-async def test_it_ends_when_node_0_has_vanished_from_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_follower_ends_once_node_0_has_vanished_from_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     computing, connected = Computing(), asyncio.Event()
     monkeypatch.setattr(core, "import_launch", lambda: computing)
     monkeypatch.setattr(core, "VANISHED_S", 1)

@@ -1,4 +1,4 @@
-"""The list of vLLM's names that this project touches, and the check of a version's source against it."""
+"""Tests of the list of vLLM names that this project uses, and of the check against a version's source."""
 
 import ast
 from pathlib import Path
@@ -87,7 +87,7 @@ def test_names_are_found_through_reexports_base_classes_instances_and_annotation
     assert reasons(check, name(dotted)) == []
 
 
-def test_a_missing_name_is_told_with_where_its_last_part_is_now(check: Check) -> None:
+def test_a_missing_name_is_reported_with_the_present_location_of_its_last_part(check: Check) -> None:
     assert reasons(check, name("vllm.v1.Engine.config.add_request")) == [
         "vllm.v1.Engine.config has no 'add_request'; 'add_request' is in vllm.parts"
     ]
@@ -99,7 +99,7 @@ def test_an_optional_name_may_be_missing(check: Check) -> None:
     assert reasons(check, lacking) == [] and check.absent([lacking]) == [lacking]
 
 
-def test_calls_are_held_against_signatures_fields_and_static_methods(check: Check) -> None:
+def test_calls_are_checked_against_signatures_fields_and_static_methods(check: Check) -> None:
     fitting = (
         call("vllm.v1.Engine", 1, "quiet"), call("vllm.v1.Engine.run", 1, "wait"), call("vllm.parts.Base.make", 1),
         call("vllm.parts.Fields", 0, "one"), call("vllm.parts.Fields.total", 1), call("vllm.v1.Engine.kind.ask", 2),
@@ -112,14 +112,14 @@ def test_calls_are_held_against_signatures_fields_and_static_methods(check: Chec
     assert reasons(check, call("vllm.parts.Fields", 0, "two")) == ["Fields(one, two) needs one"]
 
 
-def test_an_override_takes_what_vllm_gives_and_is_called(check: Check) -> None:
+def test_an_override_accepts_vllms_arguments_and_is_called(check: Check) -> None:
     override = Touched("vllm.v1.Engine.add_request", Kind.OVERRIDE, OURS, text="_Reporting")
     assert reasons(check, override) == ["add_request(request, urgent) is also given 'urgent'"]
     idle = Touched("vllm.v1.Engine.run", Kind.OVERRIDE, OURS)
     assert reasons(check, idle) == ["nothing in vLLM calls it"]
 
 
-def test_an_object_in_vllms_place_has_what_vllm_asks_of_it(check: Check) -> None:
+def test_an_object_that_replaces_vllms_has_the_attributes_that_vllm_uses(check: Check) -> None:
     where = "libs/engine/vllm/kv_groups.py"
     assert reasons(check, Touched("vllm.v1", Kind.STAND_IN, f"{where}:Rehasher", text="_publisher")) == []
     assert reasons(check, Touched("vllm.v1", Kind.STAND_IN, f"{where}:Nobody", text="_publisher")) != []
@@ -133,7 +133,7 @@ def test_metrics_strings_and_compiled_files_are_looked_up(check: Check) -> None:
     assert reasons(check, Touched("vllm/_moe_C", Kind.FILE, OURS)) == ["no such file in the wheel"]
 
 
-def test_an_attribute_of_ours_that_hides_one_of_vllms_is_told(tmp_path: Path) -> None:
+def test_an_attribute_of_ours_that_hides_one_of_vllms_is_reported(tmp_path: Path) -> None:
     folder = tmp_path / "vllm" / "v1" / "core" / "sched"
     folder.mkdir(parents=True)
     for each in (folder, *list(folder.parents)[:3]):
@@ -143,7 +143,7 @@ def test_an_attribute_of_ours_that_hides_one_of_vllms_is_told(tmp_path: Path) ->
     assert [each.reason for each in found] == ["ours has '_obey' too, and would hide vLLM's"] * len(found) and found
 
 
-def test_code_that_differs_is_counted_without_comments_and_docstrings(tmp_path: Path) -> None:
+def test_changed_code_is_counted_without_comments_and_docstrings(tmp_path: Path) -> None:
     texts = ('def f():\n    """Do."""\n    return 1  # one\n', "def f():\n    return 1\n", "def f():\n    return 2\n")
     checks = []
     for number, text in enumerate(texts):
@@ -177,7 +177,7 @@ def words_of(each: Touched) -> tuple[str, ...]:
     return (each.text if each.kind is Kind.TEXT else each.name.rpartition(".")[2],)
 
 
-def test_every_name_on_the_list_is_used_where_it_says() -> None:
+def test_every_name_on_the_list_is_used_where_the_list_says() -> None:
     files: dict[str, str] = {}
     for each in touched():
         file = each.where.partition(":")[0]

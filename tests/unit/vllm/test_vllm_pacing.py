@@ -1,4 +1,4 @@
-"""The parts of vLLM's scheduler that decide, without vLLM: who takes part in a step, trials, and the board."""
+"""Tests without vLLM of the scheduler's decisions: who takes part in a step, trials, and the board."""
 
 import tempfile
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ BLOCK = 32
 
 @dataclass
 class Request:
-    """As much of vLLM's as is looked at."""
+    """The attributes of vLLM's request that the code reads."""
 
     num_tokens: int
     num_computed_tokens: int = 0
@@ -67,21 +67,21 @@ def plan(queues: Queues, *, now_ms: int = 1000, budget: int = 512, model: StepTi
     return plan_step(pace, queues, tokens_each=1, block_size_tokens=BLOCK, now_ns=now_ms * MS)
 
 
-def test_prompts_get_what_the_tightest_decode_leaves() -> None:
+def test_prompts_get_the_time_that_the_tightest_decode_leaves() -> None:
     queues = replace(NOTHING, decodes=[decoding(target_ms=20), decoding()], prompts=[prompt(900)])
     assert plan(queues).tokens == 2 + 40  # 15 of 20 ms are the decodes', 1 stays in hand
     assert plan(queues, budget=30).tokens == 2 + 30
     assert plan(queues, model=None).tokens == 2 + 512
 
 
-def test_prompts_without_budget_or_time_do_not_begin() -> None:
+def test_prompts_without_budget_or_time_do_not_start() -> None:
     waits = prompt(900)
     queues = replace(NOTHING, decodes=[decoding(target_ms=10)], prompts=[waits])
     for made in (plan(queues), plan(replace(queues, decodes=()), budget=0)):
         assert list(made.aside) == [waits] and made.tokens <= 1
 
 
-def test_a_newcomer_waits_outside_while_it_would_break_the_pace_and_not_for_ever() -> None:
+def test_a_newcomer_that_would_break_the_pace_waits_outside_for_a_bounded_time() -> None:
     newcomer = PacedRequest(Request(40, 39), transferred=True, yields=False, tpot_target_ns=0)
     queues = replace(NOTHING, decodes=[decoding(target_ms=12)], arrived=[newcomer])
     pace = Pace(512)
@@ -93,7 +93,7 @@ def test_a_newcomer_waits_outside_while_it_would_break_the_pace_and_not_for_ever
     assert at(again, now_ns=1001 * MS) == PacedStep(2, []), "what has begun is not held back"
 
 
-def test_prompts_that_yield_stand_aside_for_one_that_there_is_room_for() -> None:
+def test_yielding_prompts_make_way_for_one_that_there_is_room_for() -> None:
     batch, person = prompt(200, computed=64, yields=True), prompt(96)
     queues = replace(NOTHING, partly=[batch], prompts=[person])
     assert plan(queues) == PacedStep(96, [batch])
@@ -106,7 +106,7 @@ def arrived() -> PacedRequest:
     return PacedRequest(Request(40, 39), transferred=True, yields=False, tpot_target_ns=0)
 
 
-def test_newcomers_get_their_tokens_beside_a_long_prompt_that_runs() -> None:
+def test_newcomers_get_their_tokens_beside_a_long_running_prompt() -> None:
     first, second, waits = prompt(32000, computed=256), prompt(900, computed=64), prompt(96)
     beside = replace(NOTHING, decodes=[decoding()], arrived=[arrived()], partly=[first, second], prompts=[waits])
     made = plan(beside, budget=256)
@@ -115,11 +115,11 @@ def test_newcomers_get_their_tokens_beside_a_long_prompt_that_runs() -> None:
     assert made == PacedStep(1 + 3 + 256, [second], each=256)
     made = plan(beside, budget=0)
     assert made == PacedStep(2, [waits, first, second])
-    assert plan(replace(beside, arrived=()), budget=256) == PacedStep(1 + 256, [], each=0), "nobody comes"
+    assert plan(replace(beside, arrived=()), budget=256) == PacedStep(1 + 256, [], each=0), "no sequence arrives"
     assert list(plan(replace(beside, free_blocks=1), budget=0).aside) == [waits], "decodes may need their blocks"
 
 
-def test_what_a_preempted_sequence_lost_is_no_prompts_affair() -> None:
+def test_tokens_lost_to_preemption_do_not_count_as_prompt() -> None:
     again, partly = prompt(300), prompt(900, computed=64)
     queues = replace(NOTHING, decodes=[decoding(target_ms=20)], preempted=[again], partly=[partly])
     assert plan(queues) == PacedStep(1 + 90 + 300, [], each=90), "what the pace leaves, and what was lost"
@@ -134,10 +134,10 @@ def test_a_preempted_sequence_without_room_gives_prompts_no_tokens() -> None:
     for full in (replace(queues, free_places=0), replace(queues, free_blocks=10)):
         assert plan(full, budget=16) == PacedStep(1 + 16, [])
     nobody = replace(queues, decodes=(), free_blocks=10)
-    assert plan(nobody, budget=0).tokens == 300, "beside nobody it may try"
+    assert plan(nobody, budget=0).tokens == 300, "without neighbours it may try"
 
 
-def test_drafts_are_counted_where_there_are_any() -> None:
+def test_drafts_are_counted_if_there_are_any() -> None:
     drafting, plain = decoding(), decoding()
     drafting.request.drafts = 3
     made = plan_step(
@@ -150,21 +150,21 @@ def test_drafts_are_counted_where_there_are_any() -> None:
     assert made.tokens == 4 + 1 + 4 + 512
 
 
-def test_those_that_hold_blocks_go_on_after_a_step_that_computed_nothing() -> None:
+def test_sequences_that_hold_blocks_continue_after_a_step_that_computed_nothing() -> None:
     batch, waits, person = prompt(200, computed=64, yields=True), prompt(50, yields=True), prompt(96)
     queues = replace(NOTHING, partly=[batch], prompts=[person, waits])
     assert list(plan(queues).aside) == [batch, waits]
     assert list(plan(replace(queues, stalled=True)).aside) == [waits]
 
 
-def test_a_step_that_is_decided_ahead_begins_after_those_under_way() -> None:
+def test_a_step_decided_ahead_begins_after_those_in_flight() -> None:
     work = StepWork(decode_sequences=1)
     assert begins_ns(MODEL, [(work, 50 * MS)], 60 * MS, 61 * MS) == 70 * MS
     assert begins_ns(MODEL, [(work, 50 * MS)], 0, 90 * MS) == 90 * MS
     assert begins_ns(None, [(work, 50 * MS)], 0, 51 * MS) == begins_ns(MODEL, [], 0, 51 * MS) == 51 * MS
 
 
-def test_tokens_under_way_are_on_the_line_already() -> None:
+def test_tokens_in_flight_count_as_produced() -> None:
     made = decoding(target_ms=20)
     assert made.line is not None and made.line.due_ns == 1020 * MS
     made.request.num_output_placeholders = 1
@@ -174,7 +174,7 @@ def test_tokens_under_way_are_on_the_line_already() -> None:
     assert drafts.line is not None and drafts.line.due_ns == 1040 * MS, "a token for a step, whatever its drafts"
 
 
-def test_a_sequence_whose_last_token_is_under_way_computes_no_more() -> None:
+def test_a_sequence_whose_last_token_is_in_flight_computes_no_more() -> None:
     made = PacedRequest(Request(23, 23, 3, num_output_placeholders=1, max_tokens=4))
     assert made.ends_under_way
     made.request.max_tokens = 5
@@ -183,7 +183,7 @@ def test_a_sequence_whose_last_token_is_under_way_computes_no_more() -> None:
     assert not made.ends_under_way
 
 
-def test_a_trial_is_due_once_all_its_prompts_have_come_and_is_over_once() -> None:
+def test_a_trial_starts_once_all_its_prompts_have_arrived_and_runs_once() -> None:
     trial = TrialStep()
     assert [sum(map(len, trial_tokens(tokens, 50))) for tokens in (1, 512, 700)] == [1, 512, 700]
     assert not trial.due and not trial.add(Request(512, request_id="a"), 2)
@@ -196,7 +196,7 @@ def test_a_trial_is_due_once_all_its_prompts_have_come_and_is_over_once() -> Non
 
 
 @given(st.lists(st.sampled_from(["decide", "end"]), max_size=30))
-def test_the_board_shows_the_oldest_step_under_way_with_its_number(events: list[str]) -> None:
+def test_the_board_shows_the_oldest_step_in_flight_with_its_number(events: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         board, seen = Board(Path(folder) / "board"), Board(Path(folder) / "board")
         steps, now_ns, begun = Steps(board, KvWait(), SpanRing(Path(folder) / "encodes")), 1, 0
@@ -218,7 +218,7 @@ def test_the_board_shows_the_oldest_step_under_way_with_its_number(events: list[
         seen.close()
 
 
-def test_a_step_tells_the_kv_wait_that_it_has_ended_until_a_report_has(tmp_path: Path) -> None:
+def test_a_step_reports_its_ended_kv_wait_until_it_is_acknowledged(tmp_path: Path) -> None:
     board, wait = Board(tmp_path / "board"), KvWait()
     steps = Steps(board, wait, SpanRing(tmp_path / "encodes"))
     wait.awaiting(True, 10)
@@ -227,7 +227,7 @@ def test_a_step_tells_the_kv_wait_that_it_has_ended_until_a_report_has(tmp_path:
 
 
 @given(st.lists(st.integers(0, 6), max_size=8), st.lists(st.integers(0, 6), max_size=8), st.integers(1, 4))
-def test_adapters_that_are_not_beyond_their_slots_fit_beside_all_that_run(running, waiting, most):
+def test_adapters_within_their_slots_fit_beside_all_that_run(running, waiting, most):
     assume(len(set(running) - {0}) <= most)
     beyond = beyond_slots(running, waiting, most)
     admitted = {each for each in waiting if each not in beyond}

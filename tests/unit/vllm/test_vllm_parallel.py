@@ -1,4 +1,4 @@
-"""What one vllm worker spans by the arguments of its engine, and which arguments no worker can have."""
+"""Tests of the ranks of one vllm worker by its engine arguments, and of impossible arguments."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_a_worker_spans_its_tensor_and_pipeline_group(
     assert (found.gpus, found.gpus_here, found.nodes) == (gpus, gpus_here, nodes)
 
 
-def test_ranks_are_of_one_group_by_where_they_meet() -> None:
+def test_ranks_belong_to_one_group_by_their_meeting_address() -> None:
     ranks = [{"data_parallel_size": 2, "data_parallel_rank": rank, "data_parallel_address": "n1"} for rank in range(2)]
     assert {parallel_of(each).group for each in ranks} == {"n1:29550"}
     assert parallel_of(ranks[0] | {"data_parallel_rpc_port": 29551}).group == "n1:29551"
@@ -39,7 +39,7 @@ def test_ranks_are_of_one_group_by_where_they_meet() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "localhost", "::1", "[::1]"])
-def test_groups_that_meet_on_loopback_are_apart_on_each_node(address: str) -> None:
+def test_groups_that_meet_on_loopback_are_separate_on_each_node(address: str) -> None:
     arguments = {"data_parallel_size": 2, "data_parallel_rank": 0, "data_parallel_address": address}
     found = {
         WorkerSettings(
@@ -65,7 +65,7 @@ def test_groups_that_meet_on_loopback_are_apart_on_each_node(address: str) -> No
         (NODES | {"data_parallel_size": 2, "data_parallel_rank": 0, "data_parallel_address": "x"}, "go together"),
     ],
 )
-def test_what_no_worker_can_be_is_said_before_anything_starts(arguments: dict[str, Any], says: str) -> None:
+def test_an_impossible_worker_is_refused_before_anything_starts(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match="FULCRUM_WORKER_VLLM_ARGUMENTS") as caught:
         parallel_of(arguments)
     assert says in str(caught.value)
@@ -82,9 +82,7 @@ def test_what_no_worker_can_be_is_said_before_anything_starts(arguments: dict[st
         ("additional_config", "rest on what it is"),
     ],
 )
-def test_an_argument_that_would_replace_the_workers_own_is_refused_with_the_setting_for_it(
-    name: str, instead: str
-) -> None:
+def test_an_argument_owned_by_the_worker_is_refused_with_the_setting_for_it(name: str, instead: str) -> None:
     with pytest.raises(ValidationError, match=f"FULCRUM_WORKER_VLLM_ARGUMENTS cannot have {name}: .*{instead}"):
         WorkerSettings(engine="vllm", model_path="/models/m", vllm_arguments={"max_model_len": 512, name: None})
     assert WorkerSettings(engine="sim", vllm_arguments={name: None}).parallel == Parallel()

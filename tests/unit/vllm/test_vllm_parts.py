@@ -1,4 +1,4 @@
-"""The parts of the vllm engine that need no vLLM: what a step computed, block hashes, messages, the leash."""
+"""Tests without vLLM of parts of the vllm engine: steps, block hashes, messages and the leash."""
 
 import os
 import signal
@@ -48,18 +48,18 @@ NO_SESSION: Any = None
 """No KV connector, where nothing is handed over."""
 
 
-def test_prompt_chunks_and_decodes_are_told_apart() -> None:
+def test_prompt_chunks_and_decodes_are_distinguished() -> None:
     work = scheduled_work([(0, 64, 75), (64, 75, 75), (75, 76, 76), (99, 100, 100)])
     assert (work.prefill_tokens, work.prefill_sequences) == (75, 2)
     assert work.prefill_squared_tokens == 75**2
     assert (work.decode_sequences, work.decode_kv_tokens) == (2, 176)
 
 
-def test_the_last_prompt_token_of_a_transferred_sequence_is_told_as_a_decode() -> None:
+def test_the_last_prompt_token_of_a_transferred_sequence_counts_as_a_decode() -> None:
     assert scheduled_work([(74, 75, 75)]) == StepWork(decode_sequences=1, decode_kv_tokens=75)
 
 
-def test_a_prompt_of_one_token_is_a_prompt() -> None:
+def test_a_prompt_of_one_token_counts_as_a_prompt() -> None:
     assert scheduled_work([(0, 1, 1)]).prefill_tokens == 1
 
 
@@ -69,7 +69,7 @@ def test_every_token_is_counted_once(parts: list[tuple[int, int]]) -> None:
     assert work.prefill_tokens + work.decode_sequences == sum(tokens for _, tokens in parts)
 
 
-def test_chains_of_blocks_become_ours_wherever_they_were_cut() -> None:
+def test_chains_of_blocks_are_converted_wherever_they_were_cut() -> None:
     rehash = Rehash(BLOCK)
     rehash.stored(["a"], None, ROOT.hex(), TOKENS[:4])
     rehash.stored(["b", "c"], "a", "", TOKENS[4:])
@@ -145,7 +145,7 @@ def test_a_step_that_encodes_is_told_as_two_that_follow_each_other(tmp_path: Pat
     assert without.step is None
 
 
-def test_what_has_no_root_is_nobodys() -> None:
+def test_blocks_without_a_root_are_not_converted() -> None:
     rehash = Rehash(BLOCK)
     rehash.stored(["a"], None, "private 7-request", TOKENS[:4])
     rehash.stored(["b"], "a", "", TOKENS[4:8])
@@ -154,14 +154,14 @@ def test_what_has_no_root_is_nobodys() -> None:
     assert rehash.take() == ([], [])
 
 
-def test_a_block_that_comes_and_goes_between_two_reports_is_not_told() -> None:
+def test_a_block_that_comes_and_goes_between_two_reports_is_not_reported() -> None:
     rehash = Rehash(BLOCK)
     rehash.stored(["a"], None, ROOT.hex(), TOKENS[:4])
     rehash.removed(["a"])
     assert rehash.take() == ([], [])
 
 
-def test_a_hash_stands_until_the_last_of_its_blocks_is_gone() -> None:
+def test_a_hash_is_held_until_the_last_of_its_blocks_is_gone() -> None:
     rehash = Rehash(BLOCK)
     rehash.stored(["a"], None, ROOT.hex(), TOKENS[:4])
     rehash.stored(["a"], None, ROOT.hex(), TOKENS[:4])
@@ -173,7 +173,7 @@ def test_a_hash_stands_until_the_last_of_its_blocks_is_gone() -> None:
     assert rehash.take() == (block_hashes(ROOT, TOKENS, BLOCK)[1:2], block_hashes(ROOT, TOKENS[:4], BLOCK))
 
 
-def test_messages_survive_the_wire() -> None:
+def test_messages_round_trip() -> None:
     report = EngineReport(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, step=Step(1, 2, 3, 4, 5, 6, 7, 8), stored=[b"hash"])
     assert decode_report(encode(report)) == report
     command = Command(prefill_budget=0, release=["one"])
@@ -193,7 +193,7 @@ def test_a_lease_outlives_its_sequence_and_is_found_by_its_key() -> None:
 
 
 @pytest.mark.parametrize(("lease_ms", "margin_s"), [(30_000, 8.0), (60_000, 13.0), (6_000, 3.0), (1, 0.5)])
-def test_a_handle_is_refused_while_its_lease_still_lasts_until_a_heartbeat(lease_ms: int, margin_s: float) -> None:
+def test_a_handle_is_refused_if_its_lease_ends_before_the_next_heartbeat(lease_ms: int, margin_s: float) -> None:
     assert lease_margin_ns(lease_ms) == int(margin_s * 1e9)
     handle = KvHandle("prefill", 1, "", b"", len(TOKENS), 3, "vllm/test")
     request = EngineRequest(
@@ -283,7 +283,7 @@ def test_a_hold_ends_once_whoever_ends_it() -> None:
         held.freed(name, news)
     held.freed("of its own engine", news)
     assert news.released == ["not kept", "released", "expired", "pulled"]
-    assert held.still_there({"released"}) == {"released"}, "a name that was let go is forgotten once it is told"
+    assert held.still_there({"released"}) == {"released"}, "a released name is forgotten once it is reported"
 
 
 @pytest.mark.system

@@ -1,4 +1,4 @@
-"""The choice between an engine that generates and one that gives embeddings, from a model's folder and arguments."""
+"""Tests of the choice between generation and embeddings from a model's folder and arguments."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_a_folder_or_the_argument_runner_selects_embeddings(
     assert pooling_of(config_of(tmp_path, mode, **arguments)) is pooling
 
 
-def test_a_pooling_that_is_not_computed_is_named_at_the_start(tmp_path: Path) -> None:
+def test_an_unsupported_pooling_is_refused_by_name_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="pooling_mode_cls"):
         pooling_of(config_of(tmp_path, "cls"))
 

@@ -1,4 +1,4 @@
-"""vLLM's sleep as the worker asks for it, opposite a made-up EngineCore on a made-up GPU: no CUDA has been here."""
+"""Tests of vLLM's sleep with a fake EngineCore on a fake GPU; no CUDA is involved."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ def core(client: MadeUpClient) -> VllmCore:
 
 
 @pytest.mark.parametrize(("keep_weights", "weights"), [(True, "in host memory"), (False, "dropped")])
-async def test_weights_are_back_on_the_device_before_anything_runs_on_it(
+async def test_weights_are_back_on_the_device_before_anything_runs(
     core: VllmCore, client: MadeUpClient, keep_weights: bool, weights: str
 ) -> None:
     for _ in range(2):
@@ -82,7 +82,7 @@ async def test_weights_are_back_on_the_device_before_anything_runs_on_it(
         assert (client.weights, client.paused, client.asleep) == ("on the device", False, set())
 
 
-async def test_what_was_said_before_the_sleep_is_not_read_after_it(core: VllmCore, client: MadeUpClient) -> None:
+async def test_messages_from_before_the_sleep_are_not_read_after_it(core: VllmCore, client: MadeUpClient) -> None:
     await core.sleep(keep_weights=True)
     client.outputs_queue.put_nowait("of before")
     await core.wake()
@@ -90,7 +90,7 @@ async def test_what_was_said_before_the_sleep_is_not_read_after_it(core: VllmCor
     assert client.outputs_queue.get_nowait() == "of now"
 
 
-async def test_one_that_died_asleep_or_wakes_in_part_is_an_error_in_one_line(
+async def test_an_engine_that_died_asleep_or_wakes_in_part_is_an_error_in_one_line(
     core: VllmCore, client: MadeUpClient
 ) -> None:
     await core.sleep(keep_weights=True)
@@ -104,7 +104,7 @@ async def test_one_that_died_asleep_or_wakes_in_part_is_an_error_in_one_line(
     assert await core.device_memory() is None
 
 
-async def test_memory_is_that_of_the_rank_with_least_left(core: VllmCore) -> None:
+async def test_free_memory_is_that_of_the_rank_with_least_left(core: VllmCore) -> None:
     assert await core.device_memory() == DeviceMemory(80 * GB, 77 * GB)
 
 
@@ -115,7 +115,7 @@ def config(connector: str = "OffloadingConnector", **changes: Any) -> EngineConf
     )  # fmt: skip
 
 
-def test_an_engine_can_sleep_unless_its_kv_is_pinned_or_its_processes_cannot_be_asked() -> None:
+def test_an_engine_can_sleep_unless_its_kv_is_pinned_or_its_processes_cannot_be_called() -> None:
     def can(asked: EngineConfig, *, available: bool = True) -> bool:
         return can_sleep(asked, connector_of(asked), available=available)
 
@@ -127,7 +127,7 @@ def test_an_engine_can_sleep_unless_its_kv_is_pinned_or_its_processes_cannot_be_
     assert not can(config("NixlConnector"))
 
 
-def test_an_engine_that_serves_leaves_those_that_sleep_their_part() -> None:
+def test_a_serving_engine_leaves_sleeping_ones_their_part_of_memory() -> None:
     found = sleep_arguments(config(vllm_asleep_mb=8_000), 80_000 * MB)
     assert (found["enable_sleep_mode"], found["worker_extension_cls"]) == (True, EXTENSION)
     assert found["gpu_memory_utilization"] == pytest.approx(0.92 - 0.1)

@@ -1,4 +1,4 @@
-"""What vLLM's processes are told by their environment, and what they must do before a worker serves with them."""
+"""Tests of the environment of vLLM's processes, and of the checks before a worker serves with them."""
 
 import os
 import signal
@@ -19,24 +19,24 @@ FAILS = f"{REGISTERS}; import logging\ntry: 1 / 0\nexcept Exception: logging.get
 
 
 def child(code: str) -> int:
-    """Pid of a process that has run this on the leash."""
+    """Return the pid of a process that has run this on the leash."""
     env = {**os.environ, LEASH_VARIABLE: str(os.getpid())}
     with subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.DEVNULL) as process:
         return process.pid
 
 
-def test_processes_are_spawned_whatever_a_person_has_set() -> None:
+def test_processes_are_spawned_whatever_the_environment_says() -> None:
     own = arguments.own_environment(host="10.0.0.1", nixl_port=1, mooncake_port=2, revision="r", worker_pid=3)
     assert own["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     assert not own.keys() & arguments.default_environment(EngineConfig(None, "m"), on_cpu=True).keys()
 
 
-def test_gpus_without_nvlink_hand_kv_over_by_cuda_ipc() -> None:
+def test_gpus_without_nvlink_use_cuda_ipc_for_kv() -> None:
     assert arguments.default_environment(EngineConfig(None, "m"), on_cpu=False)["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] == "on"
 
 
 @pytest.mark.system
-def test_a_worker_starts_only_with_processes_that_are_on_its_leash() -> None:
+def test_a_worker_starts_only_if_its_processes_are_on_its_leash() -> None:
     with starting() as files:
         here, elsewhere = child(REGISTERS), child("pass")
         files.check([here])
@@ -44,7 +44,7 @@ def test_a_worker_starts_only_with_processes_that_are_on_its_leash() -> None:
             files.check([here, elsewhere])
 
 
-def test_the_handshake_is_one_word_for_what_all_ranks_say() -> None:
+def test_the_handshake_is_one_value_that_changes_with_the_answer_of_any_rank() -> None:
     with starting() as files:
         assert files.handshake() == ""
         for pid, said in enumerate(("flash", "flash", "flash")):
@@ -55,7 +55,7 @@ def test_the_handshake_is_one_word_for_what_all_ranks_say() -> None:
 
 
 @pytest.mark.system
-def test_what_kept_a_process_from_starting_is_raised_in_place_of_what_followed() -> None:
+def test_the_cause_of_a_failed_start_is_raised_instead_of_its_consequences() -> None:
     with pytest.raises(RuntimeError, match="division by zero"), starting():
         child(FAILS)
         raise RuntimeError("Engine core initialization failed. See root cause above.")
@@ -64,7 +64,7 @@ def test_what_kept_a_process_from_starting_is_raised_in_place_of_what_followed()
 
 
 @pytest.mark.parametrize(("chosen", "good"), [(None, True), ("fulcrum,other", True), ("other", False), ("", False)])
-def test_a_choice_of_plugins_without_ours_is_refused(chosen: str | None, good: bool) -> None:
+def test_a_plugin_list_without_ours_is_refused(chosen: str | None, good: bool) -> None:
     environ = {} if chosen is None else {PLUGINS_VARIABLE: chosen}
     if good:
         check_plugins(environ)
@@ -82,7 +82,7 @@ threading.Event().wait()
 
 
 @pytest.mark.system
-def test_a_start_that_hangs_is_ended_with_all_that_it_started_and_says_where_it_stood() -> None:
+def test_a_start_that_hangs_is_ended_with_its_processes_and_its_position_is_reported() -> None:
     with starting():
         env = {**os.environ, LEASH_VARIABLE: str(os.getpid())}
         with subprocess.Popen([sys.executable, "-c", HANGS], env=env, stdout=subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""The sources of a version, read out of its wheel on an index that answers range requests."""
+"""Tests of reading a version's sources from its wheel on an index with range requests."""
 
 import io
 import json
@@ -62,6 +62,6 @@ def test_only_the_blocks_with_python_sources_are_fetched_and_only_once(fetched: 
 
 
 @pytest.mark.usefixtures("fetched")
-def test_a_version_that_is_not_there_is_told_with_the_newest() -> None:
+def test_a_missing_version_is_reported_with_the_newest_one() -> None:
     with pytest.raises(FetchError, match=r"no wheel of vllm 9\.9; the newest are 1\.2\.0, 1\.10\.0"):
         sources_of("9.9", lambda _line: None)

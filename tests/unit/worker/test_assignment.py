@@ -1,4 +1,4 @@
-"""Whether a worker takes another assignment, and what it says where it does not."""
+"""Tests of whether a worker accepts another assignment, and of its refusals."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from libs.worker.roles import AssignmentState, refuse_stale_lead
 CURRENT = Assignment("m", Role.MIXED, 64, 7)
 
 
-def test_an_assignment_that_is_taken_keeps_the_model_and_has_the_next_epoch() -> None:
+def test_an_accepted_assignment_has_the_same_model_and_the_next_epoch() -> None:
     taken = next_assignment(
         CURRENT, WantedAssignment(role=1, budget_tokens=0, expected_epoch=7, model="m"), draining=False
     )
@@ -43,7 +43,7 @@ def test_an_assignment_that_is_taken_keeps_the_model_and_has_the_next_epoch() ->
          InvalidRequest("a prompt budget is at most 1000000 tokens", param="budget_tokens")),
     ],
 )  # fmt: skip
-def test_an_assignment_that_is_not_taken_has_one_reason_and_one_sentence(
+def test_a_refused_assignment_has_one_reason_and_one_sentence(
     wanted: WantedAssignment, draining: bool, reason: AssignmentRefusal, said: FulcrumError
 ) -> None:
     assert next_assignment(CURRENT, wanted, draining=draining) is reason
@@ -62,14 +62,14 @@ def test_an_assignment_that_is_not_taken_has_one_reason_and_one_sentence(
     assert state.current == CURRENT
 
 
-def test_a_worker_starts_with_no_assignment_that_cannot_be() -> None:
+def test_a_worker_does_not_start_with_an_impossible_assignment() -> None:
     assert first_assignment("m", 1, 5) is AssignmentRefusal.BUDGET_WITHOUT_MIXED
     with pytest.raises(InvalidRequest, match="only role mixed"):
         AssignmentState("m", 1, 5)
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_work_is_refused_by_its_phase_and_all_of_it_while_draining(phase: Phase) -> None:
+def test_requests_are_refused_by_phase_and_all_of_them_while_draining(phase: Phase) -> None:
     fitting = {Phase.PREFILL: Role.PREFILL, Phase.DECODE: Role.MIXED, Phase.BOTH: Role.MIXED}[phase]
     for role in Role:
         assignment = Assignment("m", role, 64 if role is Role.MIXED else 0, 1)
@@ -77,13 +77,13 @@ def test_work_is_refused_by_its_phase_and_all_of_it_while_draining(phase: Phase)
         assert role_refusal(assignment, phase, draining=True) is Refusal.DRAINING
 
 
-def test_decodes_are_left_by_every_way_out_of_role_mixed() -> None:
+def test_every_change_out_of_role_mixed_gives_up_decoding() -> None:
     assert not leaves_decode(CURRENT, draining=False)
     assert leaves_decode(CURRENT, draining=True)
     assert all(leaves_decode(Assignment("m", role, 0, 1), draining=False) for role in (Role.PREFILL, Role.STANDBY))
 
 
-def test_a_lead_that_is_over_is_refused_with_the_way_out_and_people_never_are() -> None:
+def test_an_order_of_an_expired_lead_is_refused_and_a_persons_never_is() -> None:
     latest = LatestLead()
     for term in (0, 7, 9, 9, 0):
         refuse_stale_lead(latest, term)

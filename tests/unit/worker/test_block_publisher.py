@@ -1,4 +1,4 @@
-"""What a worker holds, told to the KV index."""
+"""Tests of the publication of a worker's blocks to the KV index."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -42,7 +42,7 @@ def change(*, stored: Sequence[bytes] = (), removed: Sequence[bytes] = ()) -> En
     return EngineEvent(blocks=BlockEvents(tuple(stored), tuple(removed)))
 
 
-async def test_one_change_is_told_at_once_and_those_behind_it_share_a_call() -> None:
+async def test_the_first_change_is_published_at_once_and_later_ones_share_a_call() -> None:
     index = HeldUpIndex()
     async with published(index) as publisher:
         publisher.on_event(change(stored=NAMES[:1]))
@@ -55,7 +55,7 @@ async def test_one_change_is_told_at_once_and_those_behind_it_share_a_call() -> 
         assert index.calls <= 3
 
 
-async def test_more_changes_than_may_wait_leave_the_index_true(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_changes_than_the_bound_leave_the_index_correct(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("libs.worker.registration.MAX_PENDING_BLOCKS", 8)
     index = HeldUpIndex()
     async with published(index) as publisher:

@@ -1,4 +1,4 @@
-"""The decode admission guard where clients ask again as soon as they are answered, in virtual time."""
+"""Tests in virtual time of the decode admission guard under clients that send again once answered."""
 
 import heapq
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Asked:
 
 
 def served(clients: int, seed: int) -> list[Asked]:
-    """What becomes of `ANSWERS` requests; one prompt is computed at a time."""
+    """Run `ANSWERS` requests, computing one prompt at a time, and return their outcome."""
     random, order = np.random.default_rng(seed), count()
     pace = Pace(512)
     pace.step_time = MODEL
@@ -102,7 +102,7 @@ def served(clients: int, seed: int) -> list[Asked]:
     return ended
 
 
-def test_of_a_few_more_than_the_device_can_hold_some_wait_and_nearly_all_keep_their_targets() -> None:
+def test_with_a_few_sequences_too_many_some_wait_and_nearly_all_meet_their_targets() -> None:
     for clients in (8, 10):
         found = [each for seed in range(3) for each in served(clients, seed)]
         good = [each.tpot_ms <= TARGET_MS and each.ttft_ms <= TTFT_MS for each in found]
@@ -110,7 +110,7 @@ def test_of_a_few_more_than_the_device_can_hold_some_wait_and_nearly_all_keep_th
         assert max(each.ttft_ms for each in found) < 3500
 
 
-def test_of_far_more_than_the_device_can_hold_hardly_anybody_waits_in_vain() -> None:
+def test_with_far_too_many_sequences_hardly_any_waits_in_vain() -> None:
     for seed in range(3):
         waited_ms = [each.ttft_ms for each in served(14, seed)]
         assert np.quantile(waited_ms, 0.9) <= 600

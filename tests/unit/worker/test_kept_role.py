@@ -1,4 +1,4 @@
-"""A role that a person gave a worker outlives the worker's process."""
+"""Tests that a role set by a person survives a restart of the worker's process."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def announced(registry, role):
     return any(each is not None and each.assignment.role == role for each in registry.seen)
 
 
-async def test_a_restarted_worker_takes_the_role_again_that_a_person_gave_it_and_says_who():
+async def test_a_restarted_worker_takes_the_role_set_by_a_person_and_names_that_person():
     registry = RecordingRegistry()
     async with local_worker("gpu-3", "decode", registry=registry) as worker:
         moved(worker.host, ROLE_PREFILL, "jo")
@@ -33,7 +33,7 @@ async def test_a_restarted_worker_takes_the_role_again_that_a_person_gave_it_and
         assert worker.host.worker().assignment.role == ROLE_MIXED
 
 
-async def test_a_planners_role_is_not_kept_and_ends_that_of_a_person():
+async def test_a_planners_role_is_not_stored_and_replaces_that_of_a_person():
     registry = RecordingRegistry()
     async with local_worker("gpu-3", "decode", registry=registry) as worker:
         moved(worker.host, ROLE_PREFILL, "jo")
@@ -50,7 +50,7 @@ class AwayRegistry(RecordingRegistry):
         raise RegistryDown("away")
 
 
-async def test_a_role_of_another_model_an_unknown_one_and_one_that_cannot_be_read_are_left_out():
+async def test_a_stored_role_of_another_model_or_an_invalid_one_is_ignored():
     registry = RecordingRegistry()
     kept = Worker(id="gpu-3")
     kept.assignment.model, kept.assignment.role = "m", ROLE_PREFILL

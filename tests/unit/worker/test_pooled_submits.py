@@ -1,4 +1,4 @@
-"""Submits that ask for a vector, and vectors on their way back."""
+"""Tests of submits that request a vector, and of the vectors' way back."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def submit(pooling: int, phase: pb.Phase = pb.PHASE_PREFILL) -> pb.Submit:
     return pb.Submit(phase=phase, token_ids=ids, prompt_tokens=3, max_output_tokens=1, pooling=pooling)  # type: ignore[arg-type]
 
 
-def test_a_submit_asks_for_a_pooling_and_a_mean_reuses_no_prefix() -> None:
+def test_a_submit_names_its_pooling_and_mean_pooling_reuses_no_prefix() -> None:
     for pooling, found, root in (
         (pb.POOLING_UNSPECIFIED, None, ROOT),
         (pb.POOLING_LAST, Pooling.LAST, ROOT),
@@ -42,7 +42,7 @@ def test_a_submit_asks_for_a_pooling_and_a_mean_reuses_no_prefix() -> None:
         engine_request(submit(9), 1, ROOT)
 
 
-def test_an_engine_that_does_not_pool_refuses_by_name() -> None:
+def test_an_engine_without_pooling_refuses_by_name() -> None:
     request = engine_request(submit(pb.POOLING_LAST), 1, ROOT)
     sequence = Sequence(request, block_size_tokens=16, max_context_tokens=64)
     check_request(sequence, POOLS)
@@ -55,7 +55,7 @@ def test_an_engine_that_does_not_pool_refuses_by_name() -> None:
         check_request(Sequence(decodes, block_size_tokens=16, max_context_tokens=64), POOLS)
 
 
-def test_an_encoder_refuses_to_generate_and_a_second_text_that_begins_beyond_the_prompt() -> None:
+def test_an_encoder_refuses_to_generate_and_a_second_text_beyond_the_prompt() -> None:
     capabilities = replace(POOLS, generates=False)
     plain = engine_request(submit(pb.POOLING_UNSPECIFIED), 1, b"")
     with pytest.raises(InvalidRequest, match="only gives vectors"):
@@ -74,7 +74,7 @@ def test_an_encoder_refuses_to_generate_and_a_second_text_that_begins_beyond_the
                 check_request(pair, capabilities)
 
 
-def test_a_vector_arrives_as_it_was_sent() -> None:
+def test_a_vector_arrives_unchanged() -> None:
     vector = np.array([0.5, -2.0], "<f4").tobytes()
     event = sequence_event(SequenceOutput(7, finish=FinishReason.STOP, pooled=vector, cached_tokens=16))
     assert event is not None

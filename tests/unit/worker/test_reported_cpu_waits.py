@@ -45,7 +45,7 @@ def publisher(bus: RecordingBus, waits: Any, clock: Any) -> TelemetryPublisher:
 @pytest.mark.parametrize(
     ("waits", "told"), [(Waits(30, 0), [30, 0]), (Waits(None, 7), [None, 7]), (None, [None, None])]
 )
-def test_each_batch_says_how_long_was_waited_since_the_last_or_nothing(waits: Any, told: list[int | None]) -> None:
+def test_each_batch_has_the_wait_since_the_last_one_or_none(waits: Any, told: list[int | None]) -> None:
     bus, moments = RecordingBus(), iter((1_000, 2_000))
     reports = publisher(bus, waits, SimpleNamespace(now_ns=lambda: next(moments)))
     reports.publish()

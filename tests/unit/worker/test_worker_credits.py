@@ -1,4 +1,4 @@
-"""Who gets a credit, case by case."""
+"""Tests of who gets a credit, case by case."""
 
 from libs.policy.worker.credits import CreditPool, GatewayDemand
 
@@ -14,7 +14,7 @@ def idle(*names: str) -> dict[int, GatewayDemand]:
     return {gateway: GatewayDemand(name) for gateway, name in enumerate(names)}
 
 
-def test_an_idle_worker_hands_all_its_slots_out_evenly() -> None:
+def test_an_idle_worker_grants_all_its_slots_evenly() -> None:
     pool = pool_with(5, 2)
     pool.settle(idle("a", "b"))
     assert (pool.take(0), pool.take(1)) == ((3, 0), (2, 0))
@@ -39,7 +39,7 @@ def test_unused_credits_of_an_idle_gateway_are_recalled_for_a_waiting_one() -> N
     assert pool.take(0) == (1, 0)
 
 
-def test_a_recall_is_asked_once() -> None:
+def test_a_recall_is_sent_once() -> None:
     pool = pool_with(2, 2)
     pool.settle(idle("a", "b"))
     pool.take(0), pool.take(1)
@@ -59,7 +59,7 @@ def test_a_submit_without_a_credit_gets_no_slot() -> None:
     assert not pool.use(0)
 
 
-def test_losing_all_slots_recalls_all_that_is_held() -> None:
+def test_losing_all_slots_recalls_all_credits() -> None:
     pool = pool_with(4, 2)
     pool.settle(idle("a", "b"))
     pool.take(0), pool.take(1)
@@ -68,7 +68,7 @@ def test_losing_all_slots_recalls_all_that_is_held() -> None:
     assert (pool.take(0), pool.take(1)) == ((0, 2), (0, 2))
 
 
-def test_two_gateways_never_hold_for_good_what_the_other_lacks() -> None:
+def test_two_gateways_never_permanently_hold_credits_that_the_other_needs() -> None:
     """A has the only prefill credit, B the only decode credit, both wait: the less urgent one is asked to give."""
     prefill, decode = pool_with(1, 2), pool_with(1, 2)
     prefill.settle({0: GatewayDemand("a", 1), 1: GatewayDemand("b")})
@@ -84,7 +84,7 @@ def test_two_gateways_never_hold_for_good_what_the_other_lacks() -> None:
     assert decode.take(0) == (1, 0)
 
 
-def test_a_gateway_without_deadlines_is_not_passed_over_for_ever() -> None:
+def test_a_gateway_without_deadlines_is_not_passed_over_forever() -> None:
     pool = pool_with(1, 2)
     waiting = {0: GatewayDemand("a", 1, head_deadline_ns=0), 1: GatewayDemand("b", 100, head_deadline_ns=10)}
     for _ in range(50):
@@ -97,7 +97,7 @@ def test_a_gateway_without_deadlines_is_not_passed_over_for_ever() -> None:
     raise AssertionError("never served")
 
 
-def test_a_gateway_that_comes_late_gets_its_share_of_standing_credit() -> None:
+def test_a_gateway_that_joins_late_gets_its_share_of_standing_credit() -> None:
     pool = pool_with(4, 1)
     pool.settle(idle("a"))
     assert pool.take(0) == (4, 0)

@@ -1,4 +1,4 @@
-"""Assignment, outbox and settings of a worker."""
+"""Tests of a worker's assignment, outbox and settings."""
 
 import socket
 
@@ -25,7 +25,7 @@ from services.decode.settings import DecodeSettings
 from services.prefill.settings import PrefillSettings
 
 
-def test_a_step_is_of_the_epoch_it_began_in() -> None:
+def test_a_step_belongs_to_the_epoch_it_began_in() -> None:
     change = LastChange()
     assert change.epoch_at(5, 1) == 1
     for epoch, at_ns in ((2, 100), (3, 200)):
@@ -33,7 +33,7 @@ def test_a_step_is_of_the_epoch_it_began_in() -> None:
     assert [change.epoch_at(at_ns, 3) for at_ns in (99, 100, 199, 200, 300)] == [1, 2, 2, 3, 3]
 
 
-def test_a_role_is_set_once_for_each_epoch() -> None:
+def test_a_role_is_set_once_per_epoch() -> None:
     state = AssignmentState("m", ROLE_PREFILL, 0)
     assert state.current.epoch == 1
     assert state.set_role(expected_epoch=1, role=ROLE_MIXED, budget_tokens=64).epoch == 2
@@ -52,14 +52,14 @@ def test_a_role_is_set_once_for_each_epoch() -> None:
         (ROLE_MIXED, 0, "another"),
     ],
 )
-def test_an_assignment_that_cannot_be_changes_nothing(role: int, budget_tokens: int, model: str) -> None:
+def test_an_impossible_assignment_changes_nothing(role: int, budget_tokens: int, model: str) -> None:
     state = AssignmentState("m", ROLE_PREFILL, 0)
     with pytest.raises(InvalidRequest):
         state.set_role(expected_epoch=1, role=role, budget_tokens=budget_tokens, model=model)
     assert (state.current.role, state.current.epoch) == (ROLE_PREFILL, 1)
 
 
-def test_a_draining_worker_takes_neither_work_nor_roles() -> None:
+def test_a_draining_worker_accepts_neither_requests_nor_roles() -> None:
     state = AssignmentState("m", ROLE_PREFILL, 0)
     assert role_refusal(state.current, pb.PHASE_PREFILL, draining=state.draining) is None
     state.draining = True
@@ -68,7 +68,7 @@ def test_a_draining_worker_takes_neither_work_nor_roles() -> None:
         state.set_role(expected_epoch=1, role=ROLE_MIXED, budget_tokens=0)
 
 
-def test_a_changed_epoch_bounces_no_work_that_still_fits() -> None:
+def test_a_changed_epoch_refuses_no_request_that_still_fits() -> None:
     state = AssignmentState("m", ROLE_MIXED, 64)
     state.set_role(expected_epoch=1, role=ROLE_MIXED, budget_tokens=0)
     assert role_refusal(state.current, pb.PHASE_DECODE, draining=state.draining) is None
@@ -97,7 +97,7 @@ def test_pending_output_leaves_in_frames_of_bounded_size_with_events_last(monkey
     assert second.events[0].sequence == 2
 
 
-def test_services_differ_in_their_first_role_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_services_differ_only_in_their_first_role(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULCRUM_WORKER_ENGINE", "sim")
     prefill, decode = load_settings(PrefillSettings), load_settings(DecodeSettings)
     assert (prefill.role, decode.role) == ("prefill", "decode")
@@ -123,9 +123,7 @@ def test_no_setting_names_code_to_load(monkeypatch: pytest.MonkeyPatch, variable
         ("FULCRUM_WORKER_SIM_SPEEDUP", "0", "FULCRUM_WORKER_SIM_SPEEDUP"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
-) -> None:
+def test_an_impossible_setting_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str) -> None:
     monkeypatch.setenv("FULCRUM_WORKER_ENGINE", "sim")
     monkeypatch.setenv(variable, value)
     with pytest.raises(StartupError, match=said):
@@ -144,7 +142,7 @@ def test_a_setting_that_cannot_be_is_named(
         ("0.0.0.0", "[fe80::1]:7", "[fe80::1]:7"),
     ],
 )
-def test_the_advertised_address_is_one_that_others_can_reach(host: str, advertise: str, address: str) -> None:
+def test_the_advertised_address_is_reachable_from_other_hosts(host: str, advertise: str, address: str) -> None:
     values = {"engine": "sim", "host": host, "advertise": advertise, "node": "node-a"}
     assert WorkerSettings.model_validate(values).advertised_address(5000) == address
 
@@ -152,6 +150,6 @@ def test_the_advertised_address_is_one_that_others_can_reach(host: str, advertis
 @pytest.mark.parametrize(
     ("mean_tokens", "prompts"), [(5000.0, 4), (400.0, 4), (256.0, 8), (128.0, 16), (60.0, 32), (1.0, 64)]
 )
-def test_a_prefill_worker_takes_more_prompts_when_they_are_short(mean_tokens: float, prompts: int) -> None:
+def test_a_prefill_worker_accepts_more_prompts_if_they_are_short(mean_tokens: float, prompts: int) -> None:
     assert prefill_slots(SlotFacts(256, mean_tokens, 512, 0.1)) == prompts
     assert prefill_slots(SlotFacts(2, mean_tokens, 512, 0.1)) == 2

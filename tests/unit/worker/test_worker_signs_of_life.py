@@ -1,4 +1,4 @@
-"""How often a worker says that it lives, by what gateways have of it."""
+"""Test of how often a worker sends keepalives, by what gateways have running on it."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,12 +16,12 @@ TOLD_S = 50.0
 
 @dataclass
 class Engine:
-    """As far as signs of life ask it."""
+    """The parts of an engine that keepalives read."""
 
     leased_handles: int = 0
 
     def integrity(self) -> EngineIntegrity:
-        """With so many handles whose blocks wait."""
+        """Report that many handles whose blocks wait."""
         return EngineIntegrity(0, 0, self.leased_handles)
 
 
@@ -30,7 +30,7 @@ class Engine:
     [(0, False, RESTING_SIGN_OF_LIFE_MS), (0, True, SIGN_OF_LIFE_MS), (1, False, SIGN_OF_LIFE_MS)],
     ids=["at rest", "with a sequence", "with blocks that wait to be pulled"],
 )
-def test_a_gateway_hears_within_a_beat_of_a_worker_on_which_something_of_its_depends(
+def test_a_gateway_with_work_on_a_worker_receives_a_frame_within_a_beat(
     leased_handles: int, living: bool, within_ms: int
 ) -> None:
     gateways = AttachedGateways(cast(Any, Engine(leased_handles)), cast(Any, None), "c", common.Worker)

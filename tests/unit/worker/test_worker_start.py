@@ -1,4 +1,4 @@
-"""Being told to stop before the model is loaded."""
+"""Test of a stop signal before the model is loaded."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ class EndlessLoad(LocalEngine):
         await asyncio.Event().wait()
 
 
-async def test_a_worker_told_to_stop_while_it_loads_stops_at_once() -> None:
+async def test_a_worker_stopped_while_it_loads_ends_at_once() -> None:
     settings = WorkerSettings.model_validate({"engine": "sim"})
     engine, registry = EndlessLoad(settings), RecordingRegistry()
     model = load_model_info(settings.model_path)

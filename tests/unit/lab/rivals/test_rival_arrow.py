@@ -1,4 +1,4 @@
-"""Arrow as a rival: spilling prompts and flipping instances, worked out by hand."""
+"""Tests of Arrow as a rival, with expected values worked out by hand."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from libs.policy.roles import Role
 from tests.rival_rig import cluster, mixed, prefill, request, seen
 
 BUDGET = 8000
-"""Of instances that decode, for prompts that spill over."""
+"""The budget of decode instances for prompts that spill over."""
 
 
 def mover() -> RivalMover:
@@ -30,7 +30,7 @@ def decoder(index: int, sequences: int, kv_tokens: int = 0) -> SeenWorker:
     return mixed(index, budget_tokens=BUDGET, decodes=sequences, kv_tokens=kv_tokens)
 
 
-def test_a_prompt_goes_to_the_least_backlog_while_that_is_within_the_ttft_target() -> None:
+def test_a_prompt_goes_to_the_least_backlog_while_that_meets_the_ttft_target() -> None:
     router = arrow().router(cluster())
     workers = [prefill(0, prompt_tokens=9500), prefill(1, prompt_tokens=9000), decoder(2, 29), decoder(3, 5)]
     # 900 ms of backlog against a target of 1 s.
@@ -89,7 +89,7 @@ def test_one_decode_instance_stays_when_all_empty_at_once() -> None:
     assert [move.index for move in looks.moves(seen([prefill(0), decoder(1, 0), decoder(2, 0)]))] == [1]
 
 
-def test_it_starts_with_an_even_split_and_moves_cost_it_nothing() -> None:
+def test_arrow_starts_with_an_even_split_and_moves_at_no_cost() -> None:
     rival = arrow()
     assert [move.role for move in rival.first_roles(cluster(5))] == [Role.PREFILL] * 2 + [Role.MIXED] * 3
     assert not rival.move_cost.restarts
@@ -97,13 +97,13 @@ def test_it_starts_with_an_even_split_and_moves_cost_it_nothing() -> None:
 
 
 @pytest.mark.usefixtures("quiet_lab")
-def test_what_is_bound_to_a_decode_instance_counts_there_from_its_arrival() -> None:
+def test_a_bound_decode_counts_on_its_instance_from_its_arrival() -> None:
     trace = generate("poisson:rate=20,seconds=20,isl=2000,osl=100", seed=1)
     base = Experiment(trace, resolve("llama-3.1-8b", "h100"), 4, parse_slo("ttft=max(2s,3x),tpot=50ms"))
     seen: list[tuple[int, int]] = []
 
     class Watched:
-        """Arrow's router, and what it saw."""
+        """Arrow's router, which records the looks it gets."""
 
         def __init__(self, router: RivalRouter) -> None:
             self.router = router

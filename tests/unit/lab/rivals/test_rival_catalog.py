@@ -1,4 +1,4 @@
-"""Rivals by name, and what holds for every one of them."""
+"""Tests of rivals by name, and of rules that hold for every one of them."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ WORKERS = 16
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_gives_a_rival_that_says_what_it_rests_on(name: str) -> None:
+def test_a_name_gives_a_rival_that_names_its_source(name: str) -> None:
     built = rival(name)
     assert built.name.startswith(name.partition(":")[0])
     assert built.source
@@ -49,7 +49,7 @@ def test_a_name_gives_a_rival_that_says_what_it_rests_on(name: str) -> None:
     assert [move.index for move in built.first_roles(cluster(WORKERS))] == list(range(WORKERS))
 
 
-def test_a_rival_s_own_name_gives_it_again() -> None:
+def test_a_rivals_own_name_gives_it_again() -> None:
     for name in NAMES:
         built = rival(name)
         again = rival(built.name)
@@ -60,14 +60,14 @@ OTHERS = ["", "vllm", "static", "static:9", "static:9:x", "static:-9:7", "arrow:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_any_other_name_is_refused_with_all_that_there_are(name: str) -> None:
+def test_any_other_name_is_refused_with_a_list_of_all_rivals(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         rival(name)
     assert all(kind in str(refused.value) for kind in RIVALS)
     assert "static:P:D" in str(refused.value)
 
 
-def test_a_dynamo_move_takes_30_s_unless_the_name_says_otherwise() -> None:
+def test_a_dynamo_move_takes_30_s_unless_the_name_sets_another_time() -> None:
     assert rival("dynamo-load:9:7").move_cost.start_ns == 30 * SECOND
     assert rival("dynamo-load:9:7:120").move_cost.start_ns == 120 * SECOND
 
@@ -96,7 +96,7 @@ steps = st.lists(st.tuples(works, st.integers(1, 900 * MS)), max_size=2)
 
 @st.composite
 def pools(draw: st.DrawFn) -> list[SeenWorker]:
-    """At least one ready worker of each role; role mixed has a budget, or not, by chance."""
+    """Draw at least one ready worker of each role; role mixed has a budget or not, by chance."""
     roles = [Role.PREFILL, Role.MIXED, *draw(st.lists(st.sampled_from([Role.PREFILL, Role.MIXED]), max_size=6))]
     built = [worker(index, role, **draw(loads), steps=draw(steps)) for index, role in enumerate(roles)]
     return [replace(each, ready=True) if each.index < 2 else each for each in built]
@@ -122,7 +122,7 @@ moving = st.sampled_from([name for name in NAMES if rival(name).mover(cluster(WO
 
 
 @given(moving, looks())
-def test_a_mover_leaves_a_ready_worker_of_each_role_moves_only_ready_ones_and_is_deterministic(
+def test_a_mover_moves_only_ready_workers_leaves_one_in_each_role_and_is_deterministic(
     name: str, all_looks: list[SeenCluster]
 ) -> None:
     decide_alike(name, all_looks)
@@ -153,7 +153,7 @@ caches = st.lists(st.integers(0, 60_000), min_size=8, max_size=8)
 
 
 @given(st.sampled_from(NAMES), pools(), st.integers(1, 60_000), caches)
-def test_a_router_names_a_ready_worker_with_the_right_role(
+def test_a_router_chooses_a_ready_worker_with_the_right_role(
     name: str, workers: list[SeenWorker], input_tokens: int, cached: list[int]
 ) -> None:
     built = rival(name)

@@ -1,4 +1,4 @@
-"""Dynamo as a rival: its regressions, predictors, both loops and its router, worked out by hand."""
+"""Tests of Dynamo as a rival: regressions, predictors, both loops and the router, worked out by hand."""
 
 import numpy as np
 import pytest
@@ -57,13 +57,13 @@ def decode_model() -> DecodeModel:
     return model
 
 
-def test_ttft_is_what_is_queued_and_a_mean_prompt_in_chunks() -> None:
+def test_ttft_is_the_time_of_queued_tokens_and_a_mean_prompt_in_chunks() -> None:
     # 9,000 queued + 2,000 = 11,000 tokens: a chunk of 8,000 at 810 ms and one of 3,000 at 310 ms.
     assert prefill_model().ttft_s(EngineState(Pass(), 9000)) == pytest.approx(1.12)
     assert prefill_model().ttft_s(EngineState(Pass(), 9000), 0.0) == pytest.approx(0.21)
 
 
-def test_steps_without_prompts_pull_the_mean_prompt_down_but_leave_the_fit() -> None:
+def test_steps_without_prompts_lower_the_mean_prompt_but_not_the_fit() -> None:
     model = prefill_model()
     for _ in range(5):
         model.observe(Pass())
@@ -80,7 +80,7 @@ def test_prefill_capacity_is_the_best_batch_within_ttft() -> None:
     assert prefill_model().capacity_rps(16_000, 1.0) == pytest.approx(1 / 1.62)
 
 
-def test_itl_is_a_step_with_a_mean_sequence_more() -> None:
+def test_itl_is_the_time_of_a_step_with_one_more_mean_sequence() -> None:
     # 9 + 1 sequences and 8,300 + 1,700 tokens: 10 + 10 + 10 ms.
     engine = EngineState(Pass(), decode_sequences=9, decode_kv_tokens=8300)
     assert decode_model().itl_s(engine) == pytest.approx(0.03)
@@ -97,7 +97,7 @@ def test_decode_capacity_is_the_best_batch_within_itl() -> None:
     assert decode_model().capacity_rps(100_000, 200, 0.05) is None
 
 
-def test_a_fit_with_a_negative_slope_says_nothing_unless_that_slope_may_be_clamped() -> None:
+def test_a_fit_with_a_negative_slope_gives_no_prediction_unless_that_slope_may_be_clamped() -> None:
     falling = StepRegression(1)
     clamped = StepRegression(1, clamped=frozenset({0}))
     for tokens in range(5):
@@ -108,7 +108,7 @@ def test_a_fit_with_a_negative_slope_says_nothing_unless_that_slope_may_be_clamp
     assert clamped.predict_s(2.0) == pytest.approx(1.0)
 
 
-def test_fewer_than_five_steps_say_nothing() -> None:
+def test_fewer_than_five_steps_give_no_prediction() -> None:
     model = PrefillModel(LIMITS)
     for step in PREFILL_PASSES[:4]:
         model.observe(step)
@@ -126,7 +126,7 @@ def test_a_rare_operating_point_outlives_many_steps_at_another() -> None:
 
 
 @given(st.integers(0, 5000))
-def test_batches_to_try_are_few_and_reach_from_one_to_the_most(most: int) -> None:
+def test_batches_to_try_are_few_and_range_from_one_to_the_maximum(most: int) -> None:
     sizes = batch_sizes(most)
     assert len(sizes) == min(most, 128)
     assert sizes == sorted(set(sizes))
@@ -155,7 +155,7 @@ def test_the_filter_is_kalmans_with_a_level_and_a_trend(values: list[float], ask
     assert ours.next() == ours.next()
 
 
-def test_an_idle_interval_keeps_the_lengths_of_the_one_before() -> None:
+def test_an_idle_interval_repeats_the_lengths_of_the_previous_one() -> None:
     forecast = TrafficForecast("constant")
     forecast.add(100, 2000, 300)
     forecast.add(0, NAN, NAN)
@@ -183,7 +183,7 @@ IDLE_DECODE = decode_engine(5, 5000)
 """10 + 6 + 6.7 = 22.7 ms; with 8/7 as much 10 + 7 (6.7 rounded up) + 7.4 = 24.4 ms, below 0.8 x 50 = 40."""
 
 
-def test_the_load_loop_moves_one_replica_when_one_pool_is_over_and_the_other_can_spare_one() -> None:
+def test_the_load_loop_moves_a_replica_if_one_pool_is_over_its_target_and_the_other_can_spare_one() -> None:
     assert planner().load([OVERLOADED_PREFILL] * 8, [IDLE_DECODE] * 8) == ReplicaCounts(9, 7)
 
 
@@ -198,7 +198,7 @@ def test_the_load_loop_holds_when_the_other_pool_cannot_spare_a_replica() -> Non
     assert planner().load([OVERLOADED_PREFILL] * 8, [busy] * 8) == ReplicaCounts(8, 8)
 
 
-def test_the_load_loop_holds_when_a_replica_less_leaves_too_little_kv() -> None:
+def test_the_load_loop_holds_when_one_replica_less_leaves_too_little_kv() -> None:
     # 10 + 6 + 9.7 = 25.7 ms now, 10 + 7 + 10.9 = 27.9 ms with 8/7 as much, but that is 9,142 tokens of 9,000.
     decides = DynamoPlanner(EngineLimits(8000, 64, 9000), TARGETS, "constant")
     decides.observe(PREFILL_PASSES, DECODE_PASSES)
@@ -206,13 +206,13 @@ def test_the_load_loop_holds_when_a_replica_less_leaves_too_little_kv() -> None:
     assert decides.load([OVERLOADED_PREFILL] * 8, [decode_engine(5, 7000)] * 8) == ReplicaCounts(9, 7)
 
 
-def test_the_load_loop_gives_an_idle_prefill_replica_to_decode_that_is_over() -> None:
+def test_the_load_loop_gives_an_idle_prefill_replica_to_an_overloaded_decode_pool() -> None:
     # 10 + 25 + 25.7 = 60.7 ms each. Prefill: nothing queued, so nothing to take over.
     over = decode_engine(24, 24_000)
     assert planner().load([prefill_engine(0)] * 8, [over] * 8) == ReplicaCounts(7, 9)
 
 
-def test_a_queue_may_use_four_fifths_of_what_the_next_prompt_leaves_of_ttft() -> None:
+def test_a_queue_may_use_four_fifths_of_the_ttft_left_by_the_next_prompt() -> None:
     # The next prompt alone takes 210 ms, which leaves 790 x 0.8 = 632 ms. One of 2 engines gets twice the queue:
     # 6,000 + 2,000 tokens are one chunk, 810 ms, 600 more; 6,600 + 2,000 are a chunk and 600 tokens, 880 ms, 670 more.
     over = decode_engine(24, 24_000)
@@ -220,11 +220,11 @@ def test_a_queue_may_use_four_fifths_of_what_the_next_prompt_leaves_of_ttft() ->
     assert planner().load([prefill_engine(3300)] * 2, [over] * 2) == ReplicaCounts(2, 2)
 
 
-def test_the_last_replica_of_a_pool_stays() -> None:
+def test_the_last_replica_of_a_pool_never_moves() -> None:
     assert planner().load([prefill_engine(0)], [decode_engine(24, 24_000)] * 3) == ReplicaCounts(1, 3)
 
 
-def test_the_floor_of_the_throughput_loop_holds_a_replica_back_from_the_load_loop() -> None:
+def test_the_minimum_of_the_throughput_loop_limits_the_load_loop() -> None:
     decides = planner()
     decides.set_floor(ReplicaCounts(6, 8))
     assert decides.load([OVERLOADED_PREFILL] * 8, [IDLE_DECODE] * 8) == ReplicaCounts(8, 8)
@@ -245,13 +245,13 @@ def test_the_throughput_loop_sizes_both_pools_by_capacity_at_the_target() -> Non
     assert decides.throughput(ReplicaCounts(8, 8), **traffic | {"requests": 800.0}) == ReplicaCounts(1, 4)
 
 
-def test_the_throughput_loop_keeps_what_there_is_while_lengths_are_unknown() -> None:
+def test_the_throughput_loop_changes_nothing_while_lengths_are_unknown() -> None:
     unknown = {"requests": 800.0, "input_tokens": NAN, "output_tokens": NAN, "interval_s": 100.0}
     assert planner().throughput(ReplicaCounts(5, 11), **unknown) == ReplicaCounts(5, 11)
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 30), st.integers(1, 30))
-def test_a_pinned_budget_moves_no_more_than_both_pools_agree_on(p: int, d: int, wish_p: int, wish_d: int) -> None:
+def test_a_pinned_budget_moves_only_replicas_that_both_pools_agree_on(p: int, d: int, wish_p: int, wish_d: int) -> None:
     current = ReplicaCounts(p, d)
     pinned = current.pinned(ReplicaCounts(wish_p, wish_d))
     assert pinned.prefill + pinned.decode == p + d
@@ -266,12 +266,12 @@ def mover(loops: Loops = "load") -> RivalMover:
 
 
 def stepped_prefill(index: int, queued_tokens: int, **fields: bool) -> SeenWorker:
-    """Whose last step computed 4,000 tokens of one prompt in 400 ms."""
+    """A worker whose last step computed 4,000 tokens of one prompt in 400 ms."""
     work = StepWork(prefill_tokens=4000, prefill_sequences=1)
     return prefill(index, prompt_tokens=queued_tokens, prompts=3, steps=[(work, 400 * MS)], **fields)
 
 
-def test_a_look_at_the_cluster_moves_the_highest_decode_worker_to_an_overloaded_prefill_pool() -> None:
+def test_the_highest_decode_worker_moves_to_an_overloaded_prefill_pool() -> None:
     workers = [stepped_prefill(0, 20_000), stepped_prefill(1, 20_000), mixed(2), mixed(3)]
     moves = mover().moves(seen(workers))
     assert [(move.index, move.role) for move in moves] == [(3, Role.PREFILL)]
@@ -298,13 +298,13 @@ def test_the_throughput_loop_decides_every_180_s() -> None:
     assert counts == [0] * 35 + [1]
 
 
-def test_a_move_restarts_the_worker_for_as_long_as_the_name_says() -> None:
+def test_a_move_restarts_the_worker_for_the_time_in_the_rivals_name() -> None:
     assert dynamo("load").move_cost.start_ns == 30 * SECOND
     assert dynamo("load").move_cost.restarts
     assert dynamo("both", 3, 1, 120).move_cost.start_ns == 120 * SECOND
 
 
-def test_the_router_sends_a_prompt_to_the_least_blocks_to_compute() -> None:
+def test_the_router_sends_a_prompt_where_the_fewest_blocks_are_left_to_compute() -> None:
     router = dynamo("load").router(cluster(4))
     # Blocks of 100 tokens; a prompt of 1,000. Worker 0: (2,000 + 1,000) / 100 = 30; worker 1: (2,500 + 1,000) / 100
     # = 35, less 8 in its cache: 27.
@@ -313,7 +313,7 @@ def test_the_router_sends_a_prompt_to_the_least_blocks_to_compute() -> None:
     assert router.prompt(request(1000, cached={1: 850}), workers, 0) == 1
 
 
-def test_the_router_sends_a_decode_to_the_least_blocks_held() -> None:
+def test_the_router_sends_a_decode_where_the_fewest_blocks_are_held() -> None:
     router = dynamo("load").router(cluster(4))
     workers = [prefill(0), mixed(1, decodes=2, kv_tokens=9000), mixed(2, decodes=20, kv_tokens=8000)]
     assert router.decode(request(), 0, workers, 0) == 2

@@ -1,4 +1,4 @@
-"""llm-d as a rival: capacity, demand and the picker's scores, worked out by hand."""
+"""Tests of llm-d as a rival: capacity, demand and the picker's scores, worked out by hand."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def mover() -> RivalMover:
     return built
 
 
-def test_a_role_misses_replicas_above_85_percent_and_can_spare_them_below_70() -> None:
+def test_a_role_needs_replicas_above_85_percent_and_can_spare_them_below_70() -> None:
     # 8,500 / 0.85 = 10,000 of 8 x 1,000: two more; one that starts counts.
     assert Balance(1000, 8, 0, 8500).missing == 2
     assert Balance(1000, 8, 1, 8500).missing == 1
@@ -28,7 +28,7 @@ def test_a_role_misses_replicas_above_85_percent_and_can_spare_them_below_70() -
     assert wanted_change([Balance(1000, 8, 0, 6500)]) == 0
 
 
-def test_one_analysis_is_enough_to_add_and_all_are_needed_to_spare() -> None:
+def test_one_analysis_suffices_to_add_a_replica_and_all_are_needed_to_remove_one() -> None:
     short, idle, busy = Balance(1000, 8, 0, 8500), Balance(1000, 8, 0, 3500), Balance(1000, 8, 0, 5000)
     assert wanted_change([idle, short]) == 2
     # 5,000 / 0.70 = 7,143: no whole replica.
@@ -36,14 +36,14 @@ def test_one_analysis_is_enough_to_add_and_all_are_needed_to_spare() -> None:
     assert wanted_change([idle, idle]) == -3
 
 
-def test_capacity_is_80_percent_of_the_cache_or_what_full_steps_hold() -> None:
+def test_capacity_is_80_percent_of_the_cache_or_the_content_of_full_steps() -> None:
     # Full steps: min(8,000 x 200 / 1,200, 64) = 64 sequences of 1,100 tokens, 70,400, below 80 % of 100,000.
     assert ReplicaSaturation().balance([mixed(0, kv_tokens=500)], 0, SHAPE) == Balance(70_400, 1, 0, 500)
     # With outputs of 2,000: 64 x 2,000 = 128,000, so the cache bounds it.
     assert ReplicaSaturation().balance([mixed(0)], 0, RequestShape(1000, 2000)).per_replica == 80_000
 
 
-def test_what_a_replica_held_when_it_queued_bounds_it_from_then_on() -> None:
+def test_the_content_of_a_replica_when_it_began_to_queue_bounds_it_from_then_on() -> None:
     role = ReplicaSaturation()
     # Five wait: 30,000 tokens are all it can, and 5 x 1,000 more are asked for.
     assert role.balance([mixed(0, kv_tokens=30_000, queued_decodes=5)], 0, SHAPE) == Balance(30_000, 1, 0, 35_000)
@@ -52,7 +52,7 @@ def test_what_a_replica_held_when_it_queued_bounds_it_from_then_on() -> None:
     assert role.balance([mixed(0)], 0, SHAPE).per_replica == 35_000
 
 
-def test_a_decode_rate_is_what_80_percent_of_the_cache_holds_over_its_itl() -> None:
+def test_the_decode_rate_is_80_percent_of_the_cache_over_its_itl() -> None:
     rate = DecodeRate()
     # One replica at use 0.4 with 26 ms: A = (26 - 6) / 0.4 = 50 ms, so ITL(0.8) = 46 ms. 80,000 / 1,100 = 72.7
     # requests: 1,581 tokens a second. 4 requests a second with 200 tokens ask for 800.
@@ -63,7 +63,7 @@ def test_a_decode_rate_is_what_80_percent_of_the_cache_holds_over_its_itl() -> N
     assert found.demand == 800
 
 
-def test_an_itl_line_is_fitted_once_enough_was_seen_over_a_wide_range() -> None:
+def test_an_itl_line_is_fitted_once_there_are_enough_samples_over_a_wide_range() -> None:
     rate = DecodeRate()
     # Ten points on 20 ms + 40 ms x use, from 0.2 to 0.65: at 0.8 it is 52 ms.
     found = None
@@ -76,11 +76,11 @@ def test_an_itl_line_is_fitted_once_enough_was_seen_over_a_wide_range() -> None:
     assert found.per_replica == pytest.approx(80_000 / 1100 / 0.052)
 
 
-def test_a_decode_rate_says_nothing_before_anything_decodes() -> None:
+def test_there_is_no_decode_rate_before_anything_decodes() -> None:
     assert DecodeRate().balance([mixed(0)], 0, SHAPE, 1.0, 0) is None
 
 
-def test_a_replica_moves_to_the_role_that_misses_it_when_the_other_can_spare_it() -> None:
+def test_a_replica_moves_to_the_role_that_needs_it_if_the_other_can_spare_it() -> None:
     # Prefill: capacity min(80,000, 70,400); 80,000 + 9 x 1,000 held and queued on each of 2: it queues, so 80,000 is
     # what it can; 178,000 / 0.85 = 209,412 of 160,000: one more. Decode: idle, all 4 spare; the rate has no model.
     full = {"prompts": 10, "kv_tokens": 80_000}
@@ -114,7 +114,7 @@ def test_a_move_restarts_the_pod() -> None:
     assert llm_d().move_cost.restarts
 
 
-def test_decode_rates_count_only_where_a_deployment_asks_for_them() -> None:
+def test_decode_rates_count_only_if_a_deployment_enables_them() -> None:
     # One sequence at use 0.01 with 16 ms beside a base of 6 ms: ITL(0.8) = 6 + 800 ms, so 80,000 / 1,100 / 0.806 = 90
     # tokens a second, of which 4 x 200 a second are asked: decode misses what it does not miss by saturation.
     decoders = [mixed(2, decodes=1, kv_tokens=1000, decode_step_ns=16 * MS), mixed(3)]
@@ -125,7 +125,7 @@ def test_decode_rates_count_only_where_a_deployment_asks_for_them() -> None:
     assert [(move.index, move.role) for move in asked.moves(look)] == [(1, Role.MIXED)]
 
 
-def test_lengths_are_means_over_five_minutes_and_arrivals_over_one() -> None:
+def test_lengths_are_averaged_over_five_minutes_and_arrivals_over_one() -> None:
     recent = Recent()
     for place in range(21):
         recent.look(seen([], arrived=place, mean_input_tokens=100.0 * place, ended=1, mean_output_tokens=10.0 * place))
@@ -134,7 +134,7 @@ def test_lengths_are_means_over_five_minutes_and_arrivals_over_one() -> None:
     assert recent.rate_rps(15 * SECOND) == pytest.approx((17 + 18 + 19 + 20) / 60)
 
 
-def test_what_a_replica_holds_is_the_most_it_held_in_a_minute_until_it_is_another_pod() -> None:
+def test_a_replicas_content_is_its_maximum_within_a_minute_until_the_pod_is_replaced() -> None:
     recent = Recent()
     for kv_tokens in (9000, 7000, 5000, 3000):
         recent.look(seen([mixed(0, kv_tokens=kv_tokens)]))

@@ -1,4 +1,4 @@
-"""llm-d's predicted-latency routing: the regression, the filters, and the scores, worked out by hand."""
+"""Tests of llm-d's predicted-latency routing: regression, filters and scores, worked out by hand."""
 
 from dataclasses import replace
 
@@ -48,14 +48,14 @@ def test_nothing_is_predicted_from_a_few_samples() -> None:
     assert not model.ready
 
 
-def test_of_workers_that_keep_the_slo_the_one_with_least_headroom_scores_most() -> None:
+def test_the_worker_with_the_least_headroom_scores_highest_among_those_that_meet_the_slo() -> None:
     near, far, missing = predicted(0, 900, 100, 10), predicted(1, 200, 800, 30), predicted(2, 1100, -100, 20)
     scores = {worker.index: score for worker, score in scored([near, far, missing])}
     assert scores == {0: 101.0, 1: 2.0}
     assert {worker.index: score for worker, score in scored([near, far], most=True)} == {0: 2.0, 1: 101.0}
 
 
-def test_if_none_keeps_the_slo_idle_workers_come_first_then_those_that_miss_only_tpot() -> None:
+def test_if_none_meets_the_slo_idle_workers_come_first_then_those_that_miss_only_tpot() -> None:
     busy = predicted(0, 900, 100, -1, decodes=3)
     late = predicted(1, 1500, -500, 10, decodes=3)
     idle = predicted(2, 1200, -200, -5)
@@ -73,7 +73,7 @@ def test_a_cached_prefix_attracts_its_requests_unless_that_costs_five_seconds() 
     assert near_cache(asks, [other, slow], 0.8) == [other, slow]
 
 
-def test_it_learns_which_worker_is_fast_from_what_came() -> None:
+def test_the_router_learns_which_worker_is_fast() -> None:
     router = LatencyRouter(most=True)
     workers = [
         mixed(0, budget_tokens=512, prompts=9, prompt_tokens=40_000),
@@ -90,7 +90,7 @@ def test_it_learns_which_worker_is_fast_from_what_came() -> None:
 
 
 @pytest.mark.usefixtures("quiet_lab")
-def test_in_the_lab_it_learns_and_runs_alike_each_time() -> None:
+def test_in_the_lab_the_router_learns_and_runs_are_repeatable() -> None:
     trace = generate("poisson:rate=10,seconds=30,isl=2000,osl=100", seed=1)
     base = Experiment(trace, resolve("llama-3.1-8b", "h100"), 4, parse_slo("ttft=max(2s,3x),tpot=50ms"))
     first, again = (run(base, policy_named("llm-d-latency", 4))[0] for _ in range(2))

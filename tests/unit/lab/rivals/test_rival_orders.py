@@ -1,4 +1,4 @@
-"""Orders of the prompts in a worker, worked out by hand, and what they change in a run of the lab."""
+"""Tests of orders of prompts in a worker, worked out by hand, and of their effect in the lab."""
 
 from dataclasses import replace
 from typing import Any
@@ -30,20 +30,20 @@ def queued(came_ms: int, due_ms: int, left_ms: int, *, begun: bool = False) -> Q
 
 
 def in_order(order: PromptOrder, now_ms: int, *prompts: QueuedPrompt, pace: float | None = None) -> list[int]:
-    """When they came, in ms."""
+    """Return the arrival times in ms, in order."""
     keys = order(prompts, PromptTurn(now_ms * MS, now_ms * MS, pace))
     ordered = sorted(zip(keys, prompts, strict=True), key=lambda each: each[0])
     return [each.arrival_unix_ns // MS for _, each in ordered]
 
 
-def test_prompts_that_can_be_in_time_go_before_older_ones_that_cannot_and_what_has_begun_before_all() -> None:
+def test_prompts_that_can_meet_their_deadline_precede_older_ones_that_cannot() -> None:
     # Due at 1,000 after 1,000 ms, 400 ms of work: hopeless from 1,000 - 1.5 x 400 - 0.15 x 1,000 = 250 ms on.
     old, new, begun = queued(0, 1000, 400), queued(100, 1100, 100), queued(200, 1200, 900, begun=True)
     assert in_order(late_prompts_last, 249, new, old) == [0, 100]
     assert in_order(late_prompts_last, 250, new, old, begun) == [200, 100, 0]
 
 
-def test_at_a_known_pace_the_longest_makes_room_and_goes_before_late_ones() -> None:
+def test_at_a_known_pace_the_longest_prompt_makes_room_and_precedes_late_ones() -> None:
     # Those of 100 ms have to start by 1,000 - 150 - 150 = 700 ms after they came; the long one takes 850 / 0.85.
     late, long, short, other = (
         queued(0, 900, 800),
@@ -56,7 +56,7 @@ def test_at_a_known_pace_the_longest_makes_room_and_goes_before_late_ones() -> N
     assert in_order(late_prompts_last, 130, late, long, short, other, pace=2.0) == [100, 110, 120, 0]
 
 
-def test_deadline_and_work_puts_short_prompts_before_slightly_older_long_ones_and_relegates_the_rest() -> None:
+def test_deadline_and_work_orders_short_prompts_before_slightly_older_long_ones() -> None:
     # Deadline + work: 1,900 and 1,550 ms.
     long, short = queued(0, 1000, 900), queued(500, 1500, 50)
     assert in_order(by_deadline_and_work, 50, long, short) == [500, 0]
@@ -70,18 +70,18 @@ def report(name: str, **changes: Any) -> LabReport:
     return replace(made, wall_s=0.0, events=0)
 
 
-def test_in_an_overload_our_order_serves_more_in_a_rivals_workers() -> None:
+def test_in_an_overload_our_order_serves_more_requests_in_a_rivals_workers() -> None:
     plain, ordered = report("static:4:4+guard"), report("static:4:4+guard+order")
     assert ordered.score.completed == plain.score.completed == len(FLOOD.trace.requests)
     assert ordered.score.good > 1.1 * plain.score.good
 
 
 @pytest.mark.parametrize("name", ["static:4:4+order", "arrow", "niyama"])
-def test_every_decision_at_every_step_brings_the_same(name: str) -> None:
+def test_a_decision_at_every_step_gives_the_same_result(name: str) -> None:
     assert report(name) == report(name, stepwise=True)
 
 
-def test_parts_of_ours_can_be_left_out_and_those_of_rivals_cannot() -> None:
+def test_parts_of_our_policy_can_be_left_out_and_those_of_rivals_cannot() -> None:
     assert not policy_named("fulcrum-auto-order", 8).late_last
     assert not policy_named("fulcrum-mixed:3:5-guard", 8).guard
     with pytest.raises(InvalidRequest, match="Fulcrum's own"):

@@ -1,4 +1,4 @@
-"""SGLang's flips by threshold: when a worker changes sides, and what it does until then."""
+"""Tests of SGLang's flips by threshold: when a worker changes sides, and what it does until then."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_a_flip_waits_until_the_worker_is_idle() -> None:
 
 
 @pytest.mark.usefixtures("quiet_lab")
-def test_workers_that_drain_finish_what_they_have_and_no_request_is_lost() -> None:
+def test_draining_workers_finish_their_requests_and_none_is_lost() -> None:
     trace = generate("flipflop:rate=14,seconds=40,period=10,isl=6000,osl=200", seed=1)
     base = Experiment(trace, resolve("llama-3.1-8b", "h100"), 4, parse_slo("ttft=max(2s,3x),tpot=50ms"))
     report, result = run(base, policy_named("sglang-flip", 4))

@@ -1,4 +1,4 @@
-"""Static splits and aggregated serving as rivals: where prompts and decodes go, worked out by hand."""
+"""Tests of static splits and aggregated serving as rivals: routing of prompts and decodes, worked out by hand."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_a_static_split_sends_a_decode_to_the_fewest_sequences_then_to_the_most_
     assert router.decode(request(), 0, [*workers[:3], mixed(3, decodes=2, ready=False)], 0) == 2
 
 
-def test_a_static_split_has_its_prefill_workers_first_and_never_moves() -> None:
+def test_a_static_split_lists_its_prefill_workers_first_and_never_moves() -> None:
     rival = static_split(1, 2)
     assert [move.role for move in rival.first_roles(cluster(3))] == [Role.PREFILL, Role.MIXED, Role.MIXED]
     assert rival.mover(cluster(3)) is None
@@ -72,7 +72,7 @@ def test_niyama_is_aggregated_with_guarded_chunks() -> None:
     assert [move.budget_tokens for move in rival.first_roles(cluster(2))] == [8000, 8000]
 
 
-def test_taichi_gives_a_prompt_to_a_decode_heavy_worker_that_is_in_time() -> None:
+def test_taichi_sends_a_prompt_to_a_decode_heavy_worker_that_meets_the_deadline() -> None:
     router = taichi(1, 2).router(cluster(3))
     heavy = prefill(0, prompt_tokens=100)
     # 1,000 tokens at budget 250 are 4 steps. Worker 1: 100 + 4 x (10 + 39 + 1 = 50) = 300 ms; worker 2:
@@ -94,6 +94,6 @@ def test_taichi_decodes_where_the_prompt_was_computed_or_on_the_emptiest_decode_
     assert router.decode(request(), 0, workers, 0) == 2
 
 
-def test_hand_calculations_rest_on_these_step_times() -> None:
+def test_hand_calculations_use_these_step_times() -> None:
     assert prefill(0, prompt_tokens=1000).backlog_ns == pytest.approx(100 * MS)
     assert mixed(0, decodes=9, kv_tokens=1000).decode_step_ns == pytest.approx(20 * MS)

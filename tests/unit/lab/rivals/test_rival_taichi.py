@@ -1,4 +1,4 @@
-"""TaiChi's flowing decodes, worked out by hand."""
+"""Tests of TaiChi's flowing decodes, worked out by hand."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def sequence(number: int, worker: int, *, output: int, tpot_ns: float = 0.0, kv:
     return SeenSequence(number, worker, kv, output, tpot_ns, LIMIT_NS)
 
 
-def test_with_flow_all_instances_are_mixed_and_prefill_heavy_ones_only_compute_prompts_at_first() -> None:
+def test_with_flow_all_instances_are_mixed_and_prefill_heavy_ones_initially_compute_only_prompts() -> None:
     rival = taichi(1, 2, flow=True)
     moves = rival.first_roles(cluster(3))
     assert [(each.role, each.budget_tokens) for each in moves] == [
@@ -59,7 +59,7 @@ def test_the_longest_answers_leave_a_decode_heavy_instance_over_the_watermark() 
     assert not flowing.sequence_moves([heavy(0), light(1, decodes=3, kv_tokens=94_000)], answers)
 
 
-def test_a_sequence_comes_back_before_it_misses_its_tpot_if_a_decode_heavy_instance_has_room() -> None:
+def test_a_sequence_returns_before_it_misses_its_tpot_if_a_decode_heavy_instance_has_room() -> None:
     flowing = FlowingDecodes(TaiChiRouter())
     # The limit is 50 ms, of which 96 % are 48.
     answers = [sequence(1, 0, output=10, tpot_ns=47.9 * MS), sequence(2, 0, output=10, tpot_ns=48 * MS)]

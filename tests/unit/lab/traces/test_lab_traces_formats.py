@@ -1,4 +1,4 @@
-"""Each trace format is known by its columns, and what is wrong with a line is said by file and line."""
+"""Tests of trace formats: each is recognised by its columns, and errors name file and line."""
 
 import gzip
 import json
@@ -81,7 +81,7 @@ def refusal(path: Path, **arguments) -> str:
         (RECORDED, [5, 5], [(7, 2), (8, 1)]),
     ],
 )
-def test_a_format_is_known_by_its_columns_whatever_the_file_is_called(file, text, arrivals_ns, tokens):
+def test_a_format_is_recognised_by_its_columns_whatever_the_file_name(file, text, arrivals_ns, tokens):
     found = read_trace(file(text, "some.log"), seed=1)
     assert [each.arrival_ns for each in found.requests] == arrivals_ns
     assert [(each.input_tokens, each.output_tokens) for each in found.requests] == tokens
@@ -89,38 +89,38 @@ def test_a_format_is_known_by_its_columns_whatever_the_file_is_called(file, text
     assert found.name == "some"
 
 
-def test_columns_may_stand_in_another_order_with_windows_line_ends_a_byte_order_mark_and_blank_lines(file):
+def test_columns_may_have_another_order_crlf_line_ends_a_byte_order_mark_and_blank_lines(file):
     text = "\ufeffGeneratedTokens,TIMESTAMP,ContextTokens\r\n\r\n10,2023-11-16 18:17:03,4808\r\n\r\n"
     (only,) = read_trace(file(text), seed=1).requests
     assert (only.input_tokens, only.output_tokens) == (4808, 10)
 
 
-def test_a_gzip_file_reads_as_the_plain_one_whatever_it_is_called(tmp_path, file):
+def test_a_gzip_file_reads_like_the_plain_one_whatever_its_name(tmp_path, file):
     packed = tmp_path / "packed.csv"
     packed.write_bytes(gzip.compress(AZURE_2023.encode()))
     assert read_trace(packed, seed=1).requests == read_trace(file(AZURE_2023), seed=1).requests
 
 
-def test_a_quoted_cell_may_hold_a_comma(file):
+def test_a_quoted_cell_may_contain_a_comma(file):
     text = 'Request Time,Model Name,Input Length,Output Length\n00:00:01,"a, b",5,6\n'
     assert read_trace(file(text), seed=1).requests[0].model == "a, b"
 
 
-def test_models_are_kept_where_a_log_names_them(file):
+def test_models_of_a_log_are_preserved(file):
     assert [each.model for each in read_trace(file(AEGAEON), seed=1).requests] == ["m32", "m19"]
     genai = read_trace(file(GENAI), seed=1)
     assert [each.model for each in genai.requests] == ["M0000", "M0001"]
     assert any("no tokens" in note for note in genai.notes)
 
 
-def test_mooncake_prompts_keep_their_hash_ids_and_get_no_sessions(file):
+def test_mooncake_prompts_have_their_hash_ids_and_no_sessions(file):
     found = read_trace(file(mooncake(0, 0)), seed=1)
     assert found.block_tokens == 512
     assert [each.hash_ids for each in found.requests] == [(0, 1), (0, 2)]
     assert {each.session for each in found.requests} == {0}
 
 
-def test_arrivals_of_a_ticking_clock_are_spread_over_their_tick_in_order(file):
+def test_arrivals_of_a_coarse_clock_are_spread_over_their_tick_in_order(file):
     stamps = [tick * 3000 + off for tick, off in enumerate([0, 0, -1, 1, 0, 3]) for _ in range(20)]
     first, again, other = (read_trace(file(mooncake(*stamps)), seed=seed) for seed in (1, 1, 2))
     assert first == again != other
@@ -131,7 +131,7 @@ def test_arrivals_of_a_ticking_clock_are_spread_over_their_tick_in_order(file):
     assert [each.hash_ids[1] for each in first.requests] == list(range(1, 121))
 
 
-def test_a_clock_of_milliseconds_is_left_alone():
+def test_arrivals_of_a_millisecond_clock_are_unchanged():
     rng = np.random.default_rng(1)
     stamps = np.sort(rng.integers(0, 600_000, 3000)).tolist()
     assert clock_tick_ms(stamps) == 0
@@ -149,7 +149,7 @@ def test_bins_give_their_rate_and_mean_lengths(file):
     assert np.mean([each.output_tokens for each in last]) == pytest.approx(400, rel=0.1)
 
 
-def test_a_bin_whose_lengths_are_little_known_keeps_its_rate_and_has_its_neighbours_lengths(file):
+def test_a_bin_with_few_known_lengths_has_its_own_rate_and_its_neighbours_lengths(file):
     found = read_trace(file(SERVEGEN), seed=1)
     middle = [each for each in found.requests if 600e9 <= each.arrival_ns < 1200e9]
     assert len(middle) == pytest.approx(12_000, abs=5 * math.sqrt(12_000))
@@ -157,7 +157,7 @@ def test_a_bin_whose_lengths_are_little_known_keeps_its_rate_and_has_its_neighbo
     assert any("In 1 of these bins" in note for note in found.notes)
 
 
-def test_bins_can_be_drawn_at_a_part_of_their_rate_and_a_window_of_them_is_that_part_of_the_whole(file):
+def test_bins_can_be_drawn_at_a_fraction_of_their_rate_and_in_consistent_windows(file):
     path = file(SERVEGEN)
     assert len(read_trace(path, seed=1, rate_factor=0.1).requests) == pytest.approx(4800, abs=400)
     part = read_trace(path, seed=1, start_s=700, seconds=1000)
@@ -165,7 +165,7 @@ def test_bins_can_be_drawn_at_a_part_of_their_rate_and_a_window_of_them_is_that_
 
 
 @pytest.mark.parametrize("text", [AZURE_2023, AEGAEON, mooncake(0, 50), RECORDED])
-def test_a_window_of_a_log_is_the_whole_cut(file, text):
+def test_a_window_of_a_log_equals_a_cut_of_the_whole(file, text):
     path = file(text)
     assert read_trace(path, seed=1, seconds=0.051).requests == cut(read_trace(path, seed=1), 0, 0.051).requests
 
@@ -241,11 +241,11 @@ def test_a_foreign_format_is_refused_with_all_known_ones_and_the_command_that_li
 
 
 @pytest.mark.parametrize("text", [AZURE_2023, AEGAEON, GENAI, SERVEGEN])
-def test_a_file_with_a_header_alone_is_refused(file, text):
+def test_a_file_with_only_a_header_is_refused(file, text):
     assert "no request in it" in (said := refusal(file(text.partition("\n")[0]))) or "no bin" in said
 
 
-def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, file):
+def test_an_unreadable_file_is_refused_in_one_line(tmp_path, file):
     assert "cannot be read: No such file" in refusal(tmp_path / "absent.csv")
     assert "cannot be read" in refusal(tmp_path)
     cut_short = tmp_path / "short.gz"
@@ -265,7 +265,7 @@ def test_an_endless_line_and_too_many_requests_are_refused(monkeypatch, file):
     assert "over 10 bytes" in refusal(file(AZURE_2023))
 
 
-def test_a_trace_that_is_written_twice_is_the_same_file_and_reads_as_it_was(tmp_path):
+def test_a_trace_written_twice_gives_equal_files_and_reads_back_unchanged(tmp_path):
     requests = (
         TraceRequest(0, 0, 600, 5, (4, 1 << 100), 9, "m", "t", "chat", 1, 0, 0),
         TraceRequest(1, 7, 10, 1),
@@ -291,7 +291,7 @@ SHARED = os.environ.get("FULCRUM_DATA", "")
         ("alibaba_genai_2024-11.csv", 14_266, 1_320_314),
     ],
 )
-def test_a_public_log_reads_whole(name, count, duration_s):
+def test_a_public_log_is_read_completely(name, count, duration_s):
     path = Path(SHARED) / name
     if not SHARED or not path.is_file():
         pytest.skip(f"FULCRUM_DATA names no folder with {name}; docs/data.md says where to download it")
@@ -301,7 +301,7 @@ def test_a_public_log_reads_whole(name, count, duration_s):
 
 
 @pytest.mark.parametrize("name", ["servegen_m-large_10min.csv", "servegen_deepseek-r1_10min.csv"])
-def test_a_public_file_of_bins_is_drawn_from_whole(name):
+def test_a_public_file_of_bins_is_drawn_completely(name):
     path = Path(SHARED) / name
     if not SHARED or not path.is_file():
         pytest.skip(f"FULCRUM_DATA names no folder with {name}; docs/data.md says where to download it")

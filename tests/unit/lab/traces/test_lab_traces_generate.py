@@ -1,4 +1,4 @@
-"""Specs of generated traces: what each kind looks like, and how a bad spec is refused."""
+"""Tests of generated traces: the shape of each kind, and refused specs."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from libs.lab.traces.describe import describe, dispersion
 from libs.lab.traces.generate import CHAT, KINDS, LONG_PROMPT, WRITING, generate
 
 
-def test_a_spec_sets_rate_lengths_and_time():
+def test_a_spec_sets_rate_lengths_and_duration():
     found = describe(generate("poisson:rate=5,isl=1000,osl=200,seconds=600", seed=7))
     assert found["rate_per_s"] == pytest.approx(5, rel=0.1)
     assert found["input_tokens"]["mean"] == pytest.approx(1000, rel=0.1)
@@ -50,13 +50,13 @@ def test_a_chat_is_flooded_with_long_prompts_for_a_minute():
     assert len(flood) == pytest.approx(300, rel=0.25)
 
 
-def test_an_evening_of_writing_swells_and_fades():
+def test_an_evening_of_writing_rises_and_falls():
     found = generate("evening-writing:seconds=3600", seed=1).requests
     by_third = np.histogram([r.arrival_ns / 1e9 for r in found if r.service_class == WRITING], 3, (0, 3600))[0]
     assert by_third[1] > 2 * max(by_third[0], by_third[2])
 
 
-def test_the_chat_stays_the_same_whatever_comes_beside_it():
+def test_the_chat_load_does_not_depend_on_other_load():
     def chat(spec: str) -> list[tuple[int, int]]:
         return [(r.arrival_ns, r.input_tokens) for r in generate(spec, seed=1).requests if r.service_class == CHAT]
 
@@ -65,7 +65,7 @@ def test_the_chat_stays_the_same_whatever_comes_beside_it():
     assert chat("both:seconds=900") == chat("chat-flood:seconds=900,flood_rate=9") == chat("poisson:seconds=900")
 
 
-def test_conversations_think_as_long_as_was_asked_and_share_prefixes():
+def test_conversations_have_the_requested_think_time_and_share_prefixes():
     found = generate("poisson:rate=2,isl=300,sessions=60,think=12,turns=6,seconds=3000", seed=1)
     later = [each for each in found.requests if each.turn]
     assert np.mean([each.think_ns / 1e9 for each in later]) == pytest.approx(12, rel=0.1)
@@ -91,7 +91,7 @@ def test_conversations_think_as_long_as_was_asked_and_share_prefixes():
         ("flipflop:sessions=3", "sessions"),
     ],
 )
-def test_a_bad_parameter_is_named_and_the_valid_ones_are_listed(spec, named):
+def test_an_invalid_parameter_is_named_and_the_valid_ones_are_listed(spec, named):
     with pytest.raises(InvalidRequest) as caught:
         generate(spec, seed=1)
     assert caught.value.param == named
@@ -100,7 +100,7 @@ def test_a_bad_parameter_is_named_and_the_valid_ones_are_listed(spec, named):
         assert str(each) in caught.value.message
 
 
-def test_a_bad_kind_is_refused_with_the_kinds_there_are():
+def test_an_unknown_kind_is_refused_with_the_existing_ones():
     with pytest.raises(InvalidRequest, match=f"'poison'.*{', '.join(KINDS)}"):
         generate("poison:rate=5", seed=1)
 

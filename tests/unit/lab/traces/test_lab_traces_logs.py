@@ -1,4 +1,4 @@
-"""Logs of other systems and results of load generators are read as traces."""
+"""Tests of logs of other systems and results of load generators read as traces."""
 
 import gzip
 import json
@@ -106,13 +106,13 @@ def test_guidellm_output_is_read_in_order_of_arrival_without_failed_requests(tmp
     assert any("not of users" in note for note in found.notes)
 
 
-def test_a_compressed_document_is_read_too_and_cut_by_its_window(tmp_path: Path) -> None:
+def test_a_compressed_document_is_read_and_cut_by_its_window(tmp_path: Path) -> None:
     path = tmp_path / "report.json.gz"
     path.write_bytes(gzip.compress(json.dumps(guidellm(0.5, 1.5, 2.5)).encode()))
     assert [each.arrival_ns for each in read_trace(path, seed=1, start_s=1, seconds=1).requests] == [0]
 
 
-def test_several_benchmarks_of_a_guidellm_sweep_are_one_trace_that_says_so(tmp_path: Path) -> None:
+def test_several_benchmarks_of_a_guidellm_sweep_become_one_trace_that_says_so(tmp_path: Path) -> None:
     found = read_trace(write(tmp_path, guidellm(0.5, 1.5, benchmarks=2)), seed=1)
     assert len(found.requests) == 4 and any("2 benchmarks" in note for note in found.notes)
 
@@ -130,7 +130,7 @@ def test_aiperf_records_are_read_without_warm_up_errors_and_requests_without_len
     assert any("3 requests" in note for note in found.notes)
 
 
-def test_a_dynamo_trace_keeps_its_blocks_and_skips_other_events(tmp_path: Path) -> None:
+def test_a_dynamo_trace_preserves_its_blocks_and_skips_other_events(tmp_path: Path) -> None:
     tool = {"schema": "dynamo.request.trace.v1", "event_type": "tool_end", "event_time_unix_ms": 1}
     found = read_trace(write(tmp_path, tool, dynamo(2_000, wrapped=True), dynamo(1_000)), seed=1)
     assert lengths(found) == [(0, 100, 7), (SECOND_NS, 100, 7)]
@@ -162,7 +162,7 @@ def test_a_result_of_vllm_bench_is_read_with_the_times_of_its_requests(tmp_path:
         ([dynamo(1, request={})], ":1: replay is not a JSON object"),
     ],
 )
-def test_what_is_wrong_with_a_log_is_one_line(tmp_path: Path, rows: list[dict[str, Any]], what: str) -> None:
+def test_an_invalid_log_is_one_line(tmp_path: Path, rows: list[dict[str, Any]], what: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_trace(write(tmp_path, *rows), seed=1)
     assert what in caught.value.message and "\n" not in caught.value.message
@@ -182,7 +182,7 @@ def test_what_is_wrong_with_a_log_is_one_line(tmp_path: Path, rows: list[dict[st
          250_000_000),
     ],
 )  # fmt: skip
-def test_a_csv_is_read_by_common_names_of_times_and_lengths(
+def test_a_csv_is_read_by_common_column_names_of_times_and_lengths(
     tmp_path: Path, header: str, first: str, second: str, gap_ns: int
 ) -> None:
     path = tmp_path / "mine.csv"
@@ -190,7 +190,7 @@ def test_a_csv_is_read_by_common_names_of_times_and_lengths(
     assert lengths(read_trace(path, seed=1)) == [(0, 10, 3), (gap_ns, 10, 3)]
 
 
-def test_limits_and_models_of_a_csv_are_kept_and_requests_without_tokens_left_out(tmp_path: Path) -> None:
+def test_limits_and_models_of_a_csv_are_preserved_and_requests_without_tokens_omitted(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("time,input_tokens,output_tokens,max_tokens,model\n1,10,3,64,m\n2,10,0,64,m\n3,10,4,,n\n")
     found = read_trace(path, seed=1)
@@ -199,7 +199,7 @@ def test_limits_and_models_of_a_csv_are_kept_and_requests_without_tokens_left_ou
     assert any("times are in s" in note for note in found.notes)
 
 
-def test_two_columns_for_one_thing_are_refused_by_name(tmp_path: Path) -> None:
+def test_two_columns_of_one_meaning_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("time,arrival,input_tokens,output_tokens\n1,1,1,1\n")
     with pytest.raises(InvalidRequest, match="time and arrival are both columns of time"):
@@ -207,7 +207,7 @@ def test_two_columns_for_one_thing_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["time,tokens\n1,2\n", "1,2,3\n", '{"a": 1}\n', "[1]\n", "hello\n"])
-def test_a_file_of_no_known_form_is_refused_with_a_header_that_works(tmp_path: Path, text: str) -> None:
+def test_a_file_of_unknown_format_is_refused_with_an_example_header(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.txt"
     path.write_text(text)
     with pytest.raises(InvalidRequest) as caught:

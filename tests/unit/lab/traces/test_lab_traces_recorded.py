@@ -1,4 +1,4 @@
-"""A trace from events of requests, and the description, cuts and scales of traces by example."""
+"""Tests of traces from request events, and of their description, cuts and scales."""
 
 import pytest
 
@@ -38,12 +38,12 @@ def test_events_in_any_order_become_requests_in_order_of_arrival():
     ]
 
 
-def test_an_event_that_came_twice_counts_once_and_choices_of_one_request_each():
+def test_a_repeated_event_counts_once_and_choices_of_one_request_separately():
     found = recorded_trace([event("a", 0), event("a", 0), event("a", 0, output_tokens=4)], name="n")
     assert [each.output_tokens for each in found.requests] == [3, 4]
 
 
-def test_what_has_no_known_output_is_left_out_and_counted():
+def test_requests_without_a_known_output_are_omitted_and_counted():
     found = recorded_trace(
         [
             event("ok", 50),
@@ -60,7 +60,7 @@ def test_what_has_no_known_output_is_left_out_and_counted():
     assert "Clients of 1 requests left early" in found.notes[2]
 
 
-def test_no_events_make_an_empty_trace():
+def test_no_events_give_an_empty_trace():
     assert recorded_trace([], name="n").requests == ()
 
 
@@ -83,18 +83,18 @@ def test_a_description_has_lengths_prefixes_classes_and_models():
     assert found["notes"] == ["A note."]
 
 
-def test_an_empty_trace_is_described_too():
+def test_an_empty_trace_can_be_described():
     found = describe(Trace("t", ()))
     assert (found["requests"], found["rate_per_s"], found["input_tokens"]) == (0, None, None)
 
 
-def test_a_conversation_that_is_cut_begins_anew_in_the_part():
+def test_a_conversation_cut_by_a_window_begins_anew_in_it():
     turns = [TraceRequest(n, n * 10**9, 5, 5, session=7, turn=n, think_ns=10**8 * n) for n in range(4)]
     found = cut(Trace("t", turns), 2, 10).requests
     assert [(each.session, each.turn, each.think_ns) for each in found] == [(7, 0, 0), (7, 1, 3 * 10**8)]
 
 
-def test_bad_scales_and_cuts_are_refused():
+def test_invalid_scales_and_cuts_are_refused():
     trace = Trace("t", [TraceRequest(0, 0, 1, 1)])
     for factor, method in ((0, "compress"), (-1, "superpose"), (float("nan"), "superpose"), (2, "stretch")):
         with pytest.raises(InvalidRequest):

@@ -1,4 +1,4 @@
-"""A cluster whose alerts are looked at."""
+"""A cluster over whose snapshots alerts are evaluated."""
 
 from collections import deque
 
@@ -27,13 +27,13 @@ class Cluster:
         self.now_ms = 0
         self.sequences = {}
         self.under_way = deque()
-        """(when it comes, record) of what the reader has not come to."""
+        """(arrival, record) of what the reader has not read yet."""
         self.told = []
         self.desk.observers.append(self.told.extend)
 
     def run(self, seconds, *workers, gateways=(), behind_ms=0):
-        """Each worker is (id, role, busy share, load) and what else `step_batch` takes; returns what changed. The
-        reader comes to telemetry so late as is said."""
+        """Enter a window and return what changed. Each worker is (id, role, busy share, load) and further arguments
+        of `step_batch`. The reader sees telemetry with the given delay."""
         before = len(self.told)
         for _ in range(round(seconds * 10)):
             start_ms, self.now_ms = self.now_ms, self.now_ms + 100

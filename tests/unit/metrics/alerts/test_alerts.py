@@ -1,4 +1,4 @@
-"""What each alert fires on and what it says, over real snapshots."""
+"""Tests of what each alert fires on and its text, over real snapshots."""
 
 import socket
 
@@ -21,11 +21,11 @@ from tests.unit.metrics.alerts.alerts_rig import Cluster, decode, prefill
 
 
 def gateway(**waiting):
-    """What a gateway tells, a queue of model "sim"."""
+    """A gateway's report of a queue for model "sim"."""
     return GatewayQueues(gateway_id="gw", queues=[ModelQueue(model="sim", **waiting)] if waiting else [])
 
 
-def test_a_busy_phase_with_work_waiting_beside_an_idle_one_is_an_imbalance_until_it_is_over():
+def test_a_busy_phase_with_a_queue_beside_an_idle_one_is_an_imbalance_until_it_ends():
     cluster = Cluster()
     starved = prefill(0.97, 3, 1200), decode(0.12), decode(0.12, "decode-1"), decode(0.12, "decode-2")
     labels = {"model": "sim", "phase": "prefill"}
@@ -38,7 +38,7 @@ def test_a_busy_phase_with_work_waiting_beside_an_idle_one_is_an_imbalance_until
     assert cluster.told[-1].ended_because.startswith("prefill 50% busy with 0 prompt tokens queued")
 
 
-def test_decode_can_be_the_starved_one():
+def test_decode_can_be_the_starved_phase():
     cluster = Cluster()
     labels = {"model": "sim", "phase": "decode"}
     changed = cluster.run(4, prefill(0.05), decode(1.0, running=64, waiting=5))
@@ -48,7 +48,7 @@ def test_decode_can_be_the_starved_one():
     )
 
 
-def test_a_pool_with_every_place_taken_is_starved_though_the_queue_is_at_the_gateways():
+def test_a_pool_with_every_slot_taken_is_starved_even_if_the_queue_is_at_the_gateways():
     cluster = Cluster()
     full = (*decode(1.0, running=8), {"max_sequences": 8})
     assert cluster.run(4, prefill(0.1), full)[0][2]["phase"] == "decode"
@@ -65,18 +65,18 @@ def test_a_pool_with_every_place_taken_is_starved_though_the_queue_is_at_the_gat
     ],
     ids=["busy without a queue", "both busy", "room left", "one phase only"],
 )
-def test_what_is_healthy_is_no_imbalance(workers):
+def test_a_healthy_cluster_has_no_imbalance(workers):
     assert Cluster().run(5, *workers) == []
 
 
 @pytest.mark.parametrize(("workers", "count"), [(2, 1), (4, 3), (10, 4)])
-def test_advice_evens_the_pools_out_and_leaves_a_worker(workers, count):
+def test_advice_evens_out_the_pools_and_leaves_a_worker_in_each(workers, count):
     starved = PhasePool("m", "prefill", 2, 2, 100, 100, 0, 50, 0, 0)
     other = PhasePool("m", "decode", workers, workers, 100, 0 if workers < 10 else 20, 0, 0, 0, 0)
     assert f"moving {count} of {workers} decode workers" in advice(starved, other)
 
 
-def test_a_queue_that_grows_is_told_and_one_that_only_stands_is_not():
+def test_a_growing_queue_fires_an_alert_and_a_standing_one_does_not():
     cluster = Cluster()
     for second in range(40):
         changed = cluster.run(1, prefill(1.0, 9, 500 * second), decode(0.9))
@@ -95,7 +95,7 @@ def test_a_queue_that_grows_is_told_and_one_that_only_stands_is_not():
         ("decode", lambda second: {"decode_requests": 8 * second}),
     ],
 )
-def test_a_queue_that_grows_at_gateways_is_told_though_credits_bound_what_workers_hold(phase, queue):
+def test_a_queue_that_grows_at_gateways_fires_an_alert_even_if_credits_bound_the_workers_queues(phase, queue):
     cluster = Cluster()
     workers = prefill(1.0, 3, 600), decode(0.9)
     assert cluster.run(20, *workers, gateways=[gateway()]) == []
@@ -106,7 +106,7 @@ def test_a_queue_that_grows_at_gateways_is_told_though_credits_bound_what_worker
     assert changed == [("FulcrumQueueGrowing", "firing", {"model": "sim", "phase": phase})]
 
 
-def test_while_telemetry_is_away_a_queue_neither_grows_nor_shrinks():
+def test_a_queue_neither_grows_nor_shrinks_while_telemetry_is_missing():
     cluster = Cluster()
     workers = prefill(1.0, 3, 600), decode(0.9)
     for second in range(40):
@@ -114,13 +114,13 @@ def test_while_telemetry_is_away_a_queue_neither_grows_nor_shrinks():
         if changed := cluster.run(1, *workers, gateways=[waiting]):
             break
     assert changed[0][0] == "FulcrumQueueGrowing"
-    assert "FulcrumQueueGrowing" not in {name for name, *_ in cluster.run(120)}  # nobody is heard
+    assert "FulcrumQueueGrowing" not in {name for name, *_ in cluster.run(120)}  # no gateway reports
     cluster.run(5, *workers, gateways=[waiting])
     assert "FulcrumQueueGrowing" not in {name for name, *_ in cluster.run(50, *workers)}  # gateways are not
     assert "FulcrumQueueGrowing" in cluster.reasons
 
 
-def test_time_lost_to_kv_transfers_is_told():
+def test_time_lost_to_kv_transfers_fires_an_alert():
     cluster = Cluster()
 
     def waits(start_ms):
@@ -131,7 +131,7 @@ def test_time_lost_to_kv_transfers_is_told():
     assert cluster.reasons["FulcrumKvTransferBound"] == "decode workers wait for KV blocks 40% of the time, 50% busy"
 
 
-def test_a_worker_whose_kv_blocks_are_nearly_all_held_is_told():
+def test_a_worker_with_nearly_all_kv_blocks_held_fires_an_alert():
     cluster = Cluster()
     full = (*decode(0.5, running=1, free_kv_blocks=3), {"kv_blocks": 100})
     labels = {"model": "sim", "node": "node-a", "worker": "decode-0"}
@@ -141,7 +141,7 @@ def test_a_worker_whose_kv_blocks_are_nearly_all_held_is_told():
     assert cluster.run(4, half) == [("FulcrumKvCacheFull", "resolved", labels)]
 
 
-def test_a_worker_with_work_of_which_no_step_ends_is_stuck_and_one_at_rest_is_not():
+def test_a_worker_with_work_whose_steps_do_not_end_is_stuck_and_an_idle_one_is_not():
     cluster = Cluster()
     resting = decode(0)
     assert cluster.run(15, resting) == []
@@ -152,7 +152,7 @@ def test_a_worker_with_work_of_which_no_step_ends_is_stuck_and_one_at_rest_is_no
     assert cluster.run(4, decode(0.5, running=2)) == [("FulcrumWorkerStuck", "resolved", labels)]
 
 
-def test_amounts_read_well():
+def test_amounts_are_formatted_for_people():
     assert [amount(number) for number in (0, 7, 999, 1_234, 41_200, 2_300_000)] == [
         "0",
         "7",
@@ -167,12 +167,12 @@ def test_amounts_read_well():
 @pytest.mark.parametrize(
     "url", ["http://alertmanager:9o93/x", "http://[::1/x", "http://", "http:///x", "http://x:99999/", "http://x y/"]
 )
-def test_an_address_that_nothing_can_be_posted_to_is_refused_at_the_start(name, url):
+def test_an_unusable_webhook_address_is_refused_at_the_start(name, url):
     with pytest.raises(ValidationError):
         MetricsSettings(**{name: url})
 
 
-def test_the_address_that_is_wrong_is_named_among_several():
+def test_the_invalid_address_is_named_among_several():
     both = "http://one:9093/api/v2/alerts, http://two:9o93/"
     with pytest.raises(ValidationError, match="'http://two:9o93/' is no address"):
         MetricsSettings(alert_webhooks=both)
@@ -180,16 +180,16 @@ def test_the_address_that_is_wrong_is_named_among_several():
 
 
 @pytest.mark.parametrize(("workers", "every_ms"), [(0, 200), (500, 200), (501, 400), (3000, 1200)])
-def test_the_more_workers_there_are_the_longer_it_is_to_the_next_look(workers, every_ms):
+def test_alerts_are_evaluated_less_often_with_more_workers(workers, every_ms):
     assert every_ns(workers) == every_ms * MS
 
 
-def test_thresholds_that_do_not_stand_apart_are_refused():
+def test_thresholds_that_overlap_are_refused():
     with pytest.raises(ValueError, match=r"FULCRUM_METRICS_ALERT_IDLE_CLEAR=0\.7 must be below"):
         MetricsSettings(alert_idle_clear=0.7)
 
 
-def test_a_cause_that_eases_neither_fires_an_alert_nor_ends_one():
+def test_a_cause_that_eases_neither_fires_nor_ends_an_alert():
     grades = {}
     for grade in (Grade.FIRE, Grade.HOLD, Grade.CLEAR):
         cause = Cause(CauseCode.PREFILL_BOUND, "m", "prefill-bound", grade=grade)
@@ -200,7 +200,7 @@ def test_a_cause_that_eases_neither_fires_an_alert_nor_ends_one():
     assert grades == {Grade.FIRE: Grade.FIRE, Grade.HOLD: Grade.HOLD, Grade.CLEAR: Grade.HOLD}
 
 
-def test_an_alert_whose_cause_is_gone_says_that_it_is_clearing_until_it_is_over():
+def test_an_alert_whose_cause_is_gone_is_shown_as_clearing_until_it_ends():
     store, labels = AlertStore(), (("model", "m"),)
     (fired,) = store.enter([Transition(Name.TOO_SMALL, labels, "critical", "presses 1.8", 1, None, "do this")])
     assert fired.called == "presses 1.8 Run: do this"
@@ -214,7 +214,7 @@ def test_an_alert_whose_cause_is_gone_says_that_it_is_clearing_until_it_is_over(
     assert not over[0].clearing and not over[0].command
 
 
-def test_links_in_alerts_name_an_address_that_can_be_followed() -> None:
+def test_links_in_alerts_use_a_reachable_address() -> None:
     own = socket.gethostname()
     for host, expected in (("0.0.0.0", own), ("[::]", own), ("127.0.0.1", "127.0.0.1"), ("[::1]", "[::1]")):
         assert reachable(f"http://{host}:8002") == f"http://{expected}:8002"

@@ -1,4 +1,4 @@
-"""Alerts about requests that miss their targets."""
+"""Tests of alerts about requests that miss their targets."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_request_is_judged_by_its_own_targets(event, kept):
     assert {level: bad for level, bad in missed.items() if bad is not None} == kept
 
 
-def test_a_budget_that_burns_fast_over_both_windows_is_told_and_is_over_when_it_stops():
+def test_a_budget_that_burns_fast_over_both_windows_fires_until_the_burn_stops():
     cluster = Cluster()
 
     def requests(count, **more):
@@ -76,11 +76,11 @@ def test_a_budget_that_burns_fast_over_both_windows_is_told_and_is_over_when_it_
 
 
 def burn_of(age_s, bad_shares):
-    """100 requests in each window, of which so many are bad."""
+    """Return the burn of 100 requests in each window with that many bad ones."""
     return Burn("m", "ttft", {window: RequestCount(100, bad_shares[duration(window)]) for window in WINDOWS_S}, age_s)
 
 
-def test_a_warning_that_fires_hides_nothing_critical_and_fires_on_when_that_is_over():
+def test_a_firing_warning_hides_nothing_critical_and_continues_afterwards():
     machine, limits = AlertStateMachine(make_rules(SETTINGS.alert_limits())), SETTINGS.alert_limits()
     slow = {"3 d": 2, "6 h": 2, "30 min": 2, "1 h": 2, "5 min": 2}
     fast = {**slow, "1 h": 30, "5 min": 60}
@@ -100,13 +100,13 @@ def test_a_warning_that_fires_hides_nothing_critical_and_fires_on_when_that_is_o
 @pytest.mark.parametrize(
     ("age_s", "severities"), [(60, []), (400, []), (600, ["critical"]), (4 * 86_400, ["critical"])]
 )
-def test_what_has_only_begun_is_not_judged_by_windows_it_has_not_seen(age_s, severities):
+def test_a_new_service_is_not_judged_by_windows_that_it_has_not_seen(age_s, severities):
     all_bad = burn_of(age_s, {duration(window): 100 for window in WINDOWS_S})
     fired = [each.severity for each in burn_conditions([all_bad], SETTINGS.alert_limits()) if each.grade is Grade.FIRE]
     assert fired == severities
 
 
-def test_one_miss_in_the_first_requests_after_a_restart_is_no_burn():
+def test_one_miss_among_the_first_requests_after_a_restart_is_no_burn():
     cluster = Cluster()
     for number in range(20):
         event = finished(number, ttft_ms=500 if number == 7 else 10)

@@ -1,4 +1,4 @@
-"""Alerts about workers that are not heard."""
+"""Tests of alerts about silent workers."""
 
 from libs.policy.alerts.rules import ON_TELEMETRY, Snapshot, WorkerReport
 from libs.policy.alerts.watch import CommonSilence
@@ -19,7 +19,7 @@ def test_a_worker_that_falls_silent_is_stale_and_not_stuck_and_one_that_leaves_i
     assert cluster.run(70, both[0]) == []
 
 
-def test_a_worker_that_stays_silent_is_none_of_its_pool_and_does_not_raise_what_a_queue_may_hold():
+def test_a_worker_that_stays_silent_does_not_count_in_its_pool_or_its_queue_bound():
     cluster = Cluster()
     cluster.run(1, prefill(0.97, 3, 1200), prefill(0.97, 3, 1200, "prefill-1"), decode(0.1))
     cluster.run(62, prefill(0.97), decode(0.1))
@@ -36,7 +36,7 @@ def test_a_worker_that_stays_silent_is_none_of_its_pool_and_does_not_raise_what_
     assert {worker.id for worker in snapshot.workers} == {"prefill-0", "prefill-1", "decode-0"}
 
 
-def test_when_nobody_is_heard_one_alert_tells_it_and_lasts_until_somebody_is():
+def test_one_alert_fires_while_every_worker_is_silent_and_lasts_until_one_returns():
     cluster = Cluster()
     many = [decode(0.5, f"decode-{number}", running=1) for number in range(20)]
     cluster.run(2, *many)
@@ -45,7 +45,7 @@ def test_when_nobody_is_heard_one_alert_tells_it_and_lasts_until_somebody_is():
     assert cluster.run(4, *many) == [("FulcrumTelemetryStale", "resolved", {"scope": "cluster"})]
 
 
-def test_workers_that_find_the_broker_one_after_the_other_are_not_told_of_and_one_that_does_not_is():
+def test_workers_that_return_one_after_another_fire_no_alert_and_one_that_does_not_return_does():
     cluster = Cluster()
     many = [decode(0.5, f"decode-{number}", running=1) for number in range(31)]
     cluster.run(2, *many)
@@ -58,7 +58,7 @@ def test_workers_that_find_the_broker_one_after_the_other_are_not_told_of_and_on
     assert [labels["worker"] for _, _, labels in cluster.run(3, *many[:30])] == ["decode-30"]
 
 
-def test_what_was_told_of_a_worker_before_nobody_was_heard_goes_on_until_it_is_heard():
+def test_alerts_of_a_worker_continue_through_a_silence_of_all_until_it_returns():
     cluster = Cluster()
     both = decode(0.5, "decode-0", running=1), decode(0.5, "decode-1", running=1)
     cluster.run(2, *both)
@@ -70,7 +70,7 @@ def test_what_was_told_of_a_worker_before_nobody_was_heard_goes_on_until_it_is_h
     ]
 
 
-def test_a_reader_that_is_behind_raises_one_alert_for_all_its_workers():
+def test_a_reader_that_is_behind_fires_one_alert_for_all_its_workers():
     cluster = Cluster()
     many = [decode(0.9, f"decode-{number}", running=1) for number in range(6)] + [prefill(0.97, 3, 1200)]
     cluster.run(2, *many)
@@ -80,7 +80,7 @@ def test_a_reader_that_is_behind_raises_one_alert_for_all_its_workers():
     assert cluster.reasons["FulcrumTelemetryStale"].endswith("alerts that depend on it are held back")
 
 
-def test_alerts_that_fired_before_neither_end_nor_fire_anew_on_old_telemetry():
+def test_earlier_alerts_neither_end_nor_fire_again_on_old_telemetry():
     cluster = Cluster()
     starved = [prefill(0.99, 5, 4_000), decode(0.05), decode(0.05, "decode-1")]
     calm = [prefill(0.2), decode(0.2), decode(0.2, "decode-1")]
@@ -95,7 +95,7 @@ def test_alerts_that_fired_before_neither_end_nor_fire_anew_on_old_telemetry():
     }
 
 
-def test_when_most_workers_go_at_once_one_alert_counts_them():
+def test_one_alert_counts_the_workers_when_most_leave_at_once():
     cluster = Cluster()
     many = [decode(0.5, f"decode-{number}", running=1) for number in range(8)]
     cluster.run(2, *many)
@@ -103,7 +103,7 @@ def test_when_most_workers_go_at_once_one_alert_counts_them():
     assert "5 of 8 workers are silent" in cluster.reasons["FulcrumTelemetryStale"]
 
 
-def test_when_few_workers_go_at_once_each_is_named():
+def test_each_worker_is_named_when_few_leave_at_once():
     cluster = Cluster()
     many = [decode(0.5, f"decode-{number}", running=1) for number in range(8)]
     cluster.run(2, *many)
@@ -125,7 +125,7 @@ def test_workers_of_a_reader_that_has_gone_get_time_to_be_taken_over():
     assert [own_silent_s(second, second) for second in (1, 2, 4, 6)] == [1, 0, 1, 3]
 
 
-def test_a_worker_that_falls_silent_with_full_kv_is_neither_told_of_nor_over():
+def test_a_worker_that_falls_silent_with_full_kv_neither_fires_nor_ends_an_alert():
     cluster = Cluster(SETTINGS.model_copy(update={"alert_for_ms": 3_000}))
     full = (*decode(0.5, running=1, free_kv_blocks=3), {"kv_blocks": 100})
     other = decode(0.5, "decode-1", running=1)

@@ -1,4 +1,4 @@
-"""How alerts are told to others: over the wire, and by a webhook."""
+"""Tests of the delivery of alerts over the wire and by webhook."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ FIRED = Transition(Name.IMBALANCE, (("model", "m"), ("phase", "prefill")), "warn
 ENDED = replace(FIRED, reason="calm", ended_ns=10**18 + 5 * 10**9)
 
 
-def test_an_alert_goes_over_the_wire_with_its_state_labels_and_runbook():
+def test_an_alert_is_sent_with_its_state_labels_and_runbook():
     book = AlertStore()
     (fired,) = book.enter([FIRED])
     (ended,) = book.enter([ENDED])
@@ -41,7 +41,7 @@ def test_an_alert_goes_over_the_wire_with_its_state_labels_and_runbook():
 
 
 class Receiver:
-    """Takes posts, after refusing as many as it is told to."""
+    """A webhook that accepts posts after a given number of refusals."""
 
     def __init__(self, refuses=0):
         self.posts = []
@@ -59,7 +59,7 @@ class Receiver:
 
 
 @pytest.mark.system
-async def test_a_webhook_gets_fire_and_end_though_it_refuses_at_first(monkeypatch):
+async def test_a_webhook_receives_start_and_end_even_if_it_refuses_at_first(monkeypatch):
     monkeypatch.setattr(webhook_module, "FIRST_RETRY_S", 0.01)
     receiver, book, tasks = Receiver(refuses=2), AlertStore(), TaskOwner()
     try:
@@ -79,7 +79,7 @@ async def test_a_webhook_gets_fire_and_end_though_it_refuses_at_first(monkeypatc
 
 
 @pytest.mark.system
-async def test_a_webhook_tells_again_of_what_fires_and_not_of_what_was_told_to_be_over(monkeypatch):
+async def test_a_webhook_is_reminded_of_firing_alerts_and_not_of_ended_ones(monkeypatch):
     monkeypatch.setattr(webhook_module, "RESEND_S", 0.05)
     receiver, book, tasks = Receiver(), AlertStore(), TaskOwner()
     other = replace(FIRED, labels=(("model", "n"),))
@@ -95,7 +95,7 @@ async def test_a_webhook_tells_again_of_what_fires_and_not_of_what_was_told_to_b
 
 
 @pytest.mark.system
-async def test_a_webhook_is_told_of_all_that_fire_in_pieces_the_critical_first(monkeypatch):
+async def test_a_webhook_receives_all_firing_alerts_in_batches_with_critical_ones_first(monkeypatch):
     monkeypatch.setattr(webhook_module, "FIRST_RETRY_S", 0.01)
     receiver, book, tasks = Receiver(refuses=1), AlertStore(), TaskOwner()
     many = [
@@ -116,7 +116,7 @@ async def test_a_webhook_is_told_of_all_that_fire_in_pieces_the_critical_first(m
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/api/v2/alerts", "http://alertmanager:9o93/api/v2/alerts"])
-async def test_a_webhook_that_cannot_be_reached_holds_nothing_up_and_ends_with_its_task(url):
+async def test_an_unreachable_webhook_blocks_nothing_and_ends_with_its_task(url):
     book, tasks = AlertStore(), TaskOwner()
     webhook = Webhook(url, book, ManualClock(10**18), cluster="blue")
     tasks.spawn("webhook", webhook.run())
@@ -128,7 +128,7 @@ async def test_a_webhook_that_cannot_be_reached_holds_nothing_up_and_ends_with_i
     assert tasks.error is None
 
 
-def test_ended_alerts_that_nobody_takes_are_bounded_and_counted(monkeypatch):
+def test_undelivered_ended_alerts_are_bounded_and_counted(monkeypatch):
     monkeypatch.setattr(webhook_module, "MAX_ENDED", 3)
     book = AlertStore()
     webhook = Webhook("http://127.0.0.1:9", book, ManualClock(10**18), cluster="blue")

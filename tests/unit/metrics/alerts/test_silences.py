@@ -1,4 +1,4 @@
-"""Silences and acknowledgements: what they are of, how long they hold, and that they outlive a restart."""
+"""Tests of silences and acknowledgements: their scope, duration and survival of a restart."""
 
 import asyncio
 from dataclasses import replace
@@ -52,7 +52,7 @@ def firing(book: AlertStore, *transitions: Transition) -> list[Alert]:
     return book.enter(transitions or (STUCK, BUSY))
 
 
-def test_a_silence_is_of_a_name_of_labels_or_of_both() -> None:
+def test_a_silence_matches_a_name_labels_or_both() -> None:
     stuck, busy = firing(AlertStore())
     of = silence()
     assert of.matches(stuck) and not of.matches(busy)
@@ -62,7 +62,7 @@ def test_a_silence_is_of_a_name_of_labels_or_of_both() -> None:
     assert not both.matches(stuck)
 
 
-def test_a_silence_ends_with_its_time_and_an_ended_one_at_once() -> None:
+def test_a_silence_ends_at_its_time_and_a_cancelled_one_at_once() -> None:
     book, (stuck, _) = SilenceRegistry(), firing(AlertStore())
     of = silence()
     assert book.take(of, NOW_NS)
@@ -72,7 +72,7 @@ def test_a_silence_ends_with_its_time_and_an_ended_one_at_once() -> None:
     assert book.loud([stuck], NOW_NS + 6) == [stuck]
 
 
-def test_a_late_account_brings_no_ended_silence_back() -> None:
+def test_a_late_message_does_not_restore_an_ended_silence() -> None:
     book, of = SilenceRegistry(), silence()
     book.take(of, NOW_NS)
     book.take(ended(of, NOW_NS), NOW_NS)
@@ -92,12 +92,12 @@ def test_a_late_account_brings_no_ended_silence_back() -> None:
         ({"labels": tuple((str(number), "x") for number in range(9))}, "8 are allowed"),
     ],
 )
-def test_what_is_no_silence_is_refused_in_words(wrong: dict[str, Any], word: str) -> None:
+def test_an_invalid_silence_is_refused_with_a_message(wrong: dict[str, Any], word: str) -> None:
     assert word in fault_of(silence(**wrong))
     assert not SilenceRegistry().take(silence(**wrong), NOW_NS)
 
 
-def test_their_number_is_bounded_and_those_that_are_over_make_room() -> None:
+def test_the_number_of_silences_is_bounded_and_ended_ones_make_room() -> None:
     book = SilenceRegistry()
     for number in range(MAX_SILENCES):
         assert book.take(silence(id=str(number)), NOW_NS)
@@ -107,14 +107,14 @@ def test_their_number_is_bounded_and_those_that_are_over_make_room() -> None:
     assert book.take(silence(id="more", until_ns=later_ns + HOUR_NS), later_ns)
 
 
-def test_one_from_a_clock_far_ahead_is_left_out() -> None:
+def test_a_silence_from_a_clock_far_ahead_is_ignored() -> None:
     far_ns = NOW_NS + 365 * 24 * HOUR_NS
     ahead = silence(made_ns=far_ns, until_ns=far_ns + HOUR_NS, changed_ns=far_ns)
     assert not fault_of(ahead)
     assert not SilenceRegistry().take(ahead, NOW_NS)
 
 
-def test_a_silence_survives_its_message() -> None:
+def test_a_silence_round_trips_through_its_message() -> None:
     for each in (silence(labels=(("a", "1"), ("b", "2")), reason="why"), silence(name="", alert_id="x", ended=True)):
         assert silence_of(silence_message(each)) == each
 
@@ -133,7 +133,7 @@ async def test_an_acknowledgement_ends_with_its_alert() -> None:
         silencer.acknowledge(stuck.id, actor="me", reason="")
 
 
-async def test_who_looks_after_an_alert_last_counts() -> None:
+async def test_the_last_person_to_acknowledge_an_alert_counts() -> None:
     alerts = AlertStore()
     silencer = Silencer(alerts, RecordingBus(), ManualClock(NOW_NS))
     stuck, _ = firing(alerts)
@@ -142,7 +142,7 @@ async def test_who_looks_after_an_alert_last_counts() -> None:
     assert [each.actor for each in silencer.holding()] == ["bob"]
 
 
-async def test_too_many_are_refused_and_one_that_is_none_cannot_be_ended() -> None:
+async def test_too_many_silences_are_refused_and_an_unknown_one_cannot_be_ended() -> None:
     silencer = Silencer(AlertStore(), RecordingBus(), ManualClock(NOW_NS))
     for _ in range(MAX_SILENCES):
         silencer.silence(Name.WORKER_STUCK, {}, 60.0, actor="me", reason="")
@@ -152,7 +152,7 @@ async def test_too_many_are_refused_and_one_that_is_none_cannot_be_ended() -> No
         silencer.end("none")
 
 
-async def test_silences_outlive_a_restart_and_are_known_to_other_metrics_services() -> None:
+async def test_silences_survive_a_restart_and_reach_other_metrics_services() -> None:
     broker, clock = MemoryBroker(), ManualClock(NOW_NS)
     buses = [MemoryBus(broker, "c", clock=clock) for _ in range(2)]
     here, other = (Silencer(AlertStore(), bus, clock) for bus in buses)
@@ -205,7 +205,7 @@ class Served:
         return {"firing": firing, "silenced": found["fulcrum_alerts_silenced"].samples[0].value}
 
 
-async def test_alerts_are_silenced_over_rest_with_the_token_alone_and_count_no_more() -> None:
+async def test_alerts_are_silenced_over_rest_only_with_the_token_and_no_longer_counted() -> None:
     served = Served()
     wanted: dict[str, Any] = {
         "alert_name": "FulcrumWorkerStuck",
@@ -227,14 +227,14 @@ async def test_alerts_are_silenced_over_rest_with_the_token_alone_and_count_no_m
     assert served.counted() == {"firing": 2, "silenced": 0}
 
 
-async def test_an_alert_that_fires_is_acknowledged_over_rest() -> None:
+async def test_a_firing_alert_is_acknowledged_over_rest() -> None:
     served = Served()
     made = (await served.ask("POST", "/v1/alerts/acks", alert_id=served.stuck.id, actor="ann")).json()
     assert (made["alert_id"], made["actor"], made["alerts"]) == (served.stuck.id, "token (ann)", [served.stuck.id])
     assert (await served.ask("POST", "/v1/alerts/acks", alert_id="none")).status_code == 400
 
 
-async def test_a_silenced_alert_is_posted_to_nobody_and_one_that_is_not_any_more_is() -> None:
+async def test_a_silenced_alert_is_not_posted_until_its_silence_ends() -> None:
     alerts, clock, posts = AlertStore(), ManualClock(NOW_NS), []
 
     def receive(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""A metrics service over fake servers, in virtual time."""
+"""A metrics service over fake servers in virtual time."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,7 +30,7 @@ BUSY = Load(decoding=24, prompts_per_s=1)
 
 
 class _Bus:
-    """Hands what is published to the service's takers at once."""
+    """A bus that delivers at once to the service's own handlers."""
 
     def __init__(self) -> None:
         self.takers: list[object] = []
@@ -69,7 +69,7 @@ class Observed:
         return self.bus.now_ns
 
     def set_role(self, name: str, role: str) -> None:
-        """Change a server's role as a list that is read again does."""
+        """Change a server's role, as a newly read list does."""
         server = self.fleet.server(name)
         server.target = replace(server.target, role=role)
 

@@ -1,4 +1,4 @@
-"""The loop that moves servers of others between roles, over fake servers in virtual time."""
+"""Tests over fake servers in virtual time of the loop that moves observed servers between roles."""
 
 from collections.abc import Mapping
 
@@ -76,7 +76,7 @@ async def flooded(limits: ModelLimits | None = None, fixed: Mapping[str, str] | 
     return acting
 
 
-async def test_a_flood_of_prompts_moves_one_decode_server_and_promises_what_that_leaves() -> None:
+async def test_a_flood_of_prompts_moves_one_decode_server_and_predicts_the_effect() -> None:
     acting = await flooded()
     status = await acting.run(5)
     (move,) = acting.moves
@@ -94,7 +94,7 @@ async def test_a_flood_of_prompts_moves_one_decode_server_and_promises_what_that
     assert all(cause.action is None for cause in status.verdict.causes)
 
 
-async def test_the_next_move_waits_for_the_rest_and_the_effect_of_each_is_measured() -> None:
+async def test_the_next_move_waits_for_the_pause_and_each_effect_is_measured() -> None:
     acting = await flooded()
     await acting.run(8)
     assert len(acting.moves) == 1
@@ -113,7 +113,7 @@ async def test_no_move_leaves_fewer_decode_servers_than_the_minimum() -> None:
     assert acting.moves == []
 
 
-async def test_a_server_that_became_unready_counts_for_no_minimum() -> None:
+async def test_a_server_that_became_unready_does_not_count_for_the_minimum() -> None:
     acting = await flooded(ModelLimits(decode_min=2))
     acting.roles.put(FleetWorker("d2", "decode", ready=False))
     await acting.run(8)
@@ -128,7 +128,7 @@ async def test_fixed_servers_never_move_and_status_names_them() -> None:
     assert "d0: its owner selects by the label" in status.planner.reason
 
 
-async def test_after_a_refusal_it_stands_still_says_why_and_advises_again() -> None:
+async def test_after_a_refusal_the_loop_pauses_gives_the_reason_and_advises_again() -> None:
     acting = await flooded()
     acting.roles.refuses = "the API server forbids it"
     status = await acting.run(8)
@@ -145,7 +145,7 @@ async def test_after_a_refusal_it_stands_still_says_why_and_advises_again() -> N
     assert status.planner.acts
 
 
-async def test_while_the_control_plane_is_away_it_stands_still_and_goes_on_afterwards() -> None:
+async def test_the_loop_pauses_while_the_control_plane_is_away_and_resumes_afterwards() -> None:
     acting = await flooded()
     acting.roles.away = "it does not answer"
     status = await acting.run(10)
@@ -156,7 +156,7 @@ async def test_while_the_control_plane_is_away_it_stands_still_and_goes_on_after
     assert acting.moves and status.planner.acts
 
 
-async def test_while_another_process_has_the_lease_it_advises_and_names_it_then_takes_over() -> None:
+async def test_the_loop_advises_while_another_process_has_the_lease_and_then_takes_over() -> None:
     acting = await flooded()
     acting.leases.holder = "observe-other"
     status = await acting.run(8)
@@ -172,7 +172,7 @@ async def test_while_another_process_has_the_lease_it_advises_and_names_it_then_
     assert acting.moves and status.planner.acts
 
 
-async def test_after_an_outage_it_names_the_other_process_again_and_rests_once_it_takes_over() -> None:
+async def test_after_an_outage_the_loop_names_the_other_process_again_and_pauses_once_it_takes_over() -> None:
     acting = await flooded()
     acting.leases.holder = "observe-other"
     status = await acting.run(8)
@@ -189,7 +189,7 @@ async def test_after_an_outage_it_names_the_other_process_again_and_rests_once_i
     assert acting.moves == [], "the other one may just have made a move"
 
 
-async def test_it_starts_beside_another_one_that_acts_and_refuses_where_nobody_can_tell() -> None:
+async def test_the_loop_starts_beside_another_active_process_and_refuses_if_none_can_be_identified() -> None:
     observed = suite(dict.fromkeys(ROLES, BUSY), ROLES)
     acting = Acting(observed, ModelLimits(), {})
     acting.leases.holder = "observe-other"
@@ -200,7 +200,7 @@ async def test_it_starts_beside_another_one_that_acts_and_refuses_where_nobody_c
         await acting.actor.begin()
 
 
-async def test_a_lease_that_nobody_can_read_pauses_moves() -> None:
+async def test_an_unreadable_lease_pauses_moves() -> None:
     acting = await flooded()
     acting.leases.away = "the API server does not answer"
     status = await acting.run(8)
@@ -211,7 +211,7 @@ async def test_a_lease_that_nobody_can_read_pauses_moves() -> None:
     assert acting.moves
 
 
-async def test_a_role_changed_by_somebody_else_is_not_changed_back_at_once() -> None:
+async def test_a_role_changed_by_another_actor_is_not_reversed_at_once() -> None:
     acting = await flooded()
     acting.follows = False
     for name in ("d0", "d1", "d2"):
@@ -220,7 +220,7 @@ async def test_a_role_changed_by_somebody_else_is_not_changed_back_at_once() -> 
     assert ("d2", "prefill") not in acting.moves
 
 
-async def test_a_move_that_telemetry_does_not_show_ends_further_moves() -> None:
+async def test_a_move_that_telemetry_does_not_confirm_stops_further_moves() -> None:
     acting = await flooded()
     acting.follows = False
     status = await acting.run(35)
@@ -229,7 +229,7 @@ async def test_a_move_that_telemetry_does_not_show_ends_further_moves() -> None:
 
 
 @pytest.mark.parametrize("roles", [{"p0": "prefill", "d0": "decode"}, dict.fromkeys(("a", "b"), "mixed")])
-async def test_the_last_of_a_phase_and_servers_of_both_phases_stay(roles: Mapping[str, str]) -> None:
+async def test_the_last_server_of_a_phase_and_servers_of_both_phases_do_not_move(roles: Mapping[str, str]) -> None:
     acting = Acting(suite(dict.fromkeys(roles, BUSY), roles), ModelLimits(), {})
     await acting.actor.begin()
     await acting.run(15)

@@ -1,4 +1,4 @@
-"""A fleet whose list follows pods: what a change of the list leaves as it was."""
+"""Tests of a fleet whose list follows pods: what a change of the list preserves."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -61,7 +61,7 @@ async def rig() -> AsyncIterator[Rig]:
     await tasks.close()
 
 
-async def test_a_changed_role_keeps_what_is_known_of_a_server(rig: Rig) -> None:
+async def test_a_changed_role_preserves_the_state_of_a_server(rig: Rig) -> None:
     known = rig.fleet.server("a")
     rig.fleet.take(known, FakeVllm(Load(decoding=8)).exposition().encode())
     rig.set(server("a", "prefill"))
@@ -70,14 +70,14 @@ async def test_a_changed_role_keeps_what_is_known_of_a_server(rig: Rig) -> None:
     assert known.restarts == 0
 
 
-async def test_pods_that_come_and_go_change_the_list(rig: Rig) -> None:
+async def test_the_list_follows_pods_that_come_and_go(rig: Rig) -> None:
     rig.set(server("a"), server("b", ip="10.0.0.6"))
     assert rig.roles() == {"a": "mixed", "b": "mixed"}
     rig.set(server("b", ip="10.0.0.6"))
     assert rig.roles() == {"b": "mixed"}
 
 
-async def test_an_api_server_that_is_away_leaves_the_list_and_is_named(rig: Rig) -> None:
+async def test_an_unreachable_api_server_leaves_the_list_unchanged_and_is_named(rig: Rig) -> None:
     rig.set(server("a"), trouble="the list of pods is that of before")
     assert rig.roles() == {"a": "mixed"}
     assert rig.fleet.status().trouble == "the list of pods is that of before"
@@ -85,7 +85,7 @@ async def test_an_api_server_that_is_away_leaves_the_list_and_is_named(rig: Rig)
     assert rig.fleet.status().trouble == ""
 
 
-async def test_a_pod_made_anew_at_another_address_keeps_its_name(rig: Rig) -> None:
+async def test_a_pod_recreated_at_another_address_has_the_same_name(rig: Rig) -> None:
     known = rig.fleet.server("a")
     rig.set(server("a", ip="10.0.0.9"))
     assert rig.fleet.server("a") is not known

@@ -1,4 +1,4 @@
-"""What the metrics service makes of observed servers: telemetry, verdict, advice and traffic, in virtual time."""
+"""Tests in virtual time of telemetry, verdict, advice and traffic of observed servers."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -31,7 +31,7 @@ async def test_a_calm_fleet_is_balanced_and_all_its_times_are_estimates_with_bou
     assert status.traffic.ttft_p50_ms == pytest.approx(175, abs=80)
 
 
-async def test_a_flood_of_prompts_names_prefill_and_advises_in_words_without_a_command() -> None:
+async def test_a_flood_of_prompts_names_prefill_and_gives_advice_without_a_command() -> None:
     observed = suite({"p0": BUSY, "d0": BUSY, "d1": BUSY}, PAIR)
     await observed.run(15)
     observed.fakes["p0"].set(Load(decoding=4, prompts_per_s=30, waiting=40, waiting_per_s=20, ttft_s=3))
@@ -43,7 +43,7 @@ async def test_a_flood_of_prompts_names_prefill_and_advises_in_words_without_a_c
     assert "fulcrum role" not in status.verdict.sentence + status.verdict.action.instruction
 
 
-async def test_advice_over_pods_has_the_command_that_changes_their_label() -> None:
+async def test_advice_for_pods_has_the_command_that_changes_their_label() -> None:
     observed = Observed(PAIR, pods=LlmdPods())
     for fake in observed.fakes.values():
         fake.set(BUSY)
@@ -74,7 +74,7 @@ async def test_a_flood_of_decodes_names_decode() -> None:
     assert status.verdict.code in (CauseCode.DECODE_BOUND_KV, CauseCode.DECODE_BOUND_TPOT)
 
 
-async def test_floods_of_both_are_too_small() -> None:
+async def test_floods_of_both_phases_make_the_fleet_too_small() -> None:
     observed = suite({"p0": BUSY, "d0": BUSY}, {"p0": "prefill", "d0": "decode"})
     await observed.run(15)
     observed.fakes["p0"].set(Load(decoding=4, prompts_per_s=30, waiting=400, waiting_per_s=60, ttft_s=3))
@@ -94,7 +94,7 @@ async def test_servers_that_all_do_both_phases_get_no_advice_to_change_roles() -
     assert "0 prefill workers" not in status.verdict.sentence
 
 
-async def test_a_server_that_goes_away_is_silent_and_keeps_its_identity_when_it_is_back() -> None:
+async def test_a_server_that_goes_away_is_silent_and_has_the_same_identity_when_it_returns() -> None:
     observed = suite({"p0": BUSY, "d0": BUSY, "d1": BUSY}, PAIR)
     await observed.run(12)
     observed.away = {"d1"}
@@ -114,7 +114,7 @@ async def test_a_server_that_goes_away_is_silent_and_keeps_its_identity_when_it_
     assert len(status.workers) == 3
 
 
-async def test_a_restart_is_no_spike() -> None:
+async def test_a_restart_causes_no_spike() -> None:
     observed = suite({"d0": BUSY}, {"d0": "mixed"})
     await observed.run(12)
     observed.fakes["d0"].restart()
@@ -124,7 +124,7 @@ async def test_a_restart_is_no_spike() -> None:
     assert status.traffic.requests_per_s < 1.5
 
 
-async def test_a_server_that_answers_something_else_harms_no_other() -> None:
+async def test_a_server_with_an_invalid_answer_affects_no_other() -> None:
     observed = suite({"p0": BUSY, "d0": BUSY, "d1": BUSY}, PAIR)
     observed.fakes["d1"].body = b"<html>"
     status = await observed.run(15)
@@ -134,7 +134,7 @@ async def test_a_server_that_answers_something_else_harms_no_other() -> None:
     assert status.verdict.code == CauseCode.BALANCED
 
 
-async def test_nobody_there_is_not_known_rather_than_idle() -> None:
+async def test_a_fleet_without_servers_is_unknown_rather_than_idle() -> None:
     observed = suite({}, PAIR)
     observed.away = set(PAIR)
     status = await observed.run(3)
@@ -142,8 +142,8 @@ async def test_nobody_there_is_not_known_rather_than_idle() -> None:
     assert status.not_live_because == "no observed server answers"
 
 
-async def test_while_steps_cost_is_learned_time_is_unknown_and_nobody_is_called_stuck() -> None:
-    """Prompts that may have overlapped teach nothing."""
+async def test_time_is_unknown_and_no_server_is_stuck_while_step_costs_are_learned() -> None:
+    """Prompts that may have overlapped cannot be learned from."""
     observed = suite({"p0": Load(prompts_per_s=20)}, {"p0": "prefill"})
     await observed.run(15)
     assert observed.fleet.server("p0").state is ServerState.LEARNING
@@ -151,7 +151,7 @@ async def test_while_steps_cost_is_learned_time_is_unknown_and_nobody_is_called_
     assert not [each for each in observed.alerts.book.firing() if each.name == "FulcrumWorkerStuck"]
 
 
-async def test_a_prefill_server_teaches_by_prompts_that_ran_one_after_the_other() -> None:
+async def test_a_prefill_server_is_learned_from_prompts_that_ran_one_after_another() -> None:
     """35 ms each of 12 prompts a second: busy 0.42 of the time, although one request runs at most."""
     observed = suite({"p0": Load(prompts_per_s=12)}, {"p0": "prefill"})
     status = await observed.run(20)
@@ -176,7 +176,7 @@ def test_percentiles_lie_within_their_bucket(
     assert percentile(counts, percent) == found
 
 
-def test_servers_in_the_list_are_those_of_the_list() -> None:
+def test_the_servers_shown_are_those_of_the_list() -> None:
     observed = Observed({"b": "mixed", "a": "mixed"})
     names: Sequence[str] = [each.name for each in observed.fleet.status().servers]
     assert names == ["b", "a"]

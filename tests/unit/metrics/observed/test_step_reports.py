@@ -1,4 +1,4 @@
-"""Reports of steps by observed servers: what is taken, what is refused and counted, and that nothing is mixed."""
+"""Tests of step reports by observed servers: accepted, or refused and counted."""
 
 from collections.abc import Callable
 
@@ -66,7 +66,7 @@ WRONG: dict[str, Callable[[StepBatch], object]] = {
 
 
 @pytest.mark.parametrize("said", WRONG)
-def test_a_wrong_report_is_refused_with_what_is_wrong_and_counted(said: str) -> None:
+def test_an_invalid_report_is_refused_with_the_reason_and_counted(said: str) -> None:
     desk = StepReports()
     body = changed(WRONG[said])
     with pytest.raises(FulcrumError, match=said):
@@ -81,7 +81,7 @@ def test_garbage_is_refused() -> None:
         StepReports().take(b"\xff\xff\xff", BEGAN_NS)
 
 
-def test_reports_that_came_before_or_are_of_an_older_process_are_refused() -> None:
+def test_repeated_reports_and_those_of_an_older_process_are_refused() -> None:
     desk = StepReports()
     desk.take(report(BEGAN_NS, 2, incarnation=2).SerializeToString(), BEGAN_NS)
     for number, incarnation in ((2, 2), (1, 2), (3, 1)):
@@ -115,7 +115,7 @@ async def reporting(observed: Observed, seconds: float, name: str = "p0") -> Non
     assert status.live
 
 
-async def test_a_server_that_reports_is_exact_and_none_of_its_time_is_estimated_until_it_stops() -> None:
+async def test_a_reporting_server_is_exact_and_not_estimated_until_it_stops() -> None:
     observed = suite({"p0": Load(decoding=24), "d0": Load(decoding=24)}, {"p0": "prefill", "d0": "decode"})
     await observed.run(15)
     assert observed.fleet.server("p0").state is ServerState.OBSERVED
@@ -177,7 +177,7 @@ async def test_this_machine_reports_without_a_token_and_others_only_with_one() -
     assert await post("127.0.0.1", keyed, body, **authorized) == 204
 
 
-async def test_another_type_and_a_body_that_is_too_long_are_refused() -> None:
+async def test_another_content_type_and_a_body_that_is_too_long_are_refused() -> None:
     trusted = KeyTable(open_without_keys=True, token=TOKEN)
     trusted.replace(KeySet(), 0)
     assert await post("127.0.0.1", trusted, b"", **{"content-type": "text/plain"}) == 415

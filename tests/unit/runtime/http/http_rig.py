@@ -16,7 +16,7 @@ from libs.runtime.web import make_web_app
 
 
 def exchange(app: Any, sent: bytes, *, bounds: HttpBounds | None = None) -> bytes:
-    """What comes back until the server closes, over the event loop that services run on."""
+    """Return the bytes sent until the server closes, over the event loop that services run on."""
     return uvloop.run(send(app, sent, bounds=bounds))
 
 
@@ -31,7 +31,7 @@ async def served(
 
 
 async def send(app: Any, *parts: bytes, bounds: HttpBounds | None = None) -> bytes:
-    """Each part leaves by itself, once the server has had its turn."""
+    """Send each part separately, once the server has had its turn."""
     async with served(app, bounds) as sock:
         reader, writer = await asyncio.open_connection(*sock.getsockname())
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -49,7 +49,7 @@ def web_app() -> Any:
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the request's line and body."""
+    """Answer with the request's line and body."""
     body = b""
     while True:
         message = await receive()
@@ -65,7 +65,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 def bodies(answers: bytes) -> list[bytes]:
-    """Of answers one after the other, each with its length."""
+    """Split successive answers, each with its length."""
     found = []
     while answers:
         head, _, answers = answers.partition(b"\r\n\r\n")

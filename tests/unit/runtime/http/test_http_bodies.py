@@ -1,4 +1,4 @@
-"""Bodies of requests that offer an upgrade or a tunnel."""
+"""Tests of bodies of requests that offer an upgrade or a tunnel."""
 
 import re
 from collections.abc import Sequence
@@ -37,10 +37,10 @@ def split_at(cuts: Sequence[int], sent: bytes) -> list[bytes]:
     expects=st.booleans(),
     cuts=st.lists(st.integers(0, 1000), max_size=4),
 )
-def test_a_body_behind_an_ignored_upgrade_is_the_requests_own_however_it_is_cut(
+def test_a_body_after_an_ignored_upgrade_belongs_to_the_request_however_it_is_cut(
     upgrade: str, chunked: bool, expects: bool, cuts: list[int]
 ) -> None:
-    """The body looks like a request: whoever reads it as one is smuggled past."""
+    """The body looks like a request: a server that parses it as one can be smuggled past."""
     framing = b"transfer-encoding: chunked" if chunked else b"content-length: %d" % len(SMUGGLED)
     head = b"POST /first HTTP/1.1\r\nhost: x\r\n" + UPGRADES[upgrade] + framing + b"\r\n\r\n"
     sent = head + (CHUNKED_SMUGGLED if chunked else SMUGGLED) + b"GET /last HTTP/1.1\r\n" + CLOSE + b"\r\n"

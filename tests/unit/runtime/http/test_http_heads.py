@@ -1,4 +1,4 @@
-"""Heads that two readers could take differently are refused before any route, by every service's server."""
+"""Tests that ambiguous request heads are refused before any route, by every service's server."""
 
 import json
 import re
@@ -19,12 +19,12 @@ ONCE = (
     b"access-control-request-method", b"authorization", b"content-type", b"cookie", b"idempotency-key",
     b"if-modified-since", b"if-range", b"origin", b"range", b"x-api-key", b"x-request-id",
 )  # fmt: skip
-"""Named here too: taken from SINGLE alone, a header that falls out of it would be missed by nothing."""
+"""Repeated here, so that a header dropped from SINGLE by mistake is noticed."""
 OWN = (b"x-fulcrum-tenant", b"x-fulcrum-class", b"x-fulcrum-details", b"x-fulcrum-ttft-deadline-ms")
 
 
 async def heads(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the headers and the body that it was given."""
+    """Answer with the received headers and body."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -35,7 +35,7 @@ async def heads(scope: Any, receive: Any, send: Any) -> None:
 
 
 def answer(line: bytes, *headers: bytes, body: bytes = b"") -> tuple[int, str]:
-    """Status and body of the answer to a request with these header lines."""
+    """Return status and body of the answer to a request with these header lines."""
     sent = line + b"\r\n" + b"".join(each + b"\r\n" for each in headers) + CLOSE + b"\r\n" + body
     head, _, shown = exchange(heads, sent).partition(b"\r\n\r\n")
     found = re.match(rb"HTTP/1.1 (\d{3}) ", head)
@@ -50,14 +50,14 @@ def code(found: tuple[int, str]) -> tuple[int, str, str | None]:
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", sorted({*SINGLE, *ONCE, *OWN} - {b"host", b"content-length"}))
-def test_a_header_that_a_service_acts_on_is_sent_once(name: bytes) -> None:
+def test_a_header_that_a_service_acts_on_may_be_sent_only_once(name: bytes) -> None:
     twice = answer(b"GET / HTTP/1.1", b"host: x", name + b": a", b"x-other: 1", name.title() + b": a")
     assert code(twice) == (400, "repeated_header", name.decode())
     assert answer(b"GET / HTTP/1.1", b"host: x", name + b": a") == (200, f"host=x;{name.decode()}=a;")
 
 
 @pytest.mark.system
-def test_lists_may_come_in_several_lines_and_are_read_as_one() -> None:
+def test_lists_may_be_sent_in_several_lines_and_are_read_as_one() -> None:
     found = answer(b"GET / HTTP/1.1", b"host: x", b"accept: a", b"x: 1", b"accept: b", b"content-encoding: gzip")
     assert found == (200, "host=x;accept=a, b;x=1;content-encoding=gzip;")
 
@@ -79,7 +79,7 @@ def test_lists_may_come_in_several_lines_and_are_read_as_one() -> None:
         (b"GET http://x/ HTTP/1.1", (), 400),
     ],
 )
-def test_a_request_names_one_host(line: bytes, headers: tuple[bytes, ...], status: int) -> None:
+def test_a_request_names_exactly_one_host(line: bytes, headers: tuple[bytes, ...], status: int) -> None:
     found = answer(line, *headers)
     assert found[0] == status
     if status == 400:
@@ -87,7 +87,7 @@ def test_a_request_names_one_host(line: bytes, headers: tuple[bytes, ...], statu
 
 
 @pytest.mark.system
-def test_the_host_of_a_whole_address_stands_before_the_header() -> None:
+def test_the_host_of_an_absolute_target_precedes_the_header() -> None:
     assert answer(b"GET http://real:81/ HTTP/1.1", b"host: other") == (200, "host=real:81;")
     assert answer(b"GET http://[::1]/ HTTP/1.1", b"host: other") == (200, "host=[::1];")
     assert code(answer(b"GET http://real/ HTTP/1.1", b"host: a", b"host: a"))[0] == 400
@@ -111,7 +111,7 @@ def test_the_host_of_a_whole_address_stands_before_the_header() -> None:
         ([b""], 400),
     ],
 )
-def test_a_body_comes_in_chunks_alone(codings: list[bytes], status: int) -> None:
+def test_chunked_is_the_only_accepted_transfer_encoding(codings: list[bytes], status: int) -> None:
     lines = [b"transfer-encoding: " + each for each in codings]
     found = answer(b"POST / HTTP/1.1", b"host: x", *lines, body=CHUNKS)
     assert found[0] == status
@@ -137,7 +137,7 @@ def test_a_body_comes_in_chunks_alone(codings: list[bytes], status: int) -> None
         (b"GET / HTTP/0.9", (b"host: x",), (505, "unsupported_http_version")),
     ],
 )
-def test_a_body_has_one_length_and_a_request_a_version_that_is_served(
+def test_a_body_must_have_one_length_and_a_request_a_supported_version(
     line: bytes, headers: tuple[bytes, ...], expected: tuple[int, str]
 ) -> None:
     assert code(answer(line, *headers, body=b"abc"))[:2] == expected
@@ -145,13 +145,13 @@ def test_a_body_has_one_length_and_a_request_a_version_that_is_served(
 
 @pytest.mark.system
 @pytest.mark.parametrize("value", [b"200-ok", b"100-continue, other", b"100-continue;a=b"])
-def test_what_is_expected_beyond_an_interim_answer_is_417(value: bytes) -> None:
+def test_an_unknown_expectation_is_417(value: bytes) -> None:
     found = answer(b"POST / HTTP/1.1", b"host: x", b"expect: " + value, b"content-length: 3", body=b"abc")
     assert code(found) == (417, "expectation_failed", "expect")
 
 
 @pytest.mark.system
-def test_an_interim_answer_is_sent_to_who_expects_one_and_knows_it() -> None:
+def test_an_interim_answer_is_sent_only_to_clients_that_expect_and_support_it() -> None:
     lines = HOST + b"expect: 100-Continue\r\ncontent-length: 3\r\n" + CLOSE + b"\r\n"
     assert exchange(heads, b"POST / HTTP/1.1\r\n" + lines + b"abc").startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
     assert exchange(heads, b"POST / HTTP/1.0\r\n" + lines + b"abc").startswith(b"HTTP/1.1 200 ")
@@ -160,7 +160,7 @@ def test_an_interim_answer_is_sent_to_who_expects_one_and_knows_it() -> None:
 
 
 @pytest.mark.system
-def test_a_refused_head_waits_for_earlier_answers_and_ends_the_connection() -> None:
+def test_a_refused_head_waits_for_earlier_answers_and_closes_the_connection() -> None:
     wrong = b"POST / HTTP/1.1\r\nhost: x\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc"
     after = b"GET /after HTTP/1.1\r\nhost: x\r\n\r\n"
     found = exchange(heads, b"GET / HTTP/1.1\r\n" + HOST + b"\r\n" + wrong + after)
@@ -190,7 +190,7 @@ lines = st.lists(st.tuples(names, st.sampled_from([b"a", b"b", b""])), max_size=
 
 
 @given(lines)
-def test_afterwards_each_name_stands_once_with_all_of_its_values(found: list[tuple[bytes, bytes]]) -> None:
+def test_parsed_headers_have_each_name_once_with_all_of_its_values(found: list[tuple[bytes, bytes]]) -> None:
     headers = [(b"host", b"x"), *found]
     counts = {name: sum(each == name for each, _ in found) for name, _ in found}
     if any(counts.get(name, 0) > 1 for name in (b"authorization", b"x-fulcrum-tenant")):
@@ -204,7 +204,7 @@ def test_afterwards_each_name_stands_once_with_all_of_its_values(found: list[tup
 
 
 @given(st.binary(max_size=12), st.sampled_from([b"host", b"expect", b"transfer-encoding"]))
-def test_any_bytes_are_taken_or_refused(value: bytes, name: bytes) -> None:
+def test_any_bytes_are_accepted_or_refused(value: bytes, name: bytes) -> None:
     try:
         check_head([(b"host", b"x")] * (name != b"host") + [(name, value)], "1.1")
     except FulcrumError as error:

@@ -1,4 +1,4 @@
-"""Addresses that a service gives of itself, HEAD, and what a proxy before it is believed."""
+"""Tests of a service's own addresses, of HEAD, and of what is believed of a proxy."""
 
 import asyncio
 from typing import Any
@@ -30,7 +30,7 @@ def test_a_reference_leads_to_its_target_under_any_prefix_and_scheme(
         assert urljoin(f"https://public{prefix}{path}", found) == f"https://public{prefix}{wanted}?q=1"
 
 
-async def test_head_ends_an_answer_before_any_of_its_body_is_made() -> None:
+async def test_head_ends_an_answer_before_its_body_is_made() -> None:
     made = []
 
     async def parts() -> Any:
@@ -55,7 +55,7 @@ async def test_an_app_that_fails_under_head_fails_as_under_get() -> None:
 @pytest.mark.parametrize(
     ("proxies", "scheme"), [("", "http"), ("10.0.0.0/8, ::1", "http"), ("127.0.0.0/8", "https"), ("127.0.0.1", "https")]
 )
-def test_the_scheme_is_what_a_trusted_proxy_says(proxies: str, scheme: str) -> None:
+def test_the_scheme_is_taken_from_a_trusted_proxy(proxies: str, scheme: str) -> None:
     seen: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -74,11 +74,11 @@ def test_the_scheme_is_what_a_trusted_proxy_says(proxies: str, scheme: str) -> N
 
 
 @pytest.mark.parametrize("wrong", ["*", "proxy.example", "10.0.0.1/8", "10.0.0.0/33", "127.0.0.1:80"])
-def test_proxies_are_addresses_and_networks(wrong: str) -> None:
+def test_proxies_are_given_as_addresses_and_networks(wrong: str) -> None:
     with pytest.raises(ValidationError):
         HttpSettings.model_validate({"http_trusted_proxies": wrong})
 
 
-def test_an_address_of_ipv4_is_known_on_a_socket_of_ipv6_too() -> None:
+def test_an_ipv4_address_is_recognised_on_an_ipv6_socket() -> None:
     guard = HttpSettings.model_validate({"http_trusted_proxies": "10.0.0.0/8"}).http_guard()
     assert guard.proxies == ("10.0.0.0/8", "::ffff:10.0.0.0/104")

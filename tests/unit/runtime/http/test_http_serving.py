@@ -1,4 +1,4 @@
-"""What clients send over HTTP, right and wrong: read as it is meant, or refused in the API's shape; and bounded."""
+"""Tests of valid and invalid HTTP input: read as meant or refused in the API's shape, and bounded."""
 
 import asyncio
 import json
@@ -28,13 +28,13 @@ def error(answer: bytes) -> dict[str, Any]:
     return error
 
 
-def test_bytes_that_are_no_http_are_refused_in_the_shape_of_the_api() -> None:
+def test_bytes_that_are_not_http_are_refused_in_the_shape_of_the_api() -> None:
     answer = exchange(web_app(), GARBAGE)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert error(answer)["code"] == "invalid_request"
 
 
-def test_a_path_that_is_not_there_answers_in_the_same_shape() -> None:
+def test_an_unknown_path_is_answered_in_the_same_shape() -> None:
     answer = exchange(web_app(), b"GET /nowhere HTTP/1.1\r\nconnection: close\r\nhost: x\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert error(answer) | {"message": ""} == {
@@ -44,7 +44,7 @@ def test_a_path_that_is_not_there_answers_in_the_same_shape() -> None:
 
 @pytest.mark.parametrize("begun", [False, True], ids=["before its answer", "in its answer"])
 @pytest.mark.parametrize("pipelined", [1, 3])
-def test_garbage_behind_requests_ends_them_without_a_fault(
+def test_garbage_after_requests_closes_the_connection_without_an_error(
     begun: bool, pipelined: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = []
@@ -68,7 +68,7 @@ def test_garbage_behind_requests_ends_them_without_a_fault(
     assert answer.startswith(b"HTTP/1.1 200 " if begun and b"part" in answer else b"HTTP/1.1 400 ")
 
 
-def test_an_answers_head_comes_with_its_body_or_by_itself_where_that_is_late() -> None:
+def test_an_answers_head_is_sent_with_its_body_or_alone_if_that_is_late() -> None:
     async def run() -> None:
         late = asyncio.Event()
 
@@ -109,13 +109,13 @@ def test_an_answers_head_comes_with_its_body_or_by_itself_where_that_is_late() -
     ],
     ids=["target", "one header", "all headers", "a header without end", "headers without end", "blank lines"],
 )
-def test_heads_over_a_bound_are_refused_by_an_answer(sent: bytes) -> None:
+def test_heads_over_a_bound_are_refused_with_an_answer(sent: bytes) -> None:
     answer = exchange(web_app(), sent)
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert error(answer)["code"] == "headers_too_large"
 
 
-def test_a_head_within_the_bounds_is_read() -> None:
+def test_a_head_within_the_bounds_is_accepted() -> None:
     large = b"".join(b"x-%d: %b\r\n" % (number, b"x" * 15_000) for number in range(4))
     answer = exchange(echo, b"GET /kept HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + large + b"\r\n")
     assert answer.endswith(b"\r\n\r\nGET /kept \n")
@@ -126,13 +126,13 @@ def test_a_head_within_the_bounds_is_read() -> None:
     [b"0\r\nx-trailer: " + b"x" * 1_000_000, b"0\r\n" + b"x: y\r\n" * 100_000, b"5;" + b"x" * 1_000_000],
     ids=["a trailer", "trailers", "a chunk's extension"],
 )
-def test_what_stands_between_the_parts_of_a_body_is_bounded(endless: bytes) -> None:
+def test_framing_bytes_between_the_parts_of_a_body_are_bounded(endless: bytes) -> None:
     sent = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n" + endless
     answer = exchange(echo, sent)
     assert re.match(rb"HTTP/1.1 4\d\d ", answer)
 
 
-def test_trailers_are_no_headers() -> None:
+def test_trailers_do_not_become_headers() -> None:
     seen = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -149,7 +149,7 @@ def test_trailers_are_no_headers() -> None:
 # ------------------------------------------------------------ bounds on connections and on requests that wait
 
 
-def test_no_more_than_so_many_pipelined_requests_wait_and_the_rest_is_refused_after_their_answers() -> None:
+def test_pipelined_requests_are_bounded_and_the_rest_is_refused_after_their_answers() -> None:
     most = HttpBounds().max_pipelined
     sent = b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(7500))
     *answered, last = bodies(exchange(echo, sent))
@@ -157,7 +157,7 @@ def test_no_more_than_so_many_pipelined_requests_wait_and_the_rest_is_refused_af
     assert json.loads(last)["error"]["code"] == "too_many_pipelined"
 
 
-def test_connections_over_a_bound_are_refused_by_an_answer_until_others_have_ended() -> None:
+def test_connections_over_a_bound_are_refused_with_an_answer_until_others_have_ended() -> None:
     async def run() -> None:
         guard = ConnectionGuard(HttpBounds(max_connections=3, max_connections_per_address=2))
         async with served(echo, guard=guard) as sock:
@@ -205,7 +205,7 @@ def _samples(guard: ConnectionGuard) -> dict[str, float]:
 # ------------------------------------------------------------ HTTP/1.0
 
 
-def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_of_the_connection_for_a_length() -> None:
+def test_an_http_1_0_client_gets_no_chunks_and_a_closed_connection_instead_of_a_length() -> None:
     async def streams(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for part in (b"one ", b"", b"two "):

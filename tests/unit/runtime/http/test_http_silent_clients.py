@@ -1,4 +1,4 @@
-"""Clients that send slowly, too much, or nothing more."""
+"""Tests of clients that send slowly, too much, or nothing more."""
 
 import asyncio
 from contextlib import suppress
@@ -63,7 +63,7 @@ def test_a_client_that_stops_sending_loses_its_connection(sent: bytes, status: i
         assert b"HTTP/1.1 408 " in answer
 
 
-def test_a_client_that_goes_on_sending_a_refused_body_loses_its_connection() -> None:
+def test_a_client_that_continues_to_send_a_refused_body_loses_its_connection() -> None:
     async def refuses(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body"})
