@@ -1,9 +1,11 @@
 """The cause that holds when answers miss their targets although no phase is short of workers."""
 
+from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from libs.policy.newest import put_newest
 from libs.policy.verdict.causes import Cause, CauseCode, figure
 from libs.policy.verdict.state import Grade, ModelState, Threshold
 
@@ -28,6 +30,52 @@ class Punctuality:
         # One late request of thirty would otherwise keep the cause alive for as long as it waits.
         chance = Grade.HOLD if share > LATE.fire else Grade.CLEAR
         return LATE.grade(share) if self.late >= LEAST_LATE else chance
+
+
+LATE_NS: Final = 3_000_000_000
+"""The span whose first tokens are judged late or in time."""
+MAX_ANSWERED: Final = 64
+"""The bound on the looks with late first tokens that are kept for one model."""
+MAX_MODELS: Final = 256
+"""The bound on the models whose late first tokens are kept; later ones replace the oldest."""
+
+
+@dataclass(slots=True)
+class _Overdue:
+    """One model's requests whose first token is overdue, and the looks at which such tokens had come."""
+
+    waiting: int = 0
+    answered: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERED))
+    """Pairs of a time and the overdue first tokens that had come since the look before."""
+
+
+class FirstTokens:
+    """The first tokens of people's requests, late or in time, over the last `LATE_NS`.
+
+    A request is reported at its end, which may be long after its first token. Until then a late one is known only
+    from gateways, which had counted it as overdue while it waited.
+    """
+
+    def __init__(self) -> None:
+        self._overdue: OrderedDict[str, _Overdue] = OrderedDict()
+
+    def look(
+        self, model: str, reported: Punctuality, *, ended: int, waiting: int, overdue: int, now_ns: int
+    ) -> Punctuality:
+        """Return the requests with a first token in the span or without one yet, and how many of them are late.
+
+        - reported: those that have ended and had their first token in the span
+        - ended: all requests that ended in the span, about as many as had a first token
+        - waiting, overdue: requests without a first token, and those of them that are late
+        """
+        own = self._overdue.get(model) or _Overdue()
+        put_newest(self._overdue, model, own, MAX_MODELS)
+        if overdue < own.waiting:
+            own.answered.append((now_ns, own.waiting - overdue))
+        own.waiting = overdue
+        late = max(sum(count for at_ns, count in own.answered if at_ns > now_ns - LATE_NS), reported.late)
+        answered = max(ended, reported.requests + late - reported.late)
+        return Punctuality(answered + waiting, late + overdue)
 
 
 def late_causes(state: ModelState, first: Punctuality, tokens: Punctuality) -> Iterator[Cause]:

@@ -94,6 +94,10 @@ class ObservedTraffic:
         """Return how many first tokens came in a span, and how many of them certainly too late."""
         return self._over(TTFT, self._ttft_limit_s, model, now_ns, span_ns)
 
+    def ended(self, model: str, now_ns: int, span_ns: int) -> int:
+        """Return how many answers ended in a span."""
+        return round(self._sum([model], now_ns, span_ns).counts["ended"])
+
     def slow(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
         """Return how many answers ended in a span, and how many of them were certainly over the TPOT."""
         return self._over(TPOT, self._tpot_s, model, now_ns, span_ns)

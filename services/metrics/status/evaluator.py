@@ -22,7 +22,7 @@ from libs.policy.pressure import WorkerProfile
 from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.assessment import Assessment, assessment_of
 from libs.policy.verdict.causes import Cause
-from libs.policy.verdict.late import Punctuality, late_causes
+from libs.policy.verdict.late import LATE_NS, FirstTokens, late_causes
 from libs.policy.verdict.promises import PromiseOutcome
 from libs.policy.verdict.refused import refused_causes
 from libs.policy.verdict.state import ModelState, PromisedFigure, SilentWorker, UnknownState, VerdictLimits
@@ -134,8 +134,6 @@ SMOOTHED_NS: Final = 800_000_000
 """Time constant of the running means of awaited KV."""
 MOST_AGE_S: Final = 10.0
 """Bound on the age of awaited KV that enters the running mean."""
-LATE_NS: Final = 3_000_000_000
-"""The span whose first tokens are judged late or in time."""
 FRESH_NS: Final = 2_000_000_000
 """The age of its last batch from which a worker does not count as live."""
 Subject = ModelState | UnknownState
@@ -210,6 +208,7 @@ class VerdictEvaluator:
         self._paces: dict[str, tuple[int, StepPace]] = {}
         self._awaited: dict[str, tuple[float, float, float]] = {}
         """The running means of `_awaits`, by worker."""
+        self._first_tokens = FirstTokens()
         self._looked_ns = 0
         self._since_ns = 0
         """The time between the last two evaluations in ns."""
@@ -366,9 +365,9 @@ class VerdictEvaluator:
         for each in models:
             if isinstance(each, ModelState):
                 seen = self.traffic.late(each.model, now_ns, LATE_NS)
-                own = awaited.get(each.model, AwaitedTokens())
-                waiting = sum(count for _, count in own.ages)
-                first = Punctuality(seen.requests + waiting, seen.late + own.overdue)
+                own, ended = awaited.get(each.model, AwaitedTokens()), self.traffic.ended(each.model, now_ns, LATE_NS)
+                waiting = {"waiting": own.requests, "overdue": own.overdue}
+                first = self._first_tokens.look(each.model, seen, ended=ended, **waiting, now_ns=now_ns)
                 yield from late_causes(each, first, self.traffic.slow(each.model, now_ns, LATE_NS))
 
     def _silent(self, batches: Sequence[StepBatch], now_ns: int) -> list[SilentWorker]:

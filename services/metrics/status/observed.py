@@ -50,6 +50,10 @@ class TrafficSource(Protocol):
         """Return how many first tokens came in a span, and how many of them too late."""
         ...
 
+    def ended(self, model: str, now_ns: int, span_ns: int) -> int:
+        """Return how many requests that had a first token ended in a span."""
+        ...
+
     def slow(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
         """Return how many answers ended in a span, and how many of them were over their TPOT."""
         ...

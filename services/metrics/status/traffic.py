@@ -206,6 +206,10 @@ class TrafficLog:
         timed = own[(own["ttft_ns"] > 0) & (own["ttft_limit_ns"] > 0) & (first_token_ns > now_ns - span_ns)]
         return Punctuality(len(timed), int((timed["ttft_ns"] > timed["ttft_limit_ns"]).sum()))
 
+    def ended(self, model: str, now_ns: int, span_ns: int) -> int:
+        """Return how many of people's requests that had a first token ended in a span."""
+        return int((self._people(model, now_ns, span_ns)["ttft_ns"] > 0).sum())
+
     def slow(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
         """Return how many of people's answers ended in a span, and how many of them were over their TPOT."""
         own = self._people(model, now_ns, span_ns)

@@ -2,7 +2,7 @@
 
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_OK, RequestEvent
 from libs.policy.verdict.causes import CauseCode
-from libs.policy.verdict.late import Punctuality, late_causes
+from libs.policy.verdict.late import LATE_NS, FirstTokens, Punctuality, late_causes
 from libs.policy.verdict.state import Grade
 from libs.policy.verdict.watch import VerdictWatch
 from services.metrics.status.traffic import TrafficLog
@@ -72,6 +72,28 @@ def test_answers_count_at_the_time_of_their_first_token_and_by_their_own_limit()
 def test_a_single_late_request_sustains_the_cause_only_if_it_is_one_in_twenty():
     assert judged(15, 1).grade is Grade.HOLD
     assert judged(21, 1) is None
+
+
+def test_first_tokens_that_came_late_count_before_their_answers_end():
+    seen, nothing = FirstTokens(), Punctuality(0, 0)
+
+    def look(at_s, overdue, waiting=8, ended=10):
+        return seen.look("m", nothing, ended=ended, waiting=waiting, overdue=overdue, now_ns=round(at_s * S))
+
+    assert look(1.0, 4) == Punctuality(18, 4)
+    assert look(1.1, 1) == Punctuality(18, 4), "three of the four had their first token"
+    assert look(1.2, 0, waiting=0) == Punctuality(10, 4)
+    assert look(1.3, 0, waiting=0, ended=0) == Punctuality(4, 4)
+    assert look(1.15 + LATE_NS / S, 0, waiting=0) == Punctuality(10, 1)
+    assert look(1.25 + LATE_NS / S, 0, waiting=0) == Punctuality(10, 0)
+
+
+def test_a_late_request_that_ended_counts_once():
+    seen = FirstTokens()
+    seen.look("m", Punctuality(0, 0), ended=0, waiting=5, overdue=3, now_ns=S)
+    came = seen.look("m", Punctuality(6, 3), ended=7, waiting=2, overdue=0, now_ns=S + 1)
+    assert came == Punctuality(9, 3)
+    assert seen.look("other", Punctuality(6, 3), ended=6, waiting=2, overdue=0, now_ns=S + 2) == Punctuality(8, 3)
 
 
 def test_tpot_is_compared_with_each_answers_own_target_and_a_single_token_has_none():
