@@ -203,9 +203,16 @@ def _carried(demand: ModelDemand, outlook: DemandOutlook) -> list[dict[str, Any]
 
 
 def _bands(quantiles: Floats, gpu_s: float | None) -> dict[str, Any]:
-    found: dict[str, Any] = {name: [_plain(v) for v in quantiles[:, LEVELS.index(level)]] for name, level in BANDS}
-    # Medians of models add up to the last digit, so these are not rounded.
-    found["p50"] = quantiles[:, LEVELS.index(0.5)].tolist()
+    # Medians of models add up to the last digit, so these are not rounded. A band that rounding moves beyond the median
+    # is the median.
+    median = quantiles[:, LEVELS.index(0.5)].tolist()
+    found: dict[str, Any] = {}
+    for name, level in BANDS:
+        bound = min if level < 0.5 else max
+        rounded = [_plain(v) for v in quantiles[:, LEVELS.index(level)]]
+        pairs = zip(rounded, median, strict=True)
+        found[name] = [value if value is None else bound(value, middle) for value, middle in pairs]
+    found["p50"] = median
     if gpu_s is not None:
         found["gpus"] = {name: [_plain(v * gpu_s) for v in quantiles[:, LEVELS.index(level)]] for name, level in BANDS}
     return found
