@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, cast
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from libs.lab.cluster.host.fetching import ReceivingLink, Stream
@@ -24,12 +24,19 @@ drawn = st.lists(st.tuples(st.integers(0, 9_000), st.integers(0, 3), st.integers
 drops = st.lists(st.tuples(st.integers(0, 9_000), st.integers(0, 3)), max_size=2)
 
 
-def one_by_one(ready: list[tuple[int, int, int]], dropped: dict[int, int]) -> list[tuple[int, int]]:
-    """Return (time, stream) of each end, by a scan of every picosecond."""
+def one_by_one(
+    ready: list[tuple[int, int, int]], dropped: dict[int, int], *, ends_first: bool
+) -> list[tuple[int, int]]:
+    """Return (time, stream) of each end, by a scan of every picosecond.
+
+    `ends_first` is the order of what happens in the same picosecond.
+    """
     queue: list[int] = []
     left: dict[int, int] = {}
     ends, since = list[tuple[int, int]](), 0
-    for now in range(9_001 + BLOCK_PS * (1 + sum(blocks for _, _, blocks in ready))):
+
+    def end_block(now: int) -> None:
+        nonlocal since
         if queue and now - since == BLOCK_PS:
             stream, since = queue.pop(0), now
             left[stream] -= 1
@@ -37,6 +44,10 @@ def one_by_one(ready: list[tuple[int, int, int]], dropped: dict[int, int]) -> li
                 queue.append(stream)
             else:
                 ends.append((now, stream))
+
+    for now in range(9_001 + BLOCK_PS * (1 + sum(blocks for _, _, blocks in ready))):
+        if ends_first:
+            end_block(now)
         for stream in [each for each, at in dropped.items() if at == now and each in queue]:
             since = now if queue[0] == stream else since
             queue.remove(stream)
@@ -48,14 +59,18 @@ def one_by_one(ready: list[tuple[int, int, int]], dropped: dict[int, int]) -> li
                 queue.append(stream)
                 left[stream] = 0
             left[stream] += blocks
+        if not ends_first:
+            end_block(now)
     return ends
 
 
 @given(drawn, drops)
-def test_turns_are_reckoned_as_they_would_be_taken(ready: list[tuple[int, int, int]], gone: list[Any]) -> None:
+def test_ends_are_those_of_turns_taken_one_by_one(ready: list[tuple[int, int, int]], gone: list[Any]) -> None:
     ready = sorted({(at * 2 + 1, stream): blocks for at, stream, blocks in ready}.items())  # type: ignore[assignment]
     steps = [(at, stream, blocks) for (at, stream), blocks in cast(Any, ready) if at < 9_000]
     dropped = {stream: at * 2 + 1 for at, stream in gone if at * 2 + 1 < 9_000}
+    expected = one_by_one(steps, dropped, ends_first=True)
+    assume(expected == one_by_one(steps, dropped, ends_first=False))
     time, ends = VirtualTime(), list[tuple[int, int]]()
     link = ReceivingLink(time, BLOCK_PS, lambda stream: ends.append((time.now_ps - START_PS, names[stream])))
     streams = [Stream(cast(Any, None), cast(Any, HandleBlocks()), 0, 0) for _ in range(4)]
@@ -71,5 +86,5 @@ def test_turns_are_reckoned_as_they_would_be_taken(ready: list[tuple[int, int, i
     for at, place, blocks in steps:
         time.at_ps(START_PS + at, lambda place=place, blocks=blocks: pull(place, blocks))
     time.run(lambda: True)
-    assert ends == one_by_one(steps, dropped)
+    assert ends == expected
     assert not link.moving
