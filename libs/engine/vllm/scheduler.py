@@ -148,7 +148,8 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             self.finish_requests(self._news.lost, RequestStatus.FINISHED_ERROR)
         self._stalled = bool(aside) and not output.total_num_scheduled_tokens
         if output.total_num_scheduled_tokens:
-            self._steps.decided(self._work(output.num_scheduled_tokens), time.time_ns())
+            images = sum(map(len, output.scheduled_encoder_inputs.values()))
+            self._steps.decided(self._work(output.num_scheduled_tokens), time.time_ns(), images)
         if measures and self._trial.requests and output.total_num_scheduled_tokens != self._trial.tokens:
             self._give_up_trial()
         return output
@@ -159,8 +160,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         if not scheduler_output.total_num_scheduled_tokens:
             return super().update_from_output(scheduler_output, model_runner_output)
         now_ns = time.time_ns()
-        images = sum(map(len, scheduler_output.scheduled_encoder_inputs.values()))
-        step = self._news.step = self._steps.end(now_ns, images)
+        step = self._news.step = self._steps.end(now_ns)
         if self._trial.is_of(scheduler_output.num_scheduled_tokens):
             self._news.trial_ns = step.end_ns - step.start_ns
             self._trial.over()

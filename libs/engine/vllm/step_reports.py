@@ -315,13 +315,11 @@ class PendingBlocks:
 class PullLeases:
     """The times until which the sources of pulled prompts surely hold the blocks.
 
-    A source frees blocks at the end of their lease, and may write another prompt into them. A receiver that stood still
-    until then would read that prompt's KV without an error. Heartbeats renew a lease, but only while its receiver takes
-    turns.
+    A source frees them at the end of their lease, and a receiver that stood still until then would read another
+    prompt's KV without an error. Heartbeats renew a lease, but only while its receiver takes turns.
     """
 
     def __init__(self, lease_s: int) -> None:
-        """`lease_s` is NIXL's lease."""
         # vLLM sends a heartbeat every sixth of the lease. Each makes the lease last two thirds of its length from then.
         self._every_ns = lease_s // 6 * 1_000_000_000
         self._renewed_ns = lease_s * 2 // 3 * 1_000_000_000
@@ -351,14 +349,16 @@ class Steps:
     def __init__(self, board: Board, kv_wait: KvWait, encodes: SpanRing) -> None:
         self.in_flight: deque[tuple[StepWork, int]] = deque()
         """The work of each step in flight, and the time of its decision."""
+        self._images: deque[int] = deque()  # that each step in flight encodes
         self.ended_ns = 0
         self.ended = 0
         self._board = board
         self._kv_wait = kv_wait
         self._encodes = encodes
 
-    def decided(self, work: StepWork, now_ns: int) -> None:
+    def decided(self, work: StepWork, now_ns: int, images: int = 0) -> None:
         self.in_flight.append((work, now_ns))
+        self._images.append(images)
         self._kv_wait.stepping(True, now_ns)
         if len(self.in_flight) == 1:
             self._show()
@@ -368,10 +368,11 @@ class Steps:
         """Start of the oldest step in flight; 0 if there is none."""
         return max(self.in_flight[0][1], self.ended_ns) if self.in_flight else 0
 
-    def end(self, now_ns: int, images: int = 0) -> Step:
-        """End the oldest step in flight now, and return it. It has encoded `images`."""
+    def end(self, now_ns: int) -> Step:
+        """End the oldest step in flight now, and return it."""
         start_ns = self.running_since_ns
         work, _ = self.in_flight.popleft()
+        images = self._images.popleft()
         step = step_of(work, start_ns, now_ns)
         if images:
             encode_ns = sum(end - start for start, end in self._encodes.take())
@@ -383,7 +384,8 @@ class Steps:
         return step
 
     def _show(self) -> None:
-        if not self.in_flight:
+        # A step that encodes images is reported as two, and must not be announced as one.
+        if not self.in_flight or self._images[0]:
             self._board.write(NOBODY)
             return
         pending_ns = self._kv_wait.ended[0][0] if self._kv_wait.ended else 0

@@ -24,6 +24,7 @@ from libs.engine.vllm import plugin
 from libs.engine.vllm.handover import HandoverRefusal, lease_margin_ns, refusal
 from libs.engine.vllm.sequences import ImageTotals, OutputReader, Sequences
 from libs.engine.vllm.step_reports import (
+    NOBODY,
     Board,
     Command,
     EngineReport,
@@ -118,15 +119,20 @@ def test_equal_tokens_with_another_image_have_other_hashes() -> None:
     assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
 
 
-def test_a_step_that_encodes_is_told_as_two_that_follow_each_other(tmp_path: Path) -> None:
+def test_a_step_that_encodes_is_reported_as_two_in_a_row_and_not_announced(tmp_path: Path) -> None:
     ring = SpanRing(tmp_path / "encodes")
     model = SimpleNamespace(embed_multimodal=lambda **inputs: inputs["pixels"])
     plugin.time_encodes(model, ring, lambda: None)
-    steps = Steps(Board(tmp_path / "board"), KvWait(), SpanRing(tmp_path / "encodes"))
+    board = Board(tmp_path / "board")
+    steps = Steps(board, KvWait(), SpanRing(tmp_path / "encodes"))
     start_ns = time.time_ns()
-    steps.decided(StepWork(prefill_tokens=40, prefill_sequences=1), start_ns)
+    steps.decided(StepWork(prefill_tokens=40, prefill_sequences=1), start_ns, 2)
+    steps.decided(StepWork(decode_sequences=1, decode_kv_tokens=40), start_ns)
+    assert board.read() in {None, NOBODY}
     assert model.embed_multimodal(pixels=7) == 7
-    step = steps.end(time.time_ns(), images=2)
+    step = steps.end(time.time_ns())
+    running = board.read()
+    assert running is not None and running.work == StepWork(decode_sequences=1, decode_kv_tokens=40)
     assert step.encoded_images == 2 and 0 < step.encode_ns <= step.end_ns - step.start_ns
     report = EngineReport(step.end_ns, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, step=step)
     images = ImageTotals()
