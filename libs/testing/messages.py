@@ -149,7 +149,10 @@ def _plain(descriptor: Any, known: Mapping[str, Any]) -> Any:
             if oneof.name in taken:
                 continue
             taken.add(oneof.name)
-        _put(message, field, known.get(field.full_name, known.get(field.name, _usual(field, known))))
+        value = known.get(field.full_name, known.get(field.name, _usual(field, known)))
+        if field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, int):
+            value = value.to_bytes(8, "little")  # a column with one row
+        _put(message, field, value)
     return message
 
 

@@ -134,6 +134,11 @@ MAX_HEARD: Final = 65_536
 only.
 """
 MAX_AGE_NS: Final = 2 * LISTED_NS
+OLDER_NS: Final = 60_000_000_000
+"""The time for which records are in the form of an older release after such an instance was last heard.
+
+It may read on while the broker accepts nothing from it.
+"""
 MAX_APART_NS: Final = 5_000_000_000
 """Largest difference between clocks of instances.
 
@@ -177,8 +182,10 @@ class Sharing:
         self._publish = publish
         self._began_ns = began_ns
         self._unsent = unsent
-        self._peers: dict[str, tuple[int, bool]] = {}
-        """Each live instance's incarnation, and whether it understands columns."""
+        self._peers: dict[str, int] = {}
+        """Each live instance's incarnation."""
+        self._older: dict[str, int] = {}
+        """The time at which each instance that does not understand columns was last heard."""
         self._descriptions = Descriptions(began_ns)
         self._tells_all = True
         """True if the next record describes all workers: at first, after an outage, and when an instance joins."""
@@ -232,7 +239,8 @@ class Sharing:
         newest = list(self._newest.items())[:MAX_WORKERS]
         alive = set(self.shares.alive(now_ns))
         self._peers = {name: peer for name, peer in self._peers.items() if name in alive}
-        if not all(reads_loads for _, reads_loads in self._peers.values()):
+        self._older = {name: heard_ns for name, heard_ns in self._older.items() if now_ns - heard_ns < OLDER_NS}
+        if self._older:
             self._tells_all = True
             return messages([shared_worker(*each, fleet) for _, each in newest], windows)
         before, timelines = self._descriptions.last, fleet.directory.timelines
@@ -257,7 +265,7 @@ class Sharing:
         fresh = abs(sent_ns - now_ns) < MAX_APART_NS
         if fresh:
             self.shares.hear(message.metrics_id, now_ns)
-            self._hear_peer(message)
+            self._hear_peer(message, now_ns)
         from_ns = max(from_ns, now_ns - MAX_AGE_NS)
         if message.HasField("loads"):
             if not self._hear_columns(message, now_ns, fleet, ahead_ns=now_ns - sent_ns if fresh else None):
@@ -290,12 +298,16 @@ class Sharing:
         self.left_out[LeftOut.MALFORMED] += invalid
         return True
 
-    def _hear_peer(self, message: SharedWindows) -> None:
-        known = self._peers.get(message.metrics_id)
-        if (known is None or known[0] != message.incarnation) and len(self._peers) < MAX_INSTANCES:
+    def _hear_peer(self, message: SharedWindows, now_ns: int) -> None:
+        name, known = message.metrics_id, self._peers.get(message.metrics_id)
+        if known != message.incarnation and len(self._peers) < MAX_INSTANCES:
             self._tells_all = True
         if known is not None or len(self._peers) < MAX_INSTANCES:
-            self._peers[message.metrics_id] = message.incarnation, message.reads_loads
+            self._peers[name] = message.incarnation
+        if message.reads_loads:
+            self._older.pop(name, None)
+        elif name in self._older or len(self._older) < MAX_INSTANCES:
+            self._older[name] = now_ns
 
     def _hear_own_id(self, message: SharedWindows) -> None:
         # Its own records from before its restart are not another instance's.

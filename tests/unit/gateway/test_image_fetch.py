@@ -112,7 +112,7 @@ def test_an_ipv4_mapped_ipv6_address_is_judged_as_ipv4(address: Any) -> None:
 
 @pytest.mark.parametrize("text", ["*.example.com", "a b", "https://example.com", "me@example.com", "10.0.0.1/8"])
 def test_a_malformed_list_is_an_error_at_the_start(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no (host|network)"):
+    with pytest.raises(ValueError, match=r"is not a (host|network)"):
         GatewaySettings.model_validate({"image_hosts": text})
 
 

@@ -79,7 +79,7 @@ def test_a_pair_within_a_node_is_not_compared_with_one_between_nodes() -> None:
     assert [each.share for each in judge([near, far])] == [1.0, 1.0]
     slow = replace(link(20, "q", "d"), one_node=True)
     (found,) = link_conditions([near, far, slow])
-    assert "q to d at 20 GB/s, where others within a node reach 200" in found.reason
+    assert "q to d at 20 GB/s; others within a node reach 200" in found.reason
 
 
 def test_a_speed_limited_by_the_receivers_steps_is_a_lower_bound_and_never_called_slow() -> None:
