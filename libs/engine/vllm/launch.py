@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +39,9 @@ from libs.engine.vllm.scheduler import CHUNK_SETTING, SUPPORTED, AsyncStepSchedu
 from libs.engine.vllm.starting import KvFacts, StartedCore, check_plugins, starting
 from libs.engine.vllm.step_reports import Board, SpanRing
 from libs.engine.vllm.wire import ImageReader
+from libs.model.files import read_json
 from libs.model.info import load_model_info
+from libs.model.vision import Vision, load_vision
 from libs.perfmodel.utilisation import Compute, KvShape
 from libs.policy.worker.handing_over import KvSplit, width_class
 from libs.runtime.net.ports import held_port
@@ -226,7 +229,7 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
     if config.adapters:
         arguments |= adapter_arguments(config.adapters, config.max_adapters, on_cpu=on_cpu)
     assert config.model_path is not None
-    vision = load_model_info(config.model_path).vision
+    vision = _vision(config.model_path)
     if vision is not None:
         arguments |= vision_arguments(serves=not vision.unserved and connector.holds)
     if on_cpu:
@@ -246,10 +249,15 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
     return vllm_config
 
 
+def _vision(folder: Path) -> Vision | None:
+    # The rest of the model's facts wants its weights, and vLLM's configuration is built without them too.
+    return load_vision(folder, read_json(folder / "config.json"))
+
+
 def _image_reader(config: EngineConfig, vllm_config: VllmConfig) -> ImageReader | None:
     """Return the reader of prompts' images; None if the engine serves none. Raise StartupError."""
     assert config.model_path is not None
-    vision = load_model_info(config.model_path).vision
+    vision = _vision(config.model_path)
     model = vllm_config.model_config
     if vision is None or not model.supports_multimodal_inputs or model.runner_type == "pooling":
         return None
