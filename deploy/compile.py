@@ -1,5 +1,6 @@
-"""`python -m deploy.compile build/lab`: compiles the modules that the lab runs on with mypyc, from the same
-sources. With `--services`, those on the path of a request.
+"""Compile the modules that the lab runs on with mypyc, from the same sources: `python -m deploy.compile build/lab`.
+
+`--services` compiles those on the path of a request instead.
 
 The folder gets a copy of `libs/` with an extension module beside each of `MODULES`, which Python prefers to the
 `.py` of that name. Only `PYTHONPATH=build/lab fulcrum lab run …` uses it, or `PYTHONPATH=build/services fulcrum up`.

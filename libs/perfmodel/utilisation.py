@@ -50,6 +50,10 @@ class KvShape:
         """
         return round(block_tokens * (self._bytes(windows=False) or self._bytes(windows=True)))
 
+    def kept_tokens(self, tokens: int) -> int:
+        """Return how many of a sequence's `tokens` the layers that keep most of them keep."""
+        return max((min(tokens, group.window_tokens or tokens) for group in self.groups), default=0)
+
     @property
     def token_bytes(self) -> int:
         """The bytes of a token in layers that keep all tokens."""

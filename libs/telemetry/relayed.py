@@ -14,7 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from numpy.typing import NDArray
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedLoads, SharedWorker
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import SharedLoads, SharedWorker, StepBatch
 from libs.contracts.step_row import ENTRY_BYTES
 from libs.telemetry.columns import INT64_END, Bools, Ints
 from libs.telemetry.steps import FULL_SHARE, RunningStep
@@ -143,13 +143,15 @@ class RelayedRow:
     def facts(self) -> WorkerFacts:
         columns, place = self.entry
         if self._facts is None or self._facts_from is not columns:
-            told = columns[:, place].tolist()
+            values = columns[:, place].tolist()
             self._facts_from = columns
             self._facts = self._described._replace(
-                load=Load(**{name: count for name, count in zip(LOAD_FIELDS, told[FIRST_LOAD:], strict=True) if count}),
-                covered_to_unix_ns=told[COVERED_TO],
-                dropped_batches=told[DROPPED],
-                dummy_steps=told[DUMMY_STEPS],
+                load=Load(
+                    **{name: count for name, count in zip(LOAD_FIELDS, values[FIRST_LOAD:], strict=True) if count}
+                ),
+                covered_to_unix_ns=values[COVERED_TO],
+                dropped_batches=values[DROPPED],
+                dummy_steps=values[DUMMY_STEPS],
             )
         return self._facts
 
@@ -159,21 +161,21 @@ class RelayedRow:
 
     @property
     def covered_to_ns(self) -> int:
-        return self._told(COVERED_TO)
+        return self._value(COVERED_TO)
 
     @property
     def last_step_end_ns(self) -> int:
-        return self._told(LAST_STEP_END)
+        return self._value(LAST_STEP_END)
 
     @property
     def lost_batches(self) -> int:
-        return self._told(LOST)
+        return self._value(LOST)
 
     @property
     def running_step(self) -> RunningStep | None:
-        return _running_step(self._told(RUNNING_STEP), self._told(RUNNING_SHARE), self._told(COVERED_TO))
+        return _running_step(self._value(RUNNING_STEP), self._value(RUNNING_SHARE), self._value(COVERED_TO))
 
-    def _told(self, column: int) -> int:
+    def _value(self, column: int) -> int:
         columns, place = self.entry
         return int(columns[column, place])
 
@@ -262,7 +264,9 @@ class RelayTable:
         place = self._places.get(worker.newest.worker_id)
         if place is None or int(self._numbers[place]) == worker.description:
             return False
-        described = facts_of(worker.newest, reported_compute(worker.newest))
+        batch = StepBatch()
+        batch.CopyFrom(worker.newest)  # copied, as a submessage keeps its whole record in memory
+        described = facts_of(batch, reported_compute(batch))
         self._numbers[place], self._described[place], self._nodes = worker.description, described, None
         row = self._rows[place]
         if row is not None:

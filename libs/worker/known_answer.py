@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from libs.contracts.errors import StartupError
+from libs.contracts.errors import FulcrumError, StartupError, one_line
 from libs.engine.port import Engine, EnginePhase, EngineRequest, SamplingParams
 
 SEQUENCE_ID: Final = 0
@@ -16,6 +16,7 @@ SEQUENCE_ID: Final = 0
 PROMPT_TOKENS: Final = 16
 OUTPUT_TOKENS: Final = 4
 LIMIT_S: Final = 60.0
+MAX_REASON_CHARS: Final = 200
 
 
 class KnownAnswer:
@@ -27,7 +28,7 @@ class KnownAnswer:
     async def check(self, engine: Engine) -> None:
         """Ask an engine whose events nobody reads yet. The first answer counts as right.
 
-        Raise StartupError if a later one differs, or if there is none in time.
+        Raise StartupError if a later one differs, or if there is none in time or the engine fails.
         """
         capabilities = engine.capabilities
         if not (capabilities.sleeps and capabilities.generates):
@@ -37,6 +38,10 @@ class KnownAnswer:
                 found = await _greedy(engine, capabilities.vocab_size)
         except TimeoutError:
             raise StartupError(f"the model gives no answer within {LIMIT_S:.0f} s") from None
+        except FulcrumError:
+            raise
+        except Exception as error:  # whatever made the engine fail, such as a device that lost its weights
+            raise StartupError(f"the engine failed at a known prompt: {one_line(error, MAX_REASON_CHARS)}") from error
         self._token_ids = self._token_ids or found
         if len(found) != OUTPUT_TOKENS or found != self._token_ids:
             raise StartupError(

@@ -127,7 +127,7 @@ def pooling_arguments(pooling: Pooling, config: EngineConfig, *, step_tokens: in
 
 
 def vision_arguments(*, serves: bool) -> dict[str, Any]:
-    """Return vLLM's arguments for a model with vision, whose images are served or not.
+    """Return vLLM's arguments for a vision model, with or without its images.
 
     vLLM's processor of images needs a tokenizer. Without vLLM's cache of processed images, every image comes with its
     prompt, except where its KV comes from elsewhere.

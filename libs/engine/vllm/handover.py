@@ -1,4 +1,4 @@
-"""The hand-over of prompts between vLLM engines: which can be continued from, and for how long. Pure, without vLLM."""
+"""Checks of prompts handed over between vLLM engines, and of their leases. Pure, without vLLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,14 +55,14 @@ def refusal(
         return HandoverRefusal(FinishReason.FAILED, "kv_mismatch: the handle is no vllm engine's")
     if handover.engine_id == engine_id:
         return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: vLLM does not pull blocks from itself")
-    if pulls and (lacks := missing(handover.parameters, tokens, capabilities.block_size_tokens)):
+    if pulls and (lacks := missing(handover.parameters, tokens, capabilities)):
         return HandoverRefusal(FinishReason.KV_LOST, f"kv_lost: the handle lacks {lacks}")
     if now_ns > handover.expires_unix_ns - margin_ns:
         return HandoverRefusal(FinishReason.KV_LOST, "kv_lost: the lease of the blocks is over")
     return None
 
 
-def missing(parameters: Mapping[str, Any], tokens: int, block_size_tokens: int) -> str:
+def missing(parameters: Mapping[str, Any], tokens: int, capabilities: Capabilities) -> str:
     """Return what NIXL would lack to pull a prompt of `tokens` by these parameters; empty if nothing.
 
     vLLM 0.32 takes them as they are, and its EngineCore may end where something is missing.
@@ -71,10 +71,15 @@ def missing(parameters: Mapping[str, Any], tokens: int, block_size_tokens: int) 
         return ", ".join(absent)
     if (computed := parameters.get("remote_num_tokens", tokens)) != tokens:
         return f"KV of {tokens} tokens: {computed} were computed"
+    groups = parameters["remote_block_ids"]
+    if not (isinstance(groups, list) and all(isinstance(group, list) for group in groups)):
+        return "remote_block_ids of each group of layers"
     # Layers that attend to a window have fewer blocks than the prompt. Ranks may hold a part of the context each.
-    blocks, parts = max(map(len, parameters["remote_block_ids"])), parameters.get("dcp_size") or 1
-    if blocks * block_size_tokens * parts < tokens:
-        return f"blocks: {blocks} of {block_size_tokens} tokens for a prompt of {tokens}"
+    shape, block_tokens = capabilities.kv_shape, capabilities.block_size_tokens
+    kept = tokens if shape is None else shape.kept_tokens(tokens)
+    blocks, parts = max(map(len, groups)), parameters.get("dcp_size") or 1
+    if blocks * block_tokens * parts < kept:
+        return f"blocks: {blocks} of {block_tokens} tokens for {kept} tokens of the prompt"
     return ""
 
 

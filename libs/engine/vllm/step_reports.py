@@ -195,11 +195,11 @@ class Board:
         self._map.close()
 
 
-# Number of steps in the ring. For steps that the worker does not read in time only their count is known.
+# Number of spans in the ring. For spans that are not read in time only their count is known.
 RING: Final = 4_096
 NUMBER_BYTES: Final = 8
 Span = tuple[int, int]
-"""Start and end of a step in Unix nanoseconds."""
+"""Start and end in Unix nanoseconds."""
 NOWHEN: Final[Span] = (0, 0)
 
 
@@ -229,7 +229,7 @@ class SpanRing:
         self._numbers[0] = count + 1
 
     def take(self) -> tuple[Span, ...]:
-        """Return the steps that have ended since the last call, with `NOWHEN` for each that was overwritten before."""
+        """Return the spans that have ended since the last call, with `NOWHEN` for each that was overwritten before."""
         first, count = self._read, self._numbers[0]
         found = [self._span(number) for number in range(max(first, count - RING), count)]
         oldest = self._numbers[0] - RING + 1  # the oldest that the writer has not begun to overwrite
@@ -490,7 +490,7 @@ def _root(salt: str) -> tuple[bytes, int] | None:
 def _spans(images: Sequence[Sequence[BlockImage]], first: int, block_tokens: int) -> list[ImageSpan]:
     """Return the places of images by those in each of the blocks that begin at token `first`.
 
-    Of an image that reaches beyond these blocks the span ends with them.
+    The span of an image that reaches beyond these blocks ends with them.
     """
     ends: dict[tuple[str, int], int] = {}
     for index, found in enumerate(images):

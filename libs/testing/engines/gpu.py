@@ -1,5 +1,6 @@
 """A simulated GPU that engines share. Sleeping engines keep a part of its memory, as vLLM's processes do."""
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -7,6 +8,7 @@ from libs.contracts.errors import SleepFailed, StartupError
 from libs.engine.kv_port import KvFetcher
 from libs.engine.local import LocalEngine
 from libs.engine.port import Capabilities, DeviceMemory, EngineIdentity, EngineRequest, Progress
+from libs.engine.reports import EngineEvent
 
 GB = 1_000_000_000
 
@@ -42,7 +44,7 @@ class GpuEngine(LocalEngine):
         self._awake_bytes = awake_bytes
         self.asked: list[str] = []
         self.fails = ""
-        """The operation that fails: "sleep", "wake", "weights" or "memory"."""
+        """The operation that fails: "sleep", "wake", "weights", "step" or "memory"."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -67,6 +69,12 @@ class GpuEngine(LocalEngine):
             raise StartupError("its process has died")
         self._gpu.holds(self, self._awake_bytes)
         await super().wake(identity, fetcher, progress)
+
+    async def events(self) -> AsyncIterator[EngineEvent]:
+        if self.fails == "step":
+            raise RuntimeError("its process has died")
+        async for event in super().events():
+            yield event
 
     def submit(self, request: EngineRequest) -> None:
         if self.fails == "weights":  # as an engine answers whose weights were not read again

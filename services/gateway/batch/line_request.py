@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
+from itertools import chain
 from typing import Final
 
 from libs.contracts.classes import BATCH_CLASS
@@ -42,31 +43,21 @@ class Slots:
         self.in_flight = 0
         # One for each share that waits, in order: a share that takes its next slot at once would starve the others.
         self._waiting: deque[asyncio.Event] = deque()
+        self._returning: deque[asyncio.Event] = deque()
+        """One for each line that needs its slot back. They come first, as shares that wait would starve them."""
 
     async def take(self, give_up: Callable[[], object]) -> bool:
         """Wait for a slot, which `give` returns. Return False if `give_up()` becomes true first."""
-        turn = asyncio.Event()
-        self._waiting.append(turn)
-        try:
-            while not give_up():
-                if self._waiting[0] is turn and self._is_free():
-                    self.in_flight += 1
-                    return True
-                turn.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_S):
-                        await turn.wait()
-            return False
-        finally:
-            self._waiting.remove(turn)
-            self._wake_first()
+        found = await self._turn(self._waiting, give_up)
+        self.in_flight += found
+        return found
 
     async def without(self, until: Callable[[], bool]) -> None:
         """Release the caller's slot until `until()` is true and a slot is free again."""
         self.give()
         try:
             while True:
-                if until() and self._is_free():
+                if until() and await self._turn(self._returning, lambda: not until()):
                     return
                 await asyncio.sleep(WITHOUT_POLL_S)
         finally:
@@ -76,12 +67,33 @@ class Slots:
         self.in_flight -= 1
         self._wake_first()
 
+    async def _turn(self, queue: deque[asyncio.Event], give_up: Callable[[], object]) -> bool:
+        """Wait in a queue until a slot is free for its first, which takes it at once. Return False as `take` does."""
+        turn = asyncio.Event()
+        queue.append(turn)
+        try:
+            while not give_up():
+                if self._first is turn and self._is_free():
+                    return True
+                turn.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await turn.wait()
+            return False
+        finally:
+            queue.remove(turn)
+            self._wake_first()
+
+    @property
+    def _first(self) -> asyncio.Event | None:
+        return next(chain(self._returning, self._waiting), None)
+
     def _is_free(self) -> bool:
         return self.in_flight < allowed(self._load(), self._share, self._max_in_flight)
 
     def _wake_first(self) -> None:
-        if self._waiting:
-            self._waiting[0].set()
+        if (first := self._first) is not None:
+            first.set()
 
 
 # Age at which the list of served models is refreshed.

@@ -183,7 +183,7 @@ class ServerTelemetry:
             covered_to_unix_ns=to_ns,
             steps=step_columns(StepRow(*each) for each in _stretches(from_ns, to_ns, busy)),
             load=self._load(sample),
-            step_time=None if cost is None else self._told_step_time(cost),
+            step_time=None if cost is None else self._step_time_message(cost),
             kv_blocks=sample.kv_blocks,
             block_size_tokens=sample.block_size_tokens,
             max_sequences=target.max_sequences,
@@ -191,7 +191,7 @@ class ServerTelemetry:
             estimate=_estimate(time, to_ns - from_ns),
         )
 
-    def _told_step_time(self, cost: StepCost) -> StepTime:
+    def _step_time_message(self, cost: StepCost) -> StepTime:
         if self._step_time is None or self._step_time[0] is not cost:
             self._step_time = cost, _step_time(cost)
         return self._step_time[1]

@@ -119,7 +119,7 @@ async def test_a_model_that_cannot_sleep_is_unloaded_and_the_next_one_is_served(
         assert local.engine(0).asked == ["start", "sleep", "close"]
 
 
-@pytest.mark.parametrize("failure", ["wake", "weights"])
+@pytest.mark.parametrize("failure", ["wake", "weights", "step"])
 async def test_a_model_that_cannot_be_woken_or_answers_differently_is_loaded_again(failure: str) -> None:
     async with local_pool_member("w", MemoryStore(), gpu=FakeGpu()) as local:
         await hold(local, "a")

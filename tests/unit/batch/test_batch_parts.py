@@ -151,6 +151,41 @@ async def test_shares_that_wait_for_slots_get_them_in_turn() -> None:
         assert max(counts) - min(counts) <= 3, "the first share took its slots before the others came"
 
 
+async def test_a_line_that_can_go_on_gets_the_next_free_slot_although_shares_wait_for_it() -> None:
+    load = GatewayLoad(free=100, bound=0, people_waiting=0, lines_waiting=0)
+    slots, loop = Slots(lambda: load, share=1, max_in_flight=1), asyncio.get_running_loop()
+    taken, over = 0, False
+
+    async def run_lines() -> None:
+        nonlocal taken
+        while not over:
+            if await slots.take(lambda: over):
+                taken += 1
+                loop.call_later(0.01, slots.give)
+
+    async def passed_by() -> int:
+        """Return how many slots others got from when the line could go on until it did."""
+        assert await slots.take(lambda: False)
+        before, when_able = taken, 0
+
+        def able() -> bool:
+            nonlocal when_able
+            when_able = when_able or (taken if taken > before else 0)
+            return when_able > 0
+
+        await slots.without(able)
+        found = taken - when_able
+        slots.give()
+        return found
+
+    others = [loop.create_task(run_lines()) for _ in range(3)]
+    try:
+        assert [await passed_by() for _ in range(5)] == [0] * 5
+    finally:
+        over = True
+        await asyncio.gather(*others)
+
+
 class ImageLines:
     """Stands for a line's reader, intake, answers and queue. Each line has images of one size, and ends on request."""
 

@@ -18,6 +18,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     RequestEvent,
     SharedLoads,
     SharedWindows,
+    SharedWorker,
     StepBatch,
 )
 from libs.contracts.topics import STEPS, WINDOWS
@@ -25,7 +26,7 @@ from libs.policy.reading import Shares
 from libs.telemetry.columns import prefill_shares
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.history import WrittenWindow
-from libs.telemetry.relayed import COLUMNS
+from libs.telemetry.relayed import COLUMNS, RelayTable
 from libs.telemetry.rollups import StoredWindow, Written, cells
 from libs.telemetry.steps import PhaseTime
 from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
@@ -301,6 +302,16 @@ def test_a_changed_description_is_known_with_the_next_record() -> None:
     left = hearer.fleet.directory.facts("w")
     assert left is not None
     assert left.left
+
+
+def test_a_kept_description_does_not_keep_the_record_that_it_came_in() -> None:
+    table, newest = RelayTable("other"), step_batch(0, (0, 100), worker="w")
+    newest.assignment.epoch = 3
+    record = SharedWindows(workers=[SharedWorker(newest=newest, description=1)])
+    table.enrol(["w"])
+    assert table.describe(record.workers[0])
+    record.workers[0].newest.assignment.epoch = 4
+    assert table.attach(0).facts.assignment.epoch == 3, "a part of the record would have changed with it"
 
 
 def test_whoever_joins_learns_of_all_workers_at_once() -> None:

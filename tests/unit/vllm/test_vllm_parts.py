@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ from libs.engine.vllm.step_reports import (
     encode,
     scheduled_work,
 )
+from libs.perfmodel.utilisation import KvGroup, KvShape
 from libs.policy.step_time import StepWork
 
 BLOCK = 4
@@ -209,10 +211,9 @@ def test_a_handle_is_refused_if_its_lease_ends_before_the_next_heartbeat(lease_m
     latest_ns = handover.expires_unix_ns - lease_margin_ns(lease_ms)
 
     def refused(now_ns: int) -> HandoverRefusal | None:
-        capabilities = Capabilities(BLOCK, 8, 1, 64, 1, "vllm/test")
         margin_ns = lease_margin_ns(lease_ms)
         return refusal(
-            request, handover, capabilities, engine_id="one", pulls=False, margin_ns=margin_ns, now_ns=now_ns
+            request, handover, CAPABILITIES, engine_id="one", pulls=False, margin_ns=margin_ns, now_ns=now_ns
         )
 
     assert refused(latest_ns) is None
@@ -220,6 +221,7 @@ def test_a_handle_is_refused_if_its_lease_ends_before_the_next_heartbeat(lease_m
     assert late is not None and late.finish is FinishReason.KV_LOST
 
 
+CAPABILITIES = Capabilities(BLOCK, 8, 1, 64, 1, "vllm/test")
 PULL = {
     "remote_engine_id": "other",
     "remote_request_id": "r",
@@ -236,14 +238,24 @@ PULL = {
         ({}, ""),
         ({"remote_block_ids": [[9], [3, 4, 5]]}, ""),  # a group of layers that attend to a window
         ({"remote_block_ids": [[3, 4]], "dcp_size": 2}, ""),
-        ({"remote_block_ids": [[3, 4]]}, "blocks: 2 of 4 tokens for a prompt of 12"),
+        ({"remote_block_ids": [[3, 4]]}, "blocks: 2 of 4 tokens for 12 tokens of the prompt"),
         ({"remote_block_ids": []}, "remote_block_ids"),
+        ({"remote_block_ids": [3, 4, 5]}, "remote_block_ids of each group of layers"),
         ({"remote_host": None}, "remote_host"),
         ({"remote_num_tokens": 11}, "KV of 12 tokens: 11 were computed"),
     ],
 )
 def test_a_handle_must_name_all_that_its_receiver_needs(wrong: dict[str, Any], missing: str) -> None:
-    assert handovers.missing(PULL | wrong, len(TOKENS), BLOCK) == missing
+    assert handovers.missing(PULL | wrong, len(TOKENS), CAPABILITIES) == missing
+
+
+def test_a_model_with_windows_only_needs_the_blocks_of_its_window() -> None:
+    windows = replace(CAPABILITIES, kv_shape=KvShape((KvGroup(BLOCK, 1, window_tokens=2 * BLOCK),)))
+    assert handovers.missing(PULL | {"remote_block_ids": [[4, 5]]}, len(TOKENS), windows) == ""
+    lacking = "blocks: 1 of 4 tokens for 8 tokens of the prompt"
+    assert handovers.missing(PULL | {"remote_block_ids": [[5]]}, len(TOKENS), windows) == lacking
+    both = KvShape((KvGroup(BLOCK, 1, window_tokens=BLOCK), KvGroup(BLOCK, 1)))
+    assert handovers.missing(PULL | {"remote_block_ids": [[5], [4, 5]]}, len(TOKENS), replace(windows, kv_shape=both))
 
 
 @given(st.integers(1, 60), st.lists(st.floats(0.01, 40), min_size=1, max_size=40), st.floats(0.5, 60))
