@@ -201,6 +201,8 @@ def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
         for each in listed
         if isinstance(each, dict)
     ]
+    if outside := [path for _, path in order if not (folder / path).resolve().is_relative_to(folder.resolve())]:
+        raise StartupError(f"{folder / 'modules.json'} names the folder {outside[0]!r}, which is outside the model's")
     modules = dict(order)
     dense = [_load_dense(folder / path) for name, path in order if encodes and name == "Dense"]
     pooling = read_json(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}

@@ -103,9 +103,9 @@ def _load_dense(layers: Sequence[Dense], device: torch.device) -> torch.nn.Modul
     """Return the layers in float32; None without any. Raise StartupError for files that are missing or do not fit."""
     parts: list[torch.nn.Module] = []
     for layer in layers:
-        linear = torch.nn.Linear(layer.inputs, layer.outputs, bias=layer.bias)
         file = layer.folder / "model.safetensors"
         try:
+            linear = torch.nn.Linear(layer.inputs, layer.outputs, bias=layer.bias)
             if file.is_file():
                 weights = load_file(file)
             else:

@@ -361,13 +361,17 @@ class VerdictEvaluator:
         return refused_causes(found.requests, found.refused, found.span_ns / 1e9, lasting=lasting)
 
     def _late(self, models: Sequence[Subject], now_ns: int) -> Iterator[Cause]:
-        awaited = self._state.gateways.awaited(now_ns)
+        awaited, reported = self._state.gateways.awaited(now_ns), self._state.gateways.waiting(now_ns) is not None
         for each in models:
             if isinstance(each, ModelState):
-                seen = self.traffic.late(each.model, now_ns, LATE_NS)
-                own, ended = awaited.get(each.model, AwaitedTokens()), self.traffic.ended(each.model, now_ns, LATE_NS)
-                waiting = {"waiting": own.requests, "overdue": own.overdue}
-                first = self._first_tokens.look(each.model, seen, ended=ended, **waiting, now_ns=now_ns)
+                first = self.traffic.late(each.model, now_ns, LATE_NS)
+                if reported:  # or those that were overdue would count as answered late
+                    own, ended = (
+                        awaited.get(each.model, AwaitedTokens()),
+                        self.traffic.ended(each.model, now_ns, LATE_NS),
+                    )
+                    waiting = {"waiting": own.requests, "overdue": own.overdue}
+                    first = self._first_tokens.look(each.model, first, ended=ended, **waiting, now_ns=now_ns)
                 yield from late_causes(each, first, self.traffic.slow(each.model, now_ns, LATE_NS))
 
     def _silent(self, batches: Sequence[StepBatch], now_ns: int) -> list[SilentWorker]:

@@ -206,6 +206,17 @@ def dense_folder(folder: Path, dense: dict[str, Any], modules: tuple[str, ...]) 
     return folder
 
 
+@pytest.mark.parametrize("outside", ["../2_Dense", "/2_Dense"])
+def test_a_module_outside_the_models_folder_is_refused(tmp_path: Path, outside: str) -> None:
+    folder = dense_folder(tmp_path / "model", DENSE, ("Dense",))
+    (tmp_path / "2_Dense").mkdir()
+    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(DENSE))
+    listed = (folder / "modules.json").read_text().replace("2_Dense", outside)
+    (folder / "modules.json").write_text(listed)
+    with pytest.raises(StartupError, match="outside"):
+        load_model_info(folder)
+
+
 def test_a_dense_layer_gives_an_encoders_vectors_its_size(tmp_path: Path) -> None:
     found = load_model_info(dense_folder(tmp_path, DENSE, ("Dense", "Normalize"))).embedding
     assert (found.size, found.normalizes, found.unserved) == (4, True, "")
