@@ -64,8 +64,14 @@ def _build(kind: type[Message], values: dict[str, Any]) -> Message:
         elif field.message_type:
             place.CopyFrom(value)
         else:
-            setattr(message, name, value)
+            setattr(message, name, _fitting(field, value))
     return message
+
+
+def _fitting(field: Any, value: Any) -> Any:
+    # Columns are called as the numbers that they consist of.
+    is_column = field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, int)
+    return value.to_bytes(8, "little") if is_column else value
 
 
 def _is_map(field: Any) -> bool:
@@ -149,10 +155,7 @@ def _plain(descriptor: Any, known: Mapping[str, Any]) -> Any:
             if oneof.name in taken:
                 continue
             taken.add(oneof.name)
-        value = known.get(field.full_name, known.get(field.name, _usual(field, known)))
-        if field.type == FieldDescriptor.TYPE_BYTES and isinstance(value, int):
-            value = value.to_bytes(8, "little")  # a column with one row
-        _put(message, field, value)
+        _put(message, field, _fitting(field, known.get(field.full_name, known.get(field.name, _usual(field, known)))))
     return message
 
 
