@@ -208,11 +208,13 @@ def _bands(quantiles: Floats, gpu_s: float | None) -> dict[str, Any]:
     median = quantiles[:, LEVELS.index(0.5)].tolist()
     found: dict[str, Any] = {}
     for name, level in BANDS:
+        if level == 0.5:
+            found[name] = median
+            continue
         bound = min if level < 0.5 else max
-        rounded = [_plain(v) for v in quantiles[:, LEVELS.index(level)]]
+        rounded = map(_plain, quantiles[:, LEVELS.index(level)])
         pairs = zip(rounded, median, strict=True)
         found[name] = [value if value is None else bound(value, middle) for value, middle in pairs]
-    found["p50"] = median
     if gpu_s is not None:
         found["gpus"] = {name: [_plain(v * gpu_s) for v in quantiles[:, LEVELS.index(level)]] for name, level in BANDS}
     return found

@@ -2,13 +2,18 @@
 
 import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from PIL import Image, ImageOps
 
+from libs.contracts.errors import one_line
 from libs.contracts.hashing import image_hash
 from libs.model.vision import FORMATS
 
+TRIAL_PIXELS: Final = 32
+"""The side of a blank picture that engines process once, to check that processor and model agree."""
 MAX_SCANS: Final = 64
 """The maximum number of passes over a progressive JPEG; encoders write about ten."""
 MAX_ASPECT: Final = 50
@@ -44,6 +49,17 @@ def read_picture(data: bytes, max_pixels: int | None = None) -> Image.Image:
         if longer > MAX_ASPECT * shorter:
             raise UnservedPicture(f"is over {MAX_ASPECT} times as long as wide: send a part of it")
         return ImageOps.exif_transpose(image).convert("RGB")
+
+
+@contextmanager
+def breaks_on_errors(what: str) -> Iterator[None]:
+    """Raise BrokenImage for any error in the context, with `what` cannot be done to an image."""
+    try:
+        yield
+    except BrokenImage:
+        raise
+    except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
+        raise BrokenImage(f"an image cannot be {what}: {one_line(error, 200)}") from error
 
 
 def read_sent_picture(data: bytes, digest: bytes) -> Image.Image:

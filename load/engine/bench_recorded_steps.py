@@ -7,7 +7,6 @@ Two approximations: the recordings lack the lengths of contexts, so every decode
 step are equally long; a worker sees a step's end when its output arrives, here it is the event's time.
 """
 
-import argparse
 import gzip
 import json
 import os
@@ -21,7 +20,7 @@ import numpy as np
 from libs.perfmodel.learner import StepTimeLearner
 from libs.perfmodel.profiles import profile
 from libs.policy.step_time import StepWork, split_step_ns
-from load.measure import show, titled_table
+from load.measure import bench_parser, show, titled_table
 
 RECORDINGS: Final = ("default", "eager", "prefill_role")
 CONTEXT_TOKENS: Final = 600
@@ -114,9 +113,8 @@ def print_tables(name: str, found: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--profile", default="llama3.1-8b-h200-aic", help="the shipped profile to start from")
-    device = parser.parse_args().profile
+    options = bench_parser(__doc__, profile=("llama3.1-8b-h200-aic", "the shipped profile to start from")).parse_args()
+    device = options.profile
     folder = Path(os.environ.get("FULCRUM_DATA", "")) / "vllm_h200"
     if not folder.is_dir():
         raise SystemExit("FULCRUM_DATA has to name the folder with the recordings, see docs/data.md")

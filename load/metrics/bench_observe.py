@@ -58,7 +58,7 @@ class Measured:
     scrapes_per_s: float
     ms_a_server_second: float
     late_p50_ms: float
-    """How much later than due a server is scraped again, as the servers see it."""
+    """The median delay of a scrape beyond the interval, as the servers see it."""
     late_p99_ms: float
     failures: int
     known: int
@@ -96,7 +96,7 @@ def _with_comments(lines: list[str]) -> Iterator[str]:
 
 
 class _Fleet:
-    """What all servers answer, and when each was asked."""
+    """The answers of all servers, and the time of each one's last scrape."""
 
     def __init__(self, servers: int) -> None:
         self.answers, chance = recorded(), random.Random(1)
@@ -257,13 +257,13 @@ def main() -> None:
             f"{each.known:6} {each.player_cores:12.2f}",
             flush=True,
         )
-    told = extrapolated(found)
-    if told is not None:
-        print(f"{found[-1].servers} servers once a second, extrapolated: {told:.2f} cores")
-    cores = max(each.cores for each in found) if told is None else told
-    paced = found[-1].kept_pace or told is not None
+    whole_cores = extrapolated(found)
+    if whole_cores is not None:
+        print(f"{found[-1].servers} servers once a second, extrapolated: {whole_cores:.2f} cores")
+    cores = max(each.cores for each in found) if whole_cores is None else whole_cores
+    paced = found[-1].kept_pace or whole_cores is not None
     passed = paced and cores <= MOST_CORES and all(each.rss_mib <= MOST_RSS_MIB for each in found)
-    fields = {"passed": passed, "extrapolated_cores": told, "measured": [asdict(each) for each in found]}
+    fields = {"passed": passed, "extrapolated_cores": whole_cores, "measured": [asdict(each) for each in found]}
     print(json.dumps(fields))
     sys.exit(not passed)
 

@@ -12,10 +12,9 @@ import openai
 import pytest
 import pytest_asyncio
 
-from libs.contracts.errors import InvalidRequest, KvLost
+from libs.contracts.errors import InvalidRequest
 from libs.contracts.hashing import block_hashes, image_hash
 from libs.engine.config import EngineConfig
-from libs.engine.kv_port import KvChunk, KvHandle
 from libs.engine.port import EngineIdentity, EnginePhase, EngineRequest, PromptImage, SamplingParams
 from libs.engine.reports import FinishReason, SequenceOutput
 from libs.engine.vllm.core import VllmCore
@@ -27,6 +26,7 @@ from libs.runtime.http import bind
 from libs.runtime.tasks import TaskOwner
 from libs.testing.engines.engine import EventReader
 from libs.testing.engines.vision_model import IMAGE_TOKENS, Reference, picture, write_random_llava
+from libs.testing.engines.vllm_core import NoFetcher
 from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingBus, RecordingKvIndex, local_worker
@@ -82,14 +82,6 @@ async def test_chats_about_pictures_are_answered_over_a_hand_off_behind_a_gatewa
         assert decode.host.engine.load().images_encoded == 0
         await until(lambda: sum(step.encoded_images for step in prefill.steps()) == 2, what="their telemetry")
     await tasks.close()
-
-
-class NoFetcher:
-    """vLLM engines move blocks themselves."""
-
-    async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncIterator[KvChunk]:
-        raise KvLost("nobody asks for this")
-        yield KvChunk(0, 0)
 
 
 class Pair:

@@ -12,14 +12,11 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from libs.contracts.errors import StartupError, one_line
+from libs.contracts.errors import StartupError
 from libs.engine.port import PromptImage
 from libs.engine.runner import Chunk, ImageCounts
-from libs.model.pictures import BrokenImage, read_sent_picture
+from libs.model.pictures import TRIAL_PIXELS, BrokenImage, breaks_on_errors, read_sent_picture
 from libs.model.vision import Vision
-
-# The side of a blank image that is encoded once, to check that processor and model agree.
-TRIAL_PIXELS = 32
 
 
 class ImageEncoder:
@@ -104,12 +101,8 @@ class ImageEncoder:
         self._kept_bytes += embedding.nbytes
 
     def _encode(self, image: PromptImage) -> torch.Tensor:
-        try:
+        with breaks_on_errors("encoded"):
             found = self._embed(read_sent_picture(image.data, image.span.digest))
-        except BrokenImage:
-            raise
-        except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
-            raise BrokenImage(f"an image cannot be encoded: {one_line(error, 200)}") from error
         self._encoded += 1
         return found
 

@@ -21,6 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from libs.engine.kv_blocks import KvWait
 from libs.engine.vllm.guides import follow_generated, serve_guides
+from libs.engine.vllm.handover import PullLeases
 from libs.engine.vllm.kv_groups import (
     Rehasher,
     embedding_bytes,
@@ -45,7 +46,6 @@ from libs.engine.vllm.step_reports import (
     PendingBlocks,
     PendingNews,
     Pulled,
-    PullLeases,
     Rehash,
     SpanRing,
     Steps,

@@ -312,37 +312,6 @@ class PendingBlocks:
         return sent - gone
 
 
-class PullLeases:
-    """The times until which the sources of pulled prompts surely hold the blocks.
-
-    A source frees them at the end of their lease, and a receiver that stood still until then would read another
-    prompt's KV without an error. Heartbeats renew a lease, but only while its receiver takes turns.
-    """
-
-    def __init__(self, lease_s: int) -> None:
-        # vLLM sends a heartbeat every sixth of the lease. Each makes the lease last two thirds of its length from then.
-        self._every_ns = lease_s // 6 * 1_000_000_000
-        self._renewed_ns = lease_s * 2 // 3 * 1_000_000_000
-        self._pulls: dict[str, tuple[int, int]] = {}
-        """(since, held until) by request, in Unix nanoseconds."""
-
-    def begin(self, name: str, held_until_ns: int, now_ns: int) -> None:
-        """Add a request whose prompt will be pulled, and the end of the lease that it came with."""
-        self._pulls[name] = now_ns, held_until_ns
-
-    def turn(self, now_ns: int) -> None:
-        """Record that the receiver takes a turn now, and so has sent a heartbeat if one was due."""
-        for name, (since_ns, until_ns) in self._pulls.items():
-            if since_ns + self._every_ns <= now_ns <= until_ns:
-                renewed_ns = now_ns - self._every_ns + self._renewed_ns
-                self._pulls[name] = since_ns, max(until_ns, renewed_ns)
-
-    def ended(self, name: str, now_ns: int) -> bool:
-        """Remove a request whose pull has ended. Return whether its blocks were surely held until now."""
-        _, until_ns = self._pulls.pop(name, (0, now_ns))
-        return now_ns <= until_ns
-
-
 class Steps:
     """Steps in the order of their decisions. A step begins when it is decided, but not before the last has ended."""
 

@@ -36,7 +36,7 @@ from libs.engine.vllm.step_reports import (
     decode_report,
     encode,
 )
-from libs.model.pictures import BrokenImage, read_sent_picture
+from libs.model.pictures import TRIAL_PIXELS, BrokenImage, breaks_on_errors, read_sent_picture
 from libs.model.vision import Vision
 
 # Added to a priority, of which the least comes first. Transferred sequences come first, since their blocks wait
@@ -139,8 +139,6 @@ def core_request(
 
 
 MODALITY: Final = "image"
-# The side of a blank image that is read once, to check that processor and model agree.
-TRIAL_PIXELS: Final = 32
 
 
 def _features(images: Iterable[PromptImage]) -> list[MultiModalFeatureSpec]:
@@ -178,12 +176,8 @@ class ImageReader:
     def read(self, message: EngineCoreRequest, images: Iterable[PromptImage]) -> None:
         """Put the pixels of a sequence's images into its request. Raise BrokenImage."""
         for feature, image in zip(message.mm_features, images, strict=True):
-            try:
+            with breaks_on_errors("read"):
                 feature.data = self._process(read_sent_picture(image.data, image.span.digest))
-            except BrokenImage:
-                raise
-            except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
-                raise BrokenImage(f"an image cannot be read: {one_line(error, 200)}") from error
 
     def _process(self, picture: Image.Image) -> Any:
         items = self._processor.info.parse_mm_data({MODALITY: [picture]})

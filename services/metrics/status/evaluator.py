@@ -364,15 +364,12 @@ class VerdictEvaluator:
         awaited, reported = self._state.gateways.awaited(now_ns), self._state.gateways.waiting(now_ns) is not None
         for each in models:
             if isinstance(each, ModelState):
-                first = self.traffic.late(each.model, now_ns, LATE_NS)
+                span = each.model, now_ns, LATE_NS
+                first, own = self.traffic.late(*span), awaited.get(each.model, AwaitedTokens())
                 if reported:  # or those that were overdue would count as answered late
-                    own, ended = (
-                        awaited.get(each.model, AwaitedTokens()),
-                        self.traffic.ended(each.model, now_ns, LATE_NS),
-                    )
-                    waiting = {"waiting": own.requests, "overdue": own.overdue}
-                    first = self._first_tokens.look(each.model, first, ended=ended, **waiting, now_ns=now_ns)
-                yield from late_causes(each, first, self.traffic.slow(each.model, now_ns, LATE_NS))
+                    counts = {"waiting": own.requests, "overdue": own.overdue, "ended": self.traffic.ended(*span)}
+                    first = self._first_tokens.look(each.model, first, **counts, now_ns=now_ns)
+                yield from late_causes(each, first, self.traffic.slow(*span))
 
     def _silent(self, batches: Sequence[StepBatch], now_ns: int) -> list[SilentWorker]:
         silent = []

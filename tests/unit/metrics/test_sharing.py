@@ -1,112 +1,41 @@
 """Tests of what several metrics services send one another, and of what they accept."""
 
-from array import array
 from collections import Counter
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
 from libs.bus.clients import MAX_RECORD_BYTES
-from libs.bus.port import TAKEN_OVER_NS, Record
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Compute, Load, StepTime
+from libs.bus.port import TAKEN_OVER_NS
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     DummySteps,
     Interval,
     KvTransfer,
     RequestEvent,
-    SharedLoads,
     SharedWindows,
-    SharedWorker,
-    StepBatch,
 )
-from libs.contracts.topics import STEPS, WINDOWS
-from libs.policy.reading import Shares
-from libs.telemetry.columns import prefill_shares
 from libs.telemetry.directory import LISTED_NS
 from libs.telemetry.history import WrittenWindow
-from libs.telemetry.relayed import COLUMNS, RelayTable
 from libs.telemetry.rollups import StoredWindow, Written, cells
 from libs.telemetry.steps import PhaseTime
-from libs.testing.workers.telemetry import MS, ORIGIN_NS, at, step, step_batch
+from libs.testing.workers.telemetry import MS, at, step, step_batch
 from services.metrics.accounting.occupancy import cluster_occupancy
 from services.metrics.accounting.series import history, parse_scope, sums
 from services.metrics.prometheus import SharingCollector
-from services.metrics.requests import RequestMetrics
-from services.metrics.shared_records import DESCRIBED_IN, Report, column_messages, messages, shared_worker
+from services.metrics.shared_records import messages, shared_worker
 from services.metrics.sharing import (
     MAX_APART_NS,
     MAX_HEARD,
     MAX_UNSENT,
     OVERDUE_NS,
     LeftOut,
-    Sharing,
 )
-from services.metrics.state import STALE_NS, MetricsState, read_from_ns
+from services.metrics.state import STALE_NS, read_from_ns
 from services.metrics.stream import TICK_NS
+from tests.unit.metrics.sharing_rig import Instance, column, exchange
 
 S = 1_000 * MS
-COMPUTE = Compute(
-    layer_parameters=7 * 10**9, head_parameters=5 * 10**8, parameter_bytes=2, attention_width=131_072,
-    kv_token_bytes=131_072, peak_flops_per_s=989e12, peak_bytes_per_s=3.35e12,
-)  # fmt: skip
-STEP_TIME = StepTime(
-    prefill_floor_ns=5e6, prefill_fixed_ns=2e6, prefill_token_ns=2e4, decode_fixed_ns=8e6, decode_sequence_ns=1e5,
-    decode_kv_token_ns=10, interference=0.9,
-)  # fmt: skip
-
-
-class Instance:
-    """The state of a metrics service with this name and clock offset; its messages are in `told`."""
-
-    def __init__(self, name: str, *, ahead_ns: int = 0) -> None:
-        self.told: list[SharedWindows] = []
-        self.unsent = 0
-        self.heard: list[WrittenWindow] = []
-        """The windows received with the last tick."""
-        self.ahead_ns = ahead_ns
-        self.sharing = Sharing(
-            Shares(name), self.told.append, began_ns=ORIGIN_NS + ahead_ns, unsent=lambda: self.unsent
-        )
-        self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), self.sharing)
-        self.fleet, self.rollups = self.state.fleet, self.state.rollups
-
-    def read(self, batch: StepBatch, now_ms: float) -> None:
-        self.state.take(Record(STEPS, batch.worker_id, batch, 0, 0), at(now_ms) + self.ahead_ns)
-
-    def live(self, worker: str, from_ms: int, to_ms: int, **more: Any) -> None:
-        """Send batches of which half of each 100 ms is decode."""
-        for start in range(from_ms, to_ms, 100):
-            batch = step_batch(
-                start // 100, (start, start + 100), [step(start, start + 50, decode=1)], worker=worker, **more
-            )
-            self.read(batch, start + 100)
-
-    def tick(self, now_ms: float) -> list[SharedWindows]:
-        """Return the messages of that time."""
-        self.told.clear()
-        now_ns = at(now_ms) + self.ahead_ns
-        self.sharing.keep(self.state.history.advance(now_ns))
-        self.sharing.send(self.fleet, self.rollups, now_ns)
-        self.heard = self.sharing.take_heard(self.fleet, self.rollups, now_ns)
-        return list(self.told)
-
-    def hear(self, told: list[SharedWindows], now_ms: float) -> None:
-        for message in told:
-            copy = SharedWindows.FromString(message.SerializeToString())
-            self.state.take(Record(WINDOWS, copy.metrics_id, copy, 0, 0), at(now_ms) + self.ahead_ns)
-
-    def covered_ms(self, window_ns: int, from_ms: int, to_ms: int) -> int:
-        series = self.rollups.read(window_ns, at(from_ms), at(to_ms))
-        return int(series.times_ns[:, :, 0].sum()) // MS
-
-
-def exchange(reader: Instance, hearer: Instance, from_ms: int, to_ms: int, worker: str = "w") -> None:
-    """Let one instance read a worker's telemetry, and the other receive it tick by tick."""
-    for start in range(from_ms, to_ms, 100):
-        reader.live(worker, start, start + 100)
-        hearer.hear(reader.tick(start + 100), start + 100)
 
 
 def test_data_restored_from_a_file_are_not_added_again_when_others_send_them() -> None:
@@ -173,12 +102,12 @@ def test_an_invalid_clock_does_no_damage() -> None:
     teller, hearer = Instance("a"), Instance("b")
     exchange(teller, hearer, 0, 100)
     (message,) = teller.told
-    message.loads.arrived_unix_ns = _column(at(10**9))
+    message.loads.arrived_unix_ns = column(at(10**9))
     hearer.hear([message], 200)
     assert hearer.fleet.latest_arrival_ns == at(200)
     hearer.fleet.clocks.note("node-c", at(1000), at(1050))
     assert abs(hearer.fleet.clocks.offsets_ns(at(1100))["node-a"]) < 200 * MS
-    message.loads.covered_to_unix_ns = _column(at(10**9))
+    message.loads.covered_to_unix_ns = column(at(10**9))
     hearer.hear([message], 300)
     assert hearer.sharing.left_out == Counter({LeftOut.MALFORMED: 1})
 
@@ -197,10 +126,6 @@ def test_a_clock_of_nonsense_spoils_nothing_here_in_a_record_of_an_older_release
     message.workers[0].newest.covered_to_unix_ns = at(10**9)
     hearer.hear([message], 300)
     assert hearer.sharing.left_out == Counter({LeftOut.MALFORMED: 1})
-
-
-def _column(*values: int) -> bytes:
-    return array("Q", values).tobytes()
 
 
 def _meet_older(instance: Instance, now_ms: float) -> None:
@@ -241,147 +166,6 @@ def test_records_fit_the_broker_however_much_there_is_to_send() -> None:
     told_cells = {(message.workers[place].newest.worker_id, window.start_unix_ns)
              for message in told for window in message.windows for place in window.workers}  # fmt: skip
     assert len(told_cells) == len(names) * len(windows)
-
-
-def test_however_much_there_is_to_tell_each_record_with_columns_is_one_that_a_broker_takes() -> None:
-    teller = Instance("a")
-    names = [f"decode-worker-of-some-length-{number:05}" for number in range(1_200)]
-    batches = [step_batch(1, (0, 100), worker=name) for name in names]
-    for batch in batches:
-        batch.compute.CopyFrom(COMPUTE)
-        batch.step_time.CopyFrom(STEP_TIME)
-    reports = [Report(batch.worker_id, batch, at(100), number) for number, batch in enumerate(batches, 1)]
-    everybody = cells([Written(name, PhaseTime(TICK_NS, 30 * MS, 40 * MS, 10 * MS), 1) for name in names])
-    windows = [WrittenWindow(at(100 * n), everybody, False) for n in range(45)]
-    told = list(column_messages(reports, reports, windows, teller.fleet))
-    assert max(message.ByteSize() for message in told) < 0.8 * MAX_RECORD_BYTES
-    assert [len(message.loads.covered_to_unix_ns) for message in told if message.loads.covered_to_unix_ns] == [
-        8 * 1_000, 8 * 200,
-    ]  # fmt: skip
-    assert sorted(worker.newest.worker_id for message in told for worker in message.workers) == names
-    sent = sum(len(window.roles) for message in told for window in message.loads.windows)
-    assert sent == len(names) * len(windows)
-
-
-def test_a_description_is_sent_once_and_then_in_turn() -> None:
-    teller, hearer = Instance("a"), Instance("b")
-    names = [f"w-{number}" for number in range(DESCRIBED_IN)]
-    sent = Counter[str]()
-    for start in range(0, 100 * DESCRIBED_IN, 100):
-        for name in names:
-            teller.live(name, start, start + 100)
-        (message,) = teller.tick(start + 100)
-        hearer.hear([message], start + 100)
-        described = [worker.newest.worker_id for worker in message.workers]
-        assert described == names if not start else len(described) == 1
-        assert list(message.loads.worker_ids) == names
-        sent.update(described)
-    assert min(sent.values()) >= 1
-    assert sent.total() == 2 * DESCRIBED_IN - 1
-    assert all(hearer.fleet.directory.reader(name) == "a" for name in names)
-
-
-def test_a_changed_description_is_known_with_the_next_record() -> None:
-    teller, hearer = Instance("a"), Instance("b")
-    exchange(teller, hearer, 0, 300)
-    batch = step_batch(3, (300, 400), worker="w", load=Load(running=7, waiting_prefill_tokens=9, images_encoded=2))
-    batch.assignment.budget_tokens = 77
-    batch.kv_blocks = 12
-    teller.read(batch, 400)
-    hearer.hear(teller.tick(400), 400)
-    facts = hearer.fleet.directory.facts("w")
-    assert facts == teller.fleet.directory.facts("w")
-    assert facts is not None
-    assert (facts.kv_blocks, facts.assignment.budget_tokens, facts.load.running) == (12, 77, 7)
-    (row,) = hearer.fleet.directory.loads(at(400)).waiting_prefill_tokens.tolist()
-    assert row == 9
-    last = step_batch(4, (400, 500), worker="w")
-    last.last = True
-    teller.read(last, 500)
-    hearer.hear(teller.tick(500), 500)
-    left = hearer.fleet.directory.facts("w")
-    assert left is not None
-    assert left.left
-
-
-def test_a_kept_description_does_not_keep_the_record_that_it_came_in() -> None:
-    table, newest = RelayTable("other"), step_batch(0, (0, 100), worker="w")
-    newest.assignment.epoch = 3
-    record = SharedWindows(workers=[SharedWorker(newest=newest, description=1)])
-    table.enrol(["w"])
-    assert table.describe(record.workers[0])
-    record.workers[0].newest.assignment.epoch = 4
-    assert table.attach(0).facts.assignment.epoch == 3, "a part of the record would have changed with it"
-
-
-def test_whoever_joins_learns_of_all_workers_at_once() -> None:
-    teller = Instance("a")
-    names = [f"w-{number}" for number in range(3 * DESCRIBED_IN)]
-    for start in (0, 100):
-        for name in names:
-            teller.live(name, start, start + 100)
-        teller.tick(start + 100)
-    assert len(teller.tick(250)[0].workers) < len(names)
-    joiner = Instance("c")
-    teller.hear(joiner.tick(250), 250)
-    joiner.hear(teller.tick(300), 300)
-    assert joiner.fleet.directory.listing(at(300)).ids == sorted(names)
-    assert len(teller.tick(400)[0].workers) < len(names)
-    teller.hear(Instance("c", ahead_ns=1).tick(400), 400)  # it was started again
-    assert len(teller.tick(500)[0].workers) == len(names)
-
-
-def test_loads_without_a_description_wait_for_it() -> None:
-    teller, hearer = Instance("a"), Instance("b")
-    teller.live("w", 0, 100)
-    teller.tick(100)
-    (message,) = teller.tick(200)
-    message.ClearField("workers")
-    hearer.hear([message], 200)
-    assert hearer.fleet.directory.facts("w") is None
-    for start in range(200, 200 + 100 * DESCRIBED_IN, 100):
-        hearer.hear(teller.tick(start + 100), start + 100)
-    assert hearer.fleet.directory.facts("w") == teller.fleet.directory.facts("w")
-
-
-def test_columns_of_nonsense_change_nothing() -> None:
-    teller, hearer = Instance("a"), Instance("b")
-    teller.live("v", 0, 100)
-    exchange(teller, hearer, 0, 100)
-    (message,) = teller.told
-    known = hearer.fleet.directory.facts("w")
-    for count, (name, spoiled) in enumerate(
-        [
-            ("running", _column(1)),
-            ("running", _column(2**32, 0)),
-            ("lost_batches", _column(0, 2**63)),
-            ("covered_to_unix_ns", b"123"),
-        ],
-        1,
-    ):
-        bad = SharedWindows.FromString(message.SerializeToString())
-        setattr(bad.loads, name, spoiled)
-        hearer.hear([bad], 200)
-        assert hearer.sharing.left_out[LeftOut.MALFORMED] == count
-        assert hearer.fleet.directory.facts("w") == known
-    twice = SharedWindows.FromString(message.SerializeToString())
-    twice.loads.worker_ids[1] = twice.loads.worker_ids[0]
-    hearer.hear([twice], 300)
-    assert hearer.sharing.left_out[LeftOut.MALFORMED] == 5
-
-
-def test_one_worker_with_an_impossible_count_does_not_hide_the_others() -> None:
-    teller, hearer = Instance("a"), Instance("b")
-    teller.read(step_batch(0, (0, 100), worker="bad", load=Load(waiting_prefill_tokens=2**63)), 100)
-    exchange(teller, hearer, 0, 100)
-    assert hearer.fleet.directory.listing(at(100)).ids == ["bad", "w"]
-    assert hearer.sharing.left_out.total() == 0
-
-
-def test_every_count_of_a_load_has_a_column() -> None:
-    columns = SharedLoads.DESCRIPTOR.fields_by_name
-    assert columns.keys() >= Load.DESCRIPTOR.fields_by_name.keys()
-    assert {*columns} == {*COLUMNS, "worker_ids", "part", "windows"}
 
 
 def test_data_held_back_during_a_broker_outage_are_sent_afterwards() -> None:

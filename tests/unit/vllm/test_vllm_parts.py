@@ -22,7 +22,7 @@ from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRe
 from libs.engine.reports import FinishReason
 from libs.engine.vllm import handover as handovers
 from libs.engine.vllm import plugin
-from libs.engine.vllm.handover import HandoverRefusal, lease_margin_ns, refusal
+from libs.engine.vllm.handover import HandoverRefusal, PullLeases, lease_margin_ns, refusal
 from libs.engine.vllm.sequences import ImageTotals, OutputReader, Sequences
 from libs.engine.vllm.step_reports import (
     NOBODY,
@@ -31,7 +31,6 @@ from libs.engine.vllm.step_reports import (
     EngineReport,
     PendingBlocks,
     PendingNews,
-    PullLeases,
     Rehash,
     SpanRing,
     Step,
