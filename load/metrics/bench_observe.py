@@ -127,7 +127,7 @@ class _Player(asyncio.Protocol):
 
 
 def play(servers: int, pipe: Connection) -> None:
-    """Answer for all servers until terminated; send the port, and gaps between scrapes of a server when asked."""
+    """Answer for all servers until terminated; send the port, and percentiles of lateness when asked."""
     fleet = _Fleet(servers)
 
     async def run() -> None:
@@ -136,8 +136,9 @@ def play(servers: int, pipe: Connection) -> None:
 
         def report() -> None:
             pipe.recv()
-            gaps_s, fleet.gaps_s = fleet.gaps_s, []
-            pipe.send(gaps_s)
+            late_ms, fleet.gaps_s = [1000 * each - EVERY_MS for each in fleet.gaps_s], []
+            # All gaps of a large fleet would not fit the pipe, which the loop has made non-blocking.
+            pipe.send(percentiles(late_ms) or {"p50": 0.0, "p99": 0.0})
 
         loop.add_reader(pipe.fileno(), report)
         pipe.send((server.sockets[0].getsockname()[1], os.getpid()))
@@ -180,15 +181,14 @@ def measure(servers: int, learn_s: float, seconds: float) -> Measured:
         with observing(servers, port) as (found, url):
             processes = [*found, (PLAYER, psutil.Process(player))]
             time.sleep(learn_s)
-            _gaps(pipe)
+            _late_ms(pipe)
             (done, failed), before = _counts(url), read_named(processes)
             time.sleep(seconds)
             after, (done_then, failed_then) = read_named(processes), _counts(url)
-            late_ms = [1000 * each - EVERY_MS for each in _gaps(pipe)]
+            late = _late_ms(pipe)
             with urlopen(f"{url}/v1/status") as answer:
                 listed = json.load(answer)["observed"]["servers"]
     passed_s, cores = after.at_s - before.at_s, cpu_points(before, after)
-    late = percentiles(late_ms) or {"p50": 0.0, "p99": 0.0}
     return Measured(
         servers=servers,
         seconds=round(passed_s, 1),
@@ -205,9 +205,10 @@ def measure(servers: int, learn_s: float, seconds: float) -> Measured:
     )
 
 
-def _gaps(pipe: Connection) -> list[float]:
+def _late_ms(pipe: Connection) -> dict[str, float]:
+    """Return the percentiles of delays since the last call, in ms beyond the interval."""
     pipe.send(None)
-    found: list[float] = pipe.recv()
+    found: dict[str, float] = pipe.recv()
     return found
 
 
