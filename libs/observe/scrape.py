@@ -116,7 +116,10 @@ class _Connection(asyncio.Protocol):
         self._answer = asyncio.get_running_loop().create_future()
         self._parts, self._bytes, self._header_bytes, self._done = [], 0, 0, False
         self._transport.write(request)
-        return await self._answer
+        try:
+            return await self._answer
+        finally:
+            self._answer = None  # it would hold the exposition until the next request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
