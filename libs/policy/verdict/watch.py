@@ -106,7 +106,7 @@ class VerdictWatch:
             return
         before, cause = track.action, track.cause
         if found is None or found.code is not cause.code:
-            cause = restated(cause, state, grade=Grade.CLEAR, advised=now_ns - track.held_ns < ADVISED_NS)
+            cause = restated(cause, state, self.limits, advised=now_ns - track.held_ns < ADVISED_NS)
         if cause.action is not None and not cause.action.id:
             self._actions += 1
             replaces = "" if before is None else before.command
