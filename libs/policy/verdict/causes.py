@@ -383,7 +383,7 @@ def _said(cause: Cause, state: ModelState) -> str:
             )
         return (
             f"Too small{easing}: pressure {figure(found.prefill)} on {on_prefill} and {figure(found.decode)} on "
-            f"{on_decode}, {backlog(state)}, and no other roles would leave less than {figure(found.cluster)}"
+            f"{on_decode}, {backlog(state)}, and no other roles would leave less than about {figure(found.cluster)}"
             f"{more}.{then}"
         )
     if code is CauseCode.PREFILL_BOUND:
