@@ -105,10 +105,12 @@ def late_causes(state: ModelState, first: Punctuality, tokens: Punctuality) -> I
     although = f"although prefill pressure is {prefill} and decode pressure {decode}"
     where = "`fulcrum request --slowest` shows where their time goes."
     if first.grade is grade:
-        # Workers compute prompts that can still meet their target before those that cannot (ADR 49).
+        # Workers compute prompts that can still meet their target before those that cannot (ADR 49). Without a backlog
+        # that explains nothing: a single prompt may wait for time beside a worker's decodes.
+        order = "Late prompts wait behind those that can still be in time: " if state.has_backlog else ""
         sentence = (
             f"Late: {first.late:,} of {first.requests:,} requests {_are(first.late)} over their TTFT target of"
-            f" {state.ttft_ns / 1e9:g} s, {although}. Late prompts wait behind those that can still be in time: {where}"
+            f" {state.ttft_ns / 1e9:g} s, {although}. {order}{where}"
         )
     else:
         # KV on its way to a decode worker counts too: the client waits for it between two tokens.

@@ -34,6 +34,16 @@ def test_answers_over_their_tpot_are_late_and_ttft_is_named_first():
     assert "over their TPOT" in held.sentence
 
 
+def test_other_prompts_are_said_to_delay_late_ones_only_while_some_wait():
+    def said(waits_s):
+        return next(late_causes(state(waits_s=waits_s), Punctuality(100, 6), NONE)).sentence
+
+    assert "wait behind those that can still be in time: `fulcrum request --slowest` shows" in said(1.0)
+    assert "wait behind" not in said(0.0) and said(0.0).endswith(
+        ". `fulcrum request --slowest` shows where their time goes."
+    )
+
+
 def test_late_requests_are_named_only_if_no_other_cause_explains_them():
     watch, calm = VerdictWatch(LIMITS), state()
     late = [judged(100, 30)]
