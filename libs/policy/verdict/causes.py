@@ -164,11 +164,7 @@ def shortage_of(
 
     `small` says that the cluster is named too small already, `lasts` that a shortage has been named for `SMALL_NS`.
     """
-    grades = {
-        CauseCode.PREFILL_BOUND: _prompts_grade(pressures.prefill, waits_s, limits),
-        CauseCode.DECODE_BOUND_TPOT: limits.pressure.grade(pressures.batch),
-        CauseCode.DECODE_BOUND_KV: limits.pressure.grade(pressures.kv),
-    }
+    grades = _phase_grades(pressures, waits_s, limits)
     sizes = {
         CauseCode.PREFILL_BOUND: pressures.prefill,
         CauseCode.DECODE_BOUND_TPOT: pressures.batch,
@@ -183,6 +179,22 @@ def shortage_of(
     if grades[worst] is Grade.FIRE and pressures.cluster > room and sure:
         return CauseCode.TOO_SMALL, Grade.FIRE
     return worst, grades[worst]
+
+
+def _phase_grades(pressures: Pressures, waits_s: float, limits: VerdictLimits) -> dict[CauseCode, Grade]:
+    return {
+        CauseCode.PREFILL_BOUND: _prompts_grade(pressures.prefill, waits_s, limits),
+        CauseCode.DECODE_BOUND_TPOT: limits.pressure.grade(pressures.batch),
+        CauseCode.DECODE_BOUND_KV: limits.pressure.grade(pressures.kv),
+    }
+
+
+def _grade_now(code: CauseCode, state: ModelState, limits: VerdictLimits) -> Grade:
+    """Return the grade of one shortage, whichever is the worst."""
+    grades = _phase_grades(state.pressures, state.backlog_s, limits)
+    if code is CauseCode.TOO_SMALL:
+        return min(max(grades.values()), limits.pressure.grade(state.pressures.cluster))
+    return grades[code]
 
 
 def _prompts_grade(pressure: float, waits_s: float, limits: VerdictLimits) -> Grade:
@@ -225,8 +237,10 @@ def _shortage(state: ModelState, limits: VerdictLimits, now_ns: int, named: Caus
     return _with_figures(cause, state, action, same)
 
 
-def restated(named: Cause, state: ModelState, *, grade: Grade, advised: bool) -> Cause:
+def restated(named: Cause, state: ModelState, limits: VerdictLimits, *, advised: bool) -> Cause:
     """Return a named shortage with the figures of now, whether or not it still holds."""
+    # Another shortage may be worse while this one still grows, and then it does not ease.
+    grade = _grade_now(named.code, state, limits)
     action = stands(state, named.action) if advised and named.action is not None else None
     return _with_figures(replace(named, grade=grade), state, action, named)
 
@@ -369,7 +383,7 @@ def _said(cause: Cause, state: ModelState) -> str:
             )
         return (
             f"Too small{easing}: pressure {figure(found.prefill)} on {on_prefill} and {figure(found.decode)} on "
-            f"{on_decode}, {backlog(state)}, and no other roles would leave less than {figure(found.cluster)}"
+            f"{on_decode}, {backlog(state)}, and no other roles would leave less than about {figure(found.cluster)}"
             f"{more}.{then}"
         )
     if code is CauseCode.PREFILL_BOUND:

@@ -12,7 +12,9 @@ from libs.policy.verdict.state import Grade, ModelState, Threshold
 LATE: Final = Threshold(0.05, 0.03)
 """The share of requests over a target: above the first the 95th percentile is over it."""
 LEAST_LATE: Final = 3
-"""Late requests below which a share is chance."""
+"""Late requests below which a share is chance, unless one of them goes on waiting."""
+OVERDUE_NS: Final = 500_000_000
+"""The time for which some request must have been overdue for a few late ones to count."""
 # Behind all causes that explain why requests are late.
 RANK: Final = 5
 
@@ -23,13 +25,18 @@ class Punctuality:
 
     requests: int
     late: int
+    waits: bool = False
+    """True if some request has been overdue throughout the last `OVERDUE_NS`, and still waits."""
 
     @property
     def grade(self) -> Grade:
         share = self.late / self.requests if self.requests else 0.0
+        if self.late >= LEAST_LATE:
+            return LATE.grade(share)
         # One late request of thirty would otherwise keep the cause alive for as long as it waits.
-        chance = Grade.HOLD if share > LATE.fire else Grade.CLEAR
-        return LATE.grade(share) if self.late >= LEAST_LATE else chance
+        if share <= LATE.fire:
+            return Grade.CLEAR
+        return Grade.FIRE if self.waits else Grade.HOLD
 
 
 LATE_NS: Final = 3_000_000_000
@@ -45,6 +52,8 @@ class _Overdue:
     """One model's requests whose first token is overdue, and the looks at which such tokens had come."""
 
     waiting: int = 0
+    since_ns: int | None = None
+    """The time since which some request has been overdue; None while none is."""
     answered: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERED))
     """Pairs of a time and the overdue first tokens that had come since the look before."""
 
@@ -73,9 +82,14 @@ class FirstTokens:
         if overdue < own.waiting:
             own.answered.append((now_ns, own.waiting - overdue))
         own.waiting = overdue
+        if not overdue:
+            own.since_ns = None
+        elif own.since_ns is None:
+            own.since_ns = now_ns
+        waits = own.since_ns is not None and now_ns - own.since_ns >= OVERDUE_NS
         late = max(sum(count for at_ns, count in own.answered if at_ns > now_ns - LATE_NS), reported.late)
         answered = max(ended, reported.requests + late - reported.late)
-        return Punctuality(answered + waiting, late + overdue)
+        return Punctuality(answered + waiting, late + overdue, waits)
 
 
 def late_causes(state: ModelState, first: Punctuality, tokens: Punctuality) -> Iterator[Cause]:
@@ -91,15 +105,21 @@ def late_causes(state: ModelState, first: Punctuality, tokens: Punctuality) -> I
     although = f"although prefill pressure is {prefill} and decode pressure {decode}"
     where = "`fulcrum request --slowest` shows where their time goes."
     if first.grade is grade:
-        # Workers compute prompts that can still meet their target before those that cannot (ADR 49).
+        # Workers compute prompts that can still meet their target before those that cannot (ADR 49). Without a backlog
+        # that explains nothing: a single prompt may wait for time beside a worker's decodes.
+        order = "Late prompts wait behind those that can still be in time: " if state.has_backlog else ""
         sentence = (
-            f"Late: {first.late:,} of {first.requests:,} requests are over their TTFT target of"
-            f" {state.ttft_ns / 1e9:g} s, {although}. Late prompts wait behind those that can still be in time: {where}"
+            f"Late: {first.late:,} of {first.requests:,} requests {_are(first.late)} over their TTFT target of"
+            f" {state.ttft_ns / 1e9:g} s, {although}. {order}{where}"
         )
     else:
         # KV on its way to a decode worker counts too: the client waits for it between two tokens.
         sentence = (
-            f"Late: {tokens.late:,} of {tokens.requests:,} answers are over their TPOT target of"
+            f"Late: {tokens.late:,} of {tokens.requests:,} answers {_are(tokens.late)} over their TPOT target of"
             f" {state.work.tpot_ns / 1e6:g} ms, {although}: {where}"
         )
     yield Cause(CauseCode.LATE, state.model, sentence, grade=grade, rank=RANK)
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

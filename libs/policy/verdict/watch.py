@@ -13,6 +13,8 @@ ADVISED_NS = 1_000_000_000
 _SHORTAGE = "shortage"
 # These are recognised only after they have lasted, so they are named at once.
 _SEEN_TO_LAST = frozenset((CauseCode.SLOW_WORKER, CauseCode.SILENT_WORKER))
+LATE_CLEAR_NS = 1_000_000_000
+"""The time for which late requests must be gone; their figures are of the last seconds already."""
 MAX_FOLLOWED = 256
 """The maximum number of causes tracked over all models; later ones are not named."""
 
@@ -106,7 +108,7 @@ class VerdictWatch:
             return
         before, cause = track.action, track.cause
         if found is None or found.code is not cause.code:
-            cause = restated(cause, state, grade=Grade.CLEAR, advised=now_ns - track.held_ns < ADVISED_NS)
+            cause = restated(cause, state, self.limits, advised=now_ns - track.held_ns < ADVISED_NS)
         if cause.action is not None and not cause.action.id:
             self._actions += 1
             replaces = "" if before is None else before.command
@@ -163,7 +165,8 @@ class VerdictWatch:
         track.clear_ns = track.clear_ns or now_ns
         # A worker that reports again is not silent, however recently it was.
         ends = not track.named or track.cause.code is CauseCode.SILENT_WORKER
-        if ends or now_ns - track.clear_ns >= self.limits.clear_ns:
+        clear_ns = self.limits.clear_ns if track.cause.code is not CauseCode.LATE else LATE_CLEAR_NS
+        if ends or now_ns - track.clear_ns >= clear_ns:
             del self._tracks[key]
 
 

@@ -34,6 +34,16 @@ def test_answers_over_their_tpot_are_late_and_ttft_is_named_first():
     assert "over their TPOT" in held.sentence
 
 
+def test_other_prompts_are_said_to_delay_late_ones_only_while_some_wait():
+    def said(waits_s):
+        return next(late_causes(state(waits_s=waits_s), Punctuality(100, 6), NONE)).sentence
+
+    assert "wait behind those that can still be in time: `fulcrum request --slowest` shows" in said(1.0)
+    assert "wait behind" not in said(0.0) and said(0.0).endswith(
+        ". `fulcrum request --slowest` shows where their time goes."
+    )
+
+
 def test_late_requests_are_named_only_if_no_other_cause_explains_them():
     watch, calm = VerdictWatch(LIMITS), state()
     late = [judged(100, 30)]
@@ -86,6 +96,36 @@ def test_first_tokens_that_came_late_count_before_their_answers_end():
     assert look(1.3, 0, waiting=0, ended=0) == Punctuality(4, 4)
     assert look(1.15 + LATE_NS / S, 0, waiting=0) == Punctuality(10, 1)
     assert look(1.25 + LATE_NS / S, 0, waiting=0) == Punctuality(10, 0)
+
+
+def test_one_request_that_goes_on_waiting_is_named_late_among_few_but_not_among_many():
+    def found(waiting, *, until_s):
+        seen, watch = FirstTokens(), VerdictWatch(LIMITS)
+        for at_ms in range(1_000, round(until_s * 1_000), 100):
+            first = seen.look("m", NONE, ended=9, waiting=waiting, overdue=1, now_ns=at_ms * S // 1_000)
+            verdict = watch.look([state()], at_ms * S // 1_000, late_causes(state(), first, NONE))
+        return verdict
+
+    assert found(3, until_s=1.6).code is CauseCode.BALANCED, "it may be answered in a moment"
+    assert found(3, until_s=2.3).sentence.startswith("Late: 1 of 12 requests is over their TTFT target of 5 s")
+    assert found(30, until_s=9.0).code is CauseCode.BALANCED, "one late request of 39"
+
+
+def test_late_requests_are_named_for_a_second_after_they_have_left_the_span():
+    watch, late = VerdictWatch(LIMITS), [judged(100, 30)]
+    for at_ms in range(0, 1_000, 100):
+        watch.look([state()], at_ms * S // 1_000, late)
+    codes = [watch.look([state()], at_ms * S // 1_000).code for at_ms in range(1_000, 2_500, 100)]
+    assert codes == [CauseCode.LATE] * 10 + [CauseCode.BALANCED] * 5
+
+
+def test_few_late_requests_that_were_answered_at_once_are_chance():
+    seen, watch = FirstTokens(), VerdictWatch(LIMITS)
+    for at_ms in range(1_000, 9_000, 100):
+        overdue = at_ms % 1_000 < 300  # another each second, late by less than half a second
+        first = seen.look("m", NONE, ended=9, waiting=3, overdue=overdue, now_ns=at_ms * S // 1_000)
+        first = Punctuality(first.requests, min(first.late, 2), first.waits)
+        assert watch.look([state()], at_ms * S // 1_000, late_causes(state(), first, NONE)).code is CauseCode.BALANCED
 
 
 def test_a_late_request_that_ended_counts_once():

@@ -362,6 +362,17 @@ def test_a_sentence_has_current_figures_while_its_cause_eases():
     assert "easing: pressure 0.5 on 3 prefill workers" in gone.sentence and "0.0 s of work" in gone.sentence
 
 
+def test_a_shortage_does_not_ease_while_a_worse_one_is_about_to_replace_it():
+    watch = VerdictWatch(LIMITS)
+    watched(watch, [state(prompts=5.0, decodes=20)] * 20)
+    worse = watched(watch, [state(prompts=5.5, decodes=800)], from_ms=2_000)
+    assert worse.sentence.startswith("Prefill-bound: pressure 1.8 on 3 prefill workers")
+    small = VerdictWatch(LIMITS)
+    watched(small, [state(prompts=9.0, decodes=800)] * 20)
+    relieved = watched(small, [state(prompts=9.0, decodes=20, waits_s=0.0)], from_ms=2_000)
+    assert relieved.sentence.startswith("Too small, easing: "), "no prompt waits any more"
+
+
 def test_a_sentence_without_a_command_predicts_nothing():
     watch = VerdictWatch(LIMITS)
     watched(watch, [state(prompts=5.0, decodes=20)] * 20)
