@@ -49,7 +49,7 @@ class WaitBounds:
         return Expiry.NO_ROOM if waited_ns >= self.max_wait_ms * 1_000_000 else None
 
 
-CLASS_FLOOR: Final = 0.75
+CLASS_FLOOR: Final = 0.6
 """The share of a class's recent requests in time below which it makes no room for other classes."""
 # Weight of the newest request in that share.
 _NEWEST: Final = 1 / 32
