@@ -262,7 +262,7 @@ class Line(Generic[W]):
         found = self._requests.pop(sequence_id, None)
         if found is None:
             return False
-        key, waiting, *_ = found
+        key, waiting, _, _ = found
         due = self._due.pop(sequence_id, None)
         if _discard(self._hopeful, key):
             self._uncount_hopeful(waiting, due)
