@@ -152,7 +152,7 @@ class WaitingQueue:
             self._lines[model], self._fair[model] = Line(), FairTurns()
             self._resume_pace(model, now_ns)
         flow = generation.context.tenant, generation.context.service_class
-        self._lines[model].add(sequence_id, generation, self._turn(sequence_id, generation, flow), flow)
+        self._lines[model].add(sequence_id, generation, self._turn(sequence_id, generation, flow), flow, flow[0])
         self._unjudged.append(generation)
         self._count(generation, 1)
 

@@ -233,7 +233,8 @@ def late_prompts_last(prompts: Sequence[QueuedPrompt], turn: PromptTurn) -> list
     """Return the sort keys of Fulcrum's gateway order, applied to one worker's queue of prompts.
 
     Prompts in progress come first, then those that can be in time, those that make room for them, and late ones.
-    The share that gateways reserve for late ones (`LATE_SHARE`) is left out, which favours the others.
+    The share that gateways reserve for late ones (`LATE_SHARE`) is left out, which favours the others. Classes make
+    room for themselves alone, as a worker does not know the share of each that is in time.
     """
     latest_ns = [hopeless_from_ns(prompt, prompt.left_ns) for prompt in prompts]
     late = [each <= turn.now_ns for each in latest_ns]

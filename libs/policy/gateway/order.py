@@ -8,12 +8,13 @@ room. Late requests still get a share of the prompt tokens, so that no overload 
 Once not all requests can be in time, some wait so that more can be ("making room"). On one machine, most jobs are in
 time under Moore's rule (J. M. Moore, Management Science 15:1, 1968). Whenever one in the line would be late, the
 longest job up to and including it is left out. The jobs left out are about the work that is too much anyway, so the
-work done in time does not suffer. Here all workers of a model are one machine with a measured pace. Each class of a
-tenant leaves out only its own requests; fairness.py decides between them.
+work done in time does not suffer. Here all workers of a model are one machine with a measured pace. A tenant leaves
+out only its own requests; fairness.py decides between tenants. The classes of a tenant make room for each other while
+`CLASS_FLOOR` of their own requests are in time. Below that a class makes room for itself alone.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
@@ -48,6 +49,12 @@ class WaitBounds:
         return Expiry.NO_ROOM if waited_ns >= self.max_wait_ms * 1_000_000 else None
 
 
+CLASS_FLOOR: Final = 0.6
+"""The share of a class's recent requests in time below which it makes no room for other classes."""
+# Weight of the newest request in that share.
+_NEWEST: Final = 1 / 32
+MOST_SHARES: Final = 256
+"""The maximum number of classes whose share is known; the one noted least recently is forgotten first."""
 # Share of the measured pace. In the lab 0.7 to 1 do equally well; more makes too many requests late.
 PACE_COUNTED_ON: Final = 0.85
 
@@ -64,24 +71,27 @@ class QueuedRequest(NamedTuple):
 
     A request without a deadline makes no room: it would never be late, and so never be owed a share.
     """
+    tenant: Hashable = None
+    """The tenant, whose other classes it may make room for; None if only its flow counts."""
 
 
-def making_room(line: Iterable[QueuedRequest], now_ns: int, pace: float) -> set[int]:
+def making_room(line: Iterable[QueuedRequest], now_ns: int, pace: float, apart: Container[Hashable] = ()) -> set[int]:
     """Return the numbers of the requests that wait so that others can start in time, in O(n log n).
 
     `line` is in service order. `pace` is the nanoseconds of `prefill_ns` that workers complete per nanosecond,
-    above 0.
+    above 0. Flows that are `apart` make room only for their own requests.
     """
     starts_ns, found = float(now_ns), set[int]()
-    # By flow, heaps of (-prefill, number) of the requests that are kept and could wait instead.
+    # By tenant or flow, heaps of (-prefill, number) of the requests that are kept and could wait instead.
     longest: dict[Hashable, list[tuple[int, int]]] = {}
-    for number, flow, prefill_ns, latest_ns in line:
+    for number, flow, prefill_ns, latest_ns, tenant in line:
         before_ns, starts_ns = starts_ns, starts_ns + prefill_ns / pace
         if latest_ns == inf:
             continue
-        own = longest.get(flow)
+        group = flow if tenant is None or flow in apart else tenant
+        own = longest.get(group)
         if own is None:
-            own = longest[flow] = []
+            own = longest[group] = []
         heappush(own, (-prefill_ns, number))
         while before_ns > latest_ns and number not in found:
             minus_ns, other = heappop(own)
@@ -139,6 +149,27 @@ class Ordered(Protocol):
 W = TypeVar("W", bound=Ordered)
 
 
+class InTimeShares:
+    """The share of each class's requests that left for workers in time, as a moving mean over the latest ones."""
+
+    def __init__(self) -> None:
+        # The flow noted last comes last.
+        self._shares: dict[Hashable, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def note(self, flow: Hashable, *, in_time: bool) -> None:
+        share = self._shares.pop(flow, 1.0)
+        self._shares[flow] = share + _NEWEST * (in_time - share)
+        if len(self._shares) > MOST_SHARES:
+            del self._shares[next(iter(self._shares))]
+
+    def low(self) -> set[Hashable]:
+        """Return the flows below `CLASS_FLOOR`."""
+        return {flow for flow, share in self._shares.items() if share < CLASS_FLOOR}
+
+
 class _SortKey(NamedTuple):
     """The sort key of a waiting request; smaller is sooner.
 
@@ -176,7 +207,7 @@ class Line(Generic[W]):
     """
 
     def __init__(self) -> None:
-        self._requests: dict[int, tuple[_SortKey, W, Hashable]] = {}
+        self._requests: dict[int, tuple[_SortKey, W, Hashable, Hashable]] = {}
         self._hopeful: list[_SortKey] = []
         self._late: list[_SortKey] = []
         # By sequence id; only requests passed to `judge`.
@@ -189,6 +220,7 @@ class Line(Generic[W]):
         self._hopeful_ns = 0
         # Prompt tokens that late requests are owed of what was bound while they wait.
         self._owed_tokens = 0.0
+        self._in_time = InTimeShares()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -198,13 +230,14 @@ class Line(Generic[W]):
         """Requests that could no longer be in time at the last `look`."""
         return len(self._late)
 
-    def add(self, sequence_id: int, waiting: W, turn: int = 0, flow: Hashable = None) -> None:
+    def add(self, sequence_id: int, waiting: W, turn: int = 0, flow: Hashable = None, tenant: Hashable = None) -> None:
         """Add a request, which counts as in time until `judge` sets its limit.
 
-        `turn` comes from fairness.py. Requests of one `flow` make room for each other.
+        `turn` comes from fairness.py. Requests of one `flow` make room for each other. Those of one `tenant` do so too
+        while `CLASS_FLOOR` of their flow's are in time.
         """
         key = _SortKey(waiting.batch, not waiting.resumed, turn, waiting.arrival_unix_ns, sequence_id)
-        self._requests[sequence_id] = key, waiting, flow
+        self._requests[sequence_id] = key, waiting, flow, tenant
         insort(self._hopeful, key)
         self.hopeful_tokens += waiting.prompt_tokens
 
@@ -216,7 +249,7 @@ class Line(Generic[W]):
         found = self._requests.get(sequence_id)
         if found is None:
             return
-        self._due[sequence_id] = QueuedRequest(sequence_id, found[2], prefill_ns, hopeless_ns)
+        self._due[sequence_id] = QueuedRequest(sequence_id, found[2], prefill_ns, hopeless_ns, found[3])
         self._hopeful_ns += prefill_ns
         if hopeless_ns == inf:
             return
@@ -229,7 +262,7 @@ class Line(Generic[W]):
         found = self._requests.pop(sequence_id, None)
         if found is None:
             return False
-        key, waiting, _ = found
+        key, waiting, _, _ = found
         due = self._due.pop(sequence_id, None)
         if _discard(self._hopeful, key):
             self._uncount_hopeful(waiting, due)
@@ -250,13 +283,18 @@ class Line(Generic[W]):
         A late request uses up tokens owed to late requests; any other adds their share of its tokens.
         """
         found, due = self._requests.get(sequence_id), self._due.get(sequence_id)
-        if found is not None and self._late:
-            key, waiting, _ = found
-            if _index(self._late, key) is None:
-                self._owed_tokens += LATE_SHARE * waiting.prompt_tokens
-            else:
-                self._owed_tokens = max(self._owed_tokens - waiting.prompt_tokens, 0.0)
-        return due.prefill_ns if due else 0
+        prefill_ns, can_be_late = (due.prefill_ns, due.latest_ns != inf) if due else (0, False)
+        if found is None:
+            return prefill_ns
+        key, waiting, flow, _ = found
+        if self._late and _index(self._late, key) is not None:
+            self._owed_tokens = max(self._owed_tokens - waiting.prompt_tokens, 0.0)
+            return prefill_ns
+        if self._late:
+            self._owed_tokens += LATE_SHARE * waiting.prompt_tokens
+        if can_be_late:
+            self._in_time.note(flow, in_time=True)
+        return prefill_ns
 
     def look(self, now_ns: int) -> None:
         """Move requests that can no longer be in time to the late ones."""
@@ -266,6 +304,7 @@ class Line(Generic[W]):
             found = self._requests.get(sequence_id)
             if found is not None and _discard(self._hopeful, found[0]):
                 insort(self._late, found[0])
+                self._in_time.note(found[2], in_time=False)
                 self._uncount_hopeful(found[1], self._due.get(sequence_id))
 
     def in_order(self, now_ns: int, pace: float | None = None) -> Iterator[W]:
@@ -299,7 +338,8 @@ class Line(Generic[W]):
         if now_ns + self._hopeful_ns / pace <= turning[0][0]:
             return set()
         due = self._due
-        return making_room([due[each.sequence_id] for each in front if each.sequence_id in due], now_ns, pace)
+        line = [due[each.sequence_id] for each in front if each.sequence_id in due]
+        return making_room(line, now_ns, pace, self._in_time.low())
 
     def head_deadline_ns(self, now_ns: int) -> int:
         """Return the deadline of the first request that can be in time, or 0 if there is none."""

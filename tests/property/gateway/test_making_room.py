@@ -70,3 +70,18 @@ def test_the_longest_request_waits_rather_than_the_many_behind_it() -> None:
     line = [QueuedRequest(0, "a", 900, 1_500.0), *(QueuedRequest(number, "a", 50, 1_500.0) for number in range(1, 8))]
     assert making_room(line, NOW_NS, 1.0) == {0}
     assert making_room(line, NOW_NS, 10.0) == set(), "there is time for all of them"
+
+
+def test_classes_of_one_tenant_make_room_for_each_other_unless_they_stand_apart() -> None:
+    line = [
+        QueuedRequest(0, "essays", 900, 1_500.0, "acme"),
+        *(QueuedRequest(number, "chat", 50, 1_500.0, "acme") for number in range(1, 8)),
+    ]
+    assert making_room(line, NOW_NS, 1.0) == {0}
+    assert making_room(line, NOW_NS, 1.0, apart={"essays"}) == {1, 2, 3, 4, 5, 6, 7}
+
+
+@given(lines(), PACES)
+def test_no_tenant_makes_room_for_another(line: list[QueuedRequest], pace: float) -> None:
+    of_tenants = [due._replace(flow=number, tenant=f"tenant{due.flow}") for number, due in enumerate(line)]
+    assert making_room(of_tenants, NOW_NS, pace) == making_room(line, NOW_NS, pace)

@@ -11,7 +11,9 @@ from libs.policy.gateway.order import (
     LATE_PATIENCE_NS,
     LATE_SHARE,
     LIMIT_MARGIN,
+    MOST_SHARES,
     PREFILL_MARGIN,
+    InTimeShares,
     Line,
     hopeless_from_ns,
 )
@@ -99,6 +101,73 @@ def test_a_class_makes_room_only_for_its_own() -> None:
         line.add(number, Item(number, number, 99, prompt_tokens=tokens), turn=number, flow=flow)
         line.judge(number, 60.0, tokens)
     assert [each.number for each in line.in_order(0, pace=2.0)] == [1, 2, 3]
+
+
+def essays_and_chat(late_essays: int = 0) -> Line[Item]:
+    """Return a line in which a long essay of the same tenant precedes two chats, after some essays turned late."""
+    line = Line[Item]()
+    for number in range(100, 100 + late_essays):
+        line.add(number, Item(number), flow="essays", tenant="acme")
+        line.judge(number, -1.0)
+    line.look(0)
+    for number, flow, tokens in ((1, "essays", 800), (2, "chat", 40), (3, "chat", 30)):
+        line.add(number, Item(number, number, 99, prompt_tokens=tokens), turn=number, flow=flow, tenant="acme")
+        line.judge(number, 60.0, tokens)
+    return line
+
+
+def hopeful(line: Line[Item], pace: float | None) -> list[int]:
+    return [each.number for each in line.in_order(0, pace) if each.number < 100]
+
+
+def test_a_class_makes_room_for_other_classes_of_its_tenant_while_most_of_it_is_in_time() -> None:
+    assert hopeful(essays_and_chat(), pace=2.0) == [2, 3, 1]
+    assert hopeful(essays_and_chat(), pace=100.0) == [1, 2, 3], "there is time for all"
+
+
+def test_a_class_with_too_few_in_time_makes_room_for_its_own_alone() -> None:
+    fewest = next(late for late in range(1, 99) if hopeful(essays_and_chat(late), pace=2.0) == [1, 2, 3])
+    shares = InTimeShares()
+    for _ in range(fewest):
+        assert shares.low() == set()
+        shares.note("essays", in_time=False)
+    assert shares.low() == {"essays"}
+
+
+def test_a_class_makes_room_for_others_again_once_enough_of_it_leaves_in_time() -> None:
+    line = essays_and_chat(late_essays=20)
+    assert hopeful(line, pace=2.0) == [1, 2, 3]
+    for number in range(200, 300):
+        line.add(number, Item(number), flow="essays", tenant="acme")
+        line.judge(number, 1e18)
+        line.bound(number)
+        line.remove(number)
+    assert hopeful(line, pace=2.0) == [2, 3, 1]
+
+
+def test_requests_that_are_never_late_do_not_raise_the_share_of_their_class() -> None:
+    line = essays_and_chat(late_essays=20)
+    for number in range(200, 300):
+        line.add(number, Item(number, batch=True), flow="essays", tenant="acme")
+        line.judge(number, inf)
+        line.bound(number)
+        line.remove(number)
+    assert hopeful(line, pace=2.0) == [1, 2, 3]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * MOST_SHARES), st.booleans()), max_size=40))
+def test_only_a_class_with_late_requests_is_low(noted: list[tuple[int, bool]]) -> None:
+    shares = InTimeShares()
+    for flow, in_time in noted:
+        shares.note(flow, in_time=in_time)
+    assert shares.low() <= {flow for flow, in_time in noted if not in_time}
+
+
+def test_the_shares_of_no_more_than_so_many_classes_are_known() -> None:
+    shares = InTimeShares()
+    for flow in range(3 * MOST_SHARES):
+        shares.note(flow, in_time=False)
+    assert len(shares) == MOST_SHARES
 
 
 def test_a_request_is_hopeless_once_its_prefill_and_a_margin_do_not_fit() -> None:
