@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -376,7 +376,8 @@ def _descend(start: StepTimeModel, measured: Rows, remembered: Rows) -> StepTime
 
 
 def _with(model: StepTimeModel, vector: Floats, interference: float) -> StepTimeModel:
-    return replace(model, interference=interference, **dict(zip(COEFFICIENTS, map(float, vector), strict=True)))
+    times: dict[str, Any] = dict(zip(COEFFICIENTS, map(float, vector), strict=True))
+    return replace(model, interference=interference, **times)
 
 
 def _vector(model: StepTimeModel) -> Floats:

@@ -79,4 +79,4 @@ class Speed:
 LEAST_BESIDE: Final = 0.1
 """The share of a paced step that prompts get in the long run even if decodes fill it."""
 # Without a prediction every step takes no time, so load and turns alone decide.
-UNKNOWN_SPEED: Final = Speed(StepTimeModel(*[0.0] * 7), chunk_tokens=1)
+UNKNOWN_SPEED: Final = Speed(StepTimeModel(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), chunk_tokens=1)
