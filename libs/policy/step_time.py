@@ -105,9 +105,9 @@ class StepTimeModel:
 
     def beside_ns(self, tokens: int, squared: float) -> float:
         """Return the part of `chunks_ns` that counts in a mixed step, for `mixed_ns`."""
-        if not self.saturating_sequences:
-            return self.chunks_ns(tokens, squared)
-        return self.prefill_fixed_ns + self.prefill_token_ns * tokens + self.prefill_token_squared_ns * squared
+        linear = self.prefill_fixed_ns + self.prefill_token_ns * tokens
+        part_ns = linear + self.prefill_token_squared_ns * squared
+        return part_ns if self.saturating_sequences else max(self.prefill_floor_ns, part_ns)
 
     def reading_ns(self, sequences: float) -> float:
         """Return decode's fixed time for this many sequences, in which the weights are read; 0 without any."""
