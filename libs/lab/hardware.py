@@ -128,7 +128,7 @@ def read_profile(path: Path) -> Hardware:
     if not isinstance(row, dict) or not isinstance(row.get("step_time"), dict):
         raise InvalidRequest(f"{path} is no profile: it has no step_time")
     times = row["step_time"]
-    step_time = {
+    step_time: dict[str, Any] = {
         each.name: _number(
             path,
             times,

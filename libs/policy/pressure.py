@@ -96,8 +96,8 @@ def sequences_ns(model: StepTimeModel, sequences: N) -> N:
 
 def sequence_line(model: StepTimeModel, sequences: N) -> tuple[N | float, N | float]:
     """Return (fixed, each) of the line that `sequences_ns` follows near this batch; `fixed` may be negative."""
-    fixed_ns: N | float = 0.0
-    each_ns: N | float = model.decode_sequence_ns
+    fixed_ns: Any = 0.0
+    each_ns: Any = model.decode_sequence_ns
     if model.saturating_sequences:
         wide_ns = (sequences > model.saturating_sequences) * model.decode_wide_ns
         fixed_ns, each_ns = fixed_ns - wide_ns * model.saturating_sequences, each_ns + wide_ns
