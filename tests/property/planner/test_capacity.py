@@ -1,8 +1,10 @@
 """Properties of the split of roles with the least pressure, and of when workers move."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,7 +240,8 @@ def test_step_times_of_many_equal_those_of_each(
 ) -> None:
     reads, decodes = model.hiding_ns(sequences), model.decode_ns(StepWork(0, 0, 0, sequences, 9 * sequences))
     chunk = model.beside_ns(tokens, tokens * tokens)
-    for one in (float, lambda number: np.array([number])):
+    forms: tuple[Callable[[float], Any], ...] = (float, lambda number: np.array([number]))
+    for one in forms:
         read, alone, computed = one(reads), one(decodes), one(chunk)
         assert step_times.reading_ns(model, one(sequences)) == model.reading_ns(sequences)
         assert step_times.sequences_ns(model, one(sequences)) == model.sequences_ns(sequences)
