@@ -1,6 +1,6 @@
 """The inputs of a capacity plan: a model's history, its mix of requests and its workers, from JSON or traces."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from math import isfinite
 from typing import Any, Final
 
@@ -170,7 +170,9 @@ def input_from_json(row: dict[str, Any]) -> PlanInput:
     kind = None
     if row["workers"] is not None:
         reported = row["workers"]
-        times = {each.name: reported["step_time"][each.name] for each in fields(StepTimeModel)}
+        # Services of earlier versions leave out what large batches cost.
+        defaults = {each.name: each.default for each in fields(StepTimeModel) if each.default is not MISSING}
+        times = {each.name: (defaults | reported["step_time"])[each.name] for each in fields(StepTimeModel)}
         speed = Speed(StepTimeModel(**times), reported["chunk_tokens"], measured=True)
         kind = WorkerKind(speed, reported["gpus"], reported["max_sequences"], reported["kv_tokens"])
     peaks = np.array(row["peaks"], np.float64)

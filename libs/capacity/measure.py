@@ -73,7 +73,7 @@ class _QueueWorker:
     def step_s(self, more: int = 0, more_kv: float = 0.0) -> float:
         """Return the time of one step with `more` sequences added."""
         count = len(self.running) + more
-        own_ns = self.model.decode_sequence_ns * count + self.model.decode_kv_token_ns * (self.kv + more_kv)
+        own_ns = self.model.sequences_ns(count) + self.model.decode_kv_token_ns * (self.kv + more_kv)
         return (self.model.reading_ns(count) + own_ns) / 1e9
 
     def advance(self, now_s: float) -> None:

@@ -142,10 +142,10 @@ def bench_of(found: PlanInput, asked: PlanQuery, hardware: Hardware) -> Bench:
 def rounded(bench: Bench) -> Bench:
     """Return the nearest bench on the grid of tables, as learned step times vary slightly all the time."""
     model = bench.hardware.profile.step_time
-    times = {
+    times: dict[str, Any] = {
         each.name: _round(value) if (value := getattr(model, each.name)) else 0.0
         for each in fields(model)
-        if each.name != "interference"
+        if each.name.endswith("_ns")
     }
     step_time = replace(model, **times, interference=round(model.interference, 1))
     hardware = replace(bench.hardware, profile=replace(bench.hardware.profile, step_time=step_time))

@@ -93,7 +93,8 @@ RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
     ) | dict.fromkeys(("peak_flops_per_s", "peak_bytes_per_s"), Range(0, 1e21)),
     "common.v1.StepTime": dict.fromkeys(
         ("prefill_floor_ns", "prefill_fixed_ns", "prefill_token_ns", "prefill_token_squared_ns", "decode_fixed_ns",
-         "decode_sequence_ns", "decode_kv_token_ns", "decode_matrix_ns", "kv_token_ns"), Range(0, 1e15),
+         "decode_sequence_ns", "decode_kv_token_ns", "decode_matrix_ns", "kv_token_ns",
+         "decode_wide_ns", "graph_exit_ns"), Range(0, 1e15),
     ) | {"interference": _SHARE},
     "telemetry.v1.StepBatch": {
         "worker_id": _NAME, "node": _NAME, "engine": _NAME, "group": _NAME, "gpus": Range(0, MOST_GPUS),

@@ -84,7 +84,8 @@ def _plain(name: str) -> str:
 MAX_FILE_BYTES: Final = 65_536
 MAX_BYTES: Final = 1 << 50
 MAX_COUNT: Final = 1 << 20
-_OPTIONAL_STEP_TIMES: Final = ("prefill_floor_ns", "decode_matrix_ns")
+_OPTIONAL_STEP_TIMES: Final = ("prefill_floor_ns", "decode_matrix_ns", "decode_wide_ns", "graph_exit_ns")
+_OPTIONAL_BATCHES: Final = ("saturating_sequences", "graph_sequences")
 
 
 def profile_named(text: str) -> Hardware:
@@ -127,7 +128,7 @@ def read_profile(path: Path) -> Hardware:
     if not isinstance(row, dict) or not isinstance(row.get("step_time"), dict):
         raise InvalidRequest(f"{path} is no profile: it has no step_time")
     times = row["step_time"]
-    step_time = {
+    step_time: dict[str, Any] = {
         each.name: _number(
             path,
             times,
@@ -136,13 +137,15 @@ def read_profile(path: Path) -> Hardware:
             default=0 if each.name in _OPTIONAL_STEP_TIMES else None,
         )
         for each in fields(StepTimeModel)
+        if each.name not in _OPTIONAL_BATCHES
     }
+    batches = {name: _count(path, times, name, least=0, default=0) for name in _OPTIONAL_BATCHES}
     name = row.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidRequest(f"{path}: name is no text")
     profile = Profile(
         name=name,
-        step_time=StepTimeModel(**step_time),
+        step_time=StepTimeModel(**step_time, **batches),
         kv_bytes_per_token=_count(path, row, "kv_bytes_per_token", most=MAX_BYTES),
         kv_memory_bytes=_count(path, row, "kv_memory_bytes", most=MAX_BYTES),
         gpus=_count(path, row, "gpus", default=1),

@@ -120,7 +120,7 @@ class IdealWork:
         model = self._speed.step_time
         context = input_tokens + output_tokens / 2
         batch = self._batch(int(context))
-        each = model.reading_ns(MATRIX_ROWS) / batch + model.decode_sequence_ns + model.decode_kv_token_ns * context
+        each = (model.reading_ns(MATRIX_ROWS) + model.sequences_ns(batch)) / batch + model.decode_kv_token_ns * context
         return self.prompt_ns(input_tokens) + max(output_tokens - 1, 0) * each
 
     def _batch(self, context: int) -> int:

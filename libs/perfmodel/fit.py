@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -219,17 +219,31 @@ COEFFICIENTS: Final = (
     "decode_matrix_ns",
     "decode_sequence_ns",
     "decode_kv_token_ns",
+    "decode_wide_ns",
+    "graph_exit_ns",
 )
 _PREFILL = slice(0, 4)
-_DECODE = slice(4, 8)
+_DECODE = slice(4, 10)
 _READING = slice(4, 6)
+
+
+class Sizes(NamedTuple):
+    """The batches at which a model's costs change. They come from the prior and are not fitted."""
+
+    saturating: int
+    graph: int
+
+    @classmethod
+    def of(cls, model: StepTimeModel) -> Self:
+        return cls(model.saturating_sequences, model.graph_sequences)
 
 
 def predict(model: StepTimeModel, rows: Rows) -> Floats:
     """Return [steps] ns: the model's prediction for every row."""
-    vector = _vector(model)
-    prefill, decode = _parts(vector, rows)
-    return prefill + decode - (1 - model.interference) * _shared(vector, rows)
+    vector, sizes = _vector(model), Sizes.of(model)
+    prefill, decode = _parts(vector, rows, sizes)
+    whole = prefill + decode - (1 - model.interference) * _shared(vector, rows, sizes)
+    return np.maximum(whole, vector[0] * rows.has_prefill) if sizes.saturating else whole
 
 
 def loss(model: StepTimeModel, rows: Rows) -> float:
@@ -345,15 +359,15 @@ def _from_below(prior: StepTimeModel, start: StepTimeModel, rows: Rows, line_qua
 
 
 def _descend(start: StepTimeModel, measured: Rows, remembered: Rows) -> StepTimeModel:
-    first = _vector(start)
+    first, sizes = _vector(start), Sizes.of(start)
     vector, interference = first.copy(), start.interference
     rows, kinds = measured.plus(remembered), measured.kinds
     for _ in range(MAX_TURNS):
-        design = _design(vector, interference, rows)
+        design = _design(vector, interference, rows, sizes)
         weight = rows.weight.copy()  # remembered steps are never outliers, however far measured ones have moved
         weight[: len(measured)] *= robust_weights((design @ vector - 1)[: len(measured)], kinds)
-        found = np.minimum(with_prior(design, weight, first, PRIOR_ROWS), _bounds(rows))
-        interference = _interference(found, rows, weight, start.interference)
+        found = np.minimum(with_prior(design, weight, first, PRIOR_ROWS), _bounds(rows, sizes))
+        interference = _interference(found, rows, weight, start.interference, sizes)
         settled = np.allclose(found, vector, rtol=1e-3)
         vector = found
         if settled:
@@ -362,36 +376,51 @@ def _descend(start: StepTimeModel, measured: Rows, remembered: Rows) -> StepTime
 
 
 def _with(model: StepTimeModel, vector: Floats, interference: float) -> StepTimeModel:
-    return replace(model, interference=interference, **dict(zip(COEFFICIENTS, map(float, vector), strict=True)))
+    times: dict[str, Any] = dict(zip(COEFFICIENTS, map(float, vector), strict=True))
+    return replace(model, interference=interference, **times)
 
 
 def _vector(model: StepTimeModel) -> Floats:
-    """Return [8]: the coefficients in the order of `COEFFICIENTS`."""
+    """Return [10]: the coefficients in the order of `COEFFICIENTS`."""
     return np.array([getattr(model, name) for name in COEFFICIENTS])
 
 
-def _linear(rows: Rows) -> tuple[Floats, Floats]:
-    """Return ([steps, 3], [steps, 4]): the factors of the coefficients of prefill (above its floor) and of decode."""
+def _linear(rows: Rows, sizes: Sizes) -> tuple[Floats, Floats]:
+    """Return ([steps, 3], [steps, 6]): the factors of the coefficients of prefill (above its floor) and of decode."""
+    nothing = np.zeros(len(rows))
+    wide = np.maximum(rows.batch - sizes.saturating, 0) if sizes.saturating else nothing
+    left = rows.batch > sizes.graph if sizes.graph else nothing
     prefill = np.stack([np.ones(len(rows)), rows.prefill_tokens, rows.squared], axis=1)
-    decode = np.stack([np.ones(len(rows)), rows.batch >= MATRIX_ROWS, rows.batch, rows.kv_tokens], axis=1)
+    decode = np.stack([np.ones(len(rows)), rows.batch >= MATRIX_ROWS, rows.batch, rows.kv_tokens, wide, left], axis=1)
     return prefill * rows.has_prefill[:, None], decode * rows.has_decode[:, None]
 
 
-def _parts(vector: Floats, rows: Rows) -> tuple[Floats, Floats]:
-    prefill, decode = _linear(rows)
-    return np.maximum(prefill @ vector[1:4], vector[0] * rows.has_prefill), decode @ vector[_DECODE]
+def _parts(vector: Floats, rows: Rows, sizes: Sizes) -> tuple[Floats, Floats]:
+    """Return ([steps], [steps]) ns: prompt chunks and decodes. With a known `sizes.saturating`, chunks lie on no floor
+    of their own.
+    """
+    prefill, decode = _linear(rows, sizes)
+    floor_ns = 0.0 if sizes.saturating else vector[0]
+    return np.maximum(prefill @ vector[1:4], floor_ns * rows.has_prefill), decode @ vector[_DECODE]
 
 
-def _design(vector: Floats, interference: float, rows: Rows) -> Floats:
-    """Return [steps, 8]: the model linearised around `vector`, each row divided by its duration."""
-    linear, decode = _linear(rows)
-    prefill_ns, _ = _parts(vector, rows)
-    on_floor = (rows.has_prefill & (linear @ vector[1:4] < vector[0]))[:, None]
-    prefill = np.where(on_floor, np.array([1.0, 0, 0, 0]), np.pad(linear, ((0, 0), (1, 0))))
+def _design(vector: Floats, interference: float, rows: Rows, sizes: Sizes) -> Floats:
+    """Return [steps, 10]: the model linearised around `vector`, each row divided by its duration."""
+    linear, decode = _linear(rows, sizes)
+    prefill_ns, decode_ns = _parts(vector, rows, sizes)
+    shared_ns = _shared(vector, rows, sizes)
+    above_ns = prefill_ns + decode_ns - (1 - interference) * shared_ns if sizes.saturating else linear @ vector[1:4]
+    on_floor = rows.has_prefill & (above_ns < vector[0])
+    prefill = np.where(on_floor[:, None], np.array([1.0, 0, 0, 0]), np.pad(linear, ((0, 0), (1, 0))))
     mixed = rows.has_prefill & rows.has_decode
-    all_hides = mixed & (prefill_ns < _reading(vector, rows))  # the whole chunk hides behind reading the weights
+    if sizes.saturating:  # decodes do not lengthen a step on its floor either
+        decode[on_floor] = 0.0
+        mixed &= ~on_floor
+    hiding_ns = _hiding(vector, rows, sizes)
+    all_hides = mixed & (prefill_ns < hiding_ns)  # the whole chunk hides behind reading the weights
     prefill[all_hides] *= interference
-    decode[mixed & ~all_hides, :2] *= interference
+    rest = mixed & ~all_hides
+    decode[rest, :2] *= 1 - (1 - interference) * _room(rows, sizes)[rest, None]
     return np.asarray(np.hstack([prefill, decode]) / rows.duration_ns[:, None])
 
 
@@ -413,26 +442,34 @@ def _scaled(prior: StepTimeModel, rows: Rows, remembered: Rows = NOTHING) -> Ste
     return _with(prior, vector, prior.interference)
 
 
-def _bounds(rows: Rows) -> Floats:
-    linear, decode = _linear(rows)
+def _bounds(rows: Rows, sizes: Sizes) -> Floats:
+    linear, decode = _linear(rows, sizes)
     largest = np.concatenate([[1.0], np.maximum(linear.max(axis=0), 1.0), np.maximum(decode.max(axis=0), 1.0)])
     return np.asarray(MAX_FACTOR * rows.duration_ns.max() / largest)
 
 
-def _shared(vector: Floats, rows: Rows) -> Floats:
+def _shared(vector: Floats, rows: Rows, sizes: Sizes) -> Floats:
     """Return [steps] ns: the time that could hide in a mixed step; 0 for pure ones."""
-    return np.asarray(np.minimum(_parts(vector, rows)[0], _reading(vector, rows)))
+    return np.asarray(np.minimum(_parts(vector, rows, sizes)[0], _hiding(vector, rows, sizes)))
 
 
-def _reading(vector: Floats, rows: Rows) -> Floats:
-    """Return [steps] ns: the fixed part of decode."""
-    return np.asarray(_linear(rows)[1][:, :2] @ vector[_READING])
+def _hiding(vector: Floats, rows: Rows, sizes: Sizes) -> Floats:
+    """Return [steps] ns: the fixed part of decode, as far as its sequences leave it to prompt chunks."""
+    return np.asarray((_linear(rows, sizes)[1][:, :2] @ vector[_READING]) * _room(rows, sizes))
 
 
-def _interference(vector: Floats, rows: Rows, weight: Floats, prior: float) -> float:
+def _room(rows: Rows, sizes: Sizes) -> Floats:
+    """Return [steps]: the share of decode's fixed part in which prompt chunks can hide."""
+    return np.maximum(1 - rows.batch / sizes.saturating, 0.0) if sizes.saturating else np.ones(len(rows))
+
+
+def _interference(vector: Floats, rows: Rows, weight: Floats, prior: float, sizes: Sizes) -> float:
     """Fit, by least squares within 0..1, how much less mixed steps take than the sum of their parts."""
-    shared = _shared(vector, rows) / rows.duration_ns
-    saved = sum(_parts(vector, rows)) / rows.duration_ns - 1
+    shared = _shared(vector, rows, sizes) / rows.duration_ns
+    saved = sum(_parts(vector, rows, sizes)) / rows.duration_ns - 1
+    if sizes.saturating:  # a step on its floor says nothing about it
+        whole_ns = sum(_parts(vector, rows, sizes)) - (1 - prior) * _shared(vector, rows, sizes)
+        weight = weight * ~(rows.has_prefill & (whole_ns < vector[0]))
     usual = float(np.average(shared**2, weights=rows.weight)) * PRIOR_ROWS
     information = float((weight * shared**2).sum()) + usual
     if information <= 0:

@@ -77,6 +77,10 @@ def combine(base: StepTimeModel, fits: Mapping[StepKind, FittedModel]) -> StepTi
             decode_matrix_ns=model.decode_matrix_ns,
             decode_sequence_ns=model.decode_sequence_ns,
             decode_kv_token_ns=model.decode_kv_token_ns,
+            saturating_sequences=model.saturating_sequences,
+            decode_wide_ns=model.decode_wide_ns,
+            graph_sequences=model.graph_sequences,
+            graph_exit_ns=model.graph_exit_ns,
         )
     if StepKind.MIXED in fits:
         base = replace(base, interference=fits[StepKind.MIXED].model.interference)
@@ -188,6 +192,4 @@ def expected_ns(model: StepTimeModel, counts: NDArray[np.float64]) -> NDArray[np
 
 def _decode_ns(model: StepTimeModel) -> float:
     batch = TYPICAL_BATCH
-    return (
-        model.reading_ns(batch) + batch * model.decode_sequence_ns + batch * TYPICAL_CONTEXT * model.decode_kv_token_ns
-    )
+    return model.reading_ns(batch) + model.sequences_ns(batch) + batch * TYPICAL_CONTEXT * model.decode_kv_token_ns

@@ -31,6 +31,8 @@ def step_time_message(fitted: FittedModel) -> common.StepTime:
     )
     for name in COEFFICIENTS:
         setattr(message, name, getattr(fitted.model, name))
+    message.saturating_sequences = fitted.model.saturating_sequences
+    message.graph_sequences = fitted.model.graph_sequences
     return message
 
 
@@ -42,7 +44,12 @@ def fitted_model(message: common.StepTime) -> FittedModel | None:
     kinds = (message.prefill, message.decode, message.mixed)
     if not _are_amounts(error for kind in kinds for error in (kind.error_p50, kind.error_p90)):
         return None
-    model = StepTimeModel(interference=message.interference, **times)
+    model = StepTimeModel(
+        interference=message.interference,
+        saturating_sequences=message.saturating_sequences,
+        graph_sequences=message.graph_sequences,
+        **times,
+    )
     return FittedModel(model, _kind(message.prefill), _kind(message.decode), _kind(message.mixed))
 
 

@@ -104,7 +104,7 @@ def decode_seconds(kind: WorkerKind, prompt_tokens: float, output_tokens: float,
         batch = min(batch, int(kind.kv_tokens / (prompt_tokens + output_tokens + 1)))
     if batch < 1:
         return inf
-    each_ns = model.reading_ns(max(batch, MATRIX_ROWS)) / batch + model.decode_sequence_ns
+    each_ns = (model.reading_ns(max(batch, MATRIX_ROWS)) + model.sequences_ns(batch)) / batch
     return output_tokens * (each_ns + model.decode_kv_token_ns * context) / 1e9
 
 

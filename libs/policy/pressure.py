@@ -5,7 +5,7 @@ far as TPOT leaves time. The gain depends on how much of a prompt chunk hides be
 weights, which the step-time model predicts. So the best split follows from that model and is no setting.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from math import floor, inf
 from statistics import median_low
@@ -76,24 +76,56 @@ def reading_ns(model: StepTimeModel, sequences: N) -> N:
     return fixed_ns + 0.0 * sequences
 
 
+def hiding_ns(model: StepTimeModel, sequences: N) -> N:
+    """Return the part of `reading_ns` in which a prompt chunk can hide."""
+    read_ns = reading_ns(model, sequences)
+    if not model.saturating_sequences:
+        return read_ns
+    return read_ns * most(1 - sequences / model.saturating_sequences, 0.0)
+
+
+def sequences_ns(model: StepTimeModel, sequences: N) -> N:
+    """Return the part of a decode step that depends on the number of sequences but not on their KV."""
+    own_ns = model.decode_sequence_ns * sequences
+    if model.saturating_sequences:
+        own_ns = own_ns + model.decode_wide_ns * most(sequences - model.saturating_sequences, 0.0)
+    if model.graph_sequences:
+        own_ns = own_ns + (sequences > model.graph_sequences) * model.graph_exit_ns
+    return own_ns
+
+
+def sequence_line(model: StepTimeModel, sequences: N) -> tuple[N | float, N | float]:
+    """Return (fixed, each) of the line that `sequences_ns` follows near this batch; `fixed` may be negative."""
+    fixed_ns: Any = 0.0
+    each_ns: Any = model.decode_sequence_ns
+    if model.saturating_sequences:
+        wide_ns = (sequences > model.saturating_sequences) * model.decode_wide_ns
+        fixed_ns, each_ns = fixed_ns - wide_ns * model.saturating_sequences, each_ns + wide_ns
+    if model.graph_sequences:
+        fixed_ns = fixed_ns + (sequences > model.graph_sequences) * model.graph_exit_ns
+    return fixed_ns, each_ns
+
+
 def chunk_ns(model: StepTimeModel, tokens: N) -> N:
-    """Return the time of a prompt's first chunk alone."""
+    """Return the part of a prompt's first chunk that counts in a mixed step."""
     linear = model.prefill_fixed_ns + model.prefill_token_ns * tokens
-    return most(linear + model.prefill_token_squared_ns * (tokens * tokens), model.prefill_floor_ns)
+    part_ns = linear + model.prefill_token_squared_ns * (tokens * tokens)
+    return part_ns if model.saturating_sequences else most(part_ns, model.prefill_floor_ns)
 
 
-def mixed_ns(model: StepTimeModel, prefill_ns: N, decode_ns: N, read_ns: N) -> N:
-    """Return the time of a step from the times of its parts alone."""
-    return prefill_ns + decode_ns - (1 - model.interference) * least(prefill_ns, read_ns)
+def mixed_ns(model: StepTimeModel, prefill_ns: N, decode_ns: N, hidden_ns: N) -> N:
+    """Return the time of a step from the times of its parts; `hidden_ns` is a result of `hiding_ns`."""
+    whole_ns = prefill_ns + decode_ns - (1 - model.interference) * least(prefill_ns, hidden_ns)
+    return most(whole_ns, model.prefill_floor_ns) if model.saturating_sequences else whole_ns
 
 
-def most_prefill_ns(model: StepTimeModel, step_ns: N | float, decode_ns: N, read_ns: N) -> N:
-    """Return the time that prompt chunks may take alone in a step of `step_ns`."""
+def most_prefill_ns(model: StepTimeModel, step_ns: N | float, decode_ns: N, hidden_ns: N) -> N:
+    """Return the most that `chunk_ns` may be in a step of `step_ns`."""
     rest_ns = most(step_ns - decode_ns, 0.0)
-    hidden_ns = rest_ns + (1 - model.interference) * read_ns
-    if not model.interference:
-        return hidden_ns
-    return where(rest_ns < model.interference * read_ns, rest_ns / model.interference, hidden_ns)
+    found_ns = rest_ns + (1 - model.interference) * hidden_ns
+    if model.interference:
+        found_ns = where(rest_ns < model.interference * hidden_ns, rest_ns / model.interference, found_ns)
+    return where(step_ns < model.prefill_floor_ns, 0.0, found_ns) if model.saturating_sequences else found_ns
 
 
 # Sequences grow and prompts need room, so decode counts as full at this share of KV.
@@ -334,8 +366,10 @@ def most_decodes(engine: WorkerProfile, tpot_ns: int, context_tokens: N) -> N:
 
     def fits(batch: N) -> bool | Truths:
         kv_ns = model.decode_kv_token_ns * (batch * context_tokens)
-        return reading_ns(model, batch) + model.decode_sequence_ns * batch + kv_ns <= step_ns
+        return reading_ns(model, batch) + sequences_ns(model, batch) + kv_ns <= step_ns
 
+    if model.saturating_sequences or model.graph_sequences:
+        return _largest(fits, context_tokens * 0 + 1, bound)
     each_ns = model.decode_sequence_ns + model.decode_kv_token_ns * context_tokens
     left_ns = step_ns - model.decode_fixed_ns
     matrix_ns = left_ns - model.decode_matrix_ns
@@ -347,12 +381,20 @@ def most_decodes(engine: WorkerProfile, tpot_ns: int, context_tokens: N) -> N:
     return most(where((guess + 1 <= bound) & fits(guess + 1), guess + 1, lower), 1)
 
 
+def _largest(fits: Callable[[N], bool | Truths], least_batch: N, bound: int) -> N:
+    """Return the largest batch up to `bound` that fits, by bisection; `least_batch` if none does."""
+    found = least_batch
+    for power in reversed(range(bound.bit_length())):
+        larger = found + (1 << power)
+        found = where((larger <= bound) & fits(larger), larger, found)
+    return found
+
+
 def _alone_ns(engine: WorkerProfile, decodes: N, kv_tokens: N, mixed: N) -> tuple[N, N]:
-    """Return (the time of the step, the part of it in which weights are read)."""
+    """Return (the time of the step, the part of it in which prompts can hide)."""
     model, each = engine.step_time, over(decodes, mixed, 0.0)
-    read_ns = reading_ns(model, each)
     kv_ns = over(model.decode_kv_token_ns * kv_tokens, mixed, 0.0)
-    return read_ns + model.decode_sequence_ns * each + kv_ns, read_ns
+    return reading_ns(model, each) + sequences_ns(model, each) + kv_ns, hiding_ns(model, each)
 
 
 def lent_step_ns(decode_ns: N, tpot_ns: float, pressure: N) -> N:
@@ -364,13 +406,15 @@ def _ride(engine: WorkerProfile, tpot_ns: int, decodes: N, kv_tokens: N, mixed: 
     if not tpot_ns:
         return where(mixed == 0, 0.0, 0.0 * mixed + 1.0)
     model, step_ns = engine.step_time, tpot_ns * (1 - IN_HAND)
-    decode_ns, read_ns = _alone_ns(engine, decodes, kv_tokens, mixed)
-    prefill_ns = most_prefill_ns(model, lent_step_ns(decode_ns, tpot_ns, 0.0 * decode_ns + 1.0), decode_ns, read_ns)
+    decode_ns, hidden_ns = _alone_ns(engine, decodes, kv_tokens, mixed)
+    lent_ns = lent_step_ns(decode_ns, tpot_ns, 0.0 * decode_ns + 1.0)
+    prefill_ns = most_prefill_ns(model, lent_ns, decode_ns, hidden_ns)
     tokens = _tokens(model, prefill_ns, engine.chunk_tokens)
-    took_ns = mixed_ns(model, chunk_ns(model, tokens), decode_ns, read_ns)
+    took_ns = mixed_ns(model, chunk_ns(model, tokens), decode_ns, hidden_ns)
     speed = least(over(tokens, took_ns, inf) / engine.chunk_speed, 1.0)
     speed = where(decode_ns >= step_ns, 0.0, speed)
-    speed = where(prefill_ns < model.prefill_floor_ns, 0.0, speed) if model.prefill_floor_ns else speed
+    if model.prefill_floor_ns and not model.saturating_sequences:
+        speed = where(prefill_ns < model.prefill_floor_ns, 0.0, speed)
     return where(mixed == 0, 0.0, where(decodes == 0, 1.0, speed))
 
 

@@ -33,8 +33,8 @@ class Speed:
     Prompts get `PROMPTS_PART` of what decodes leave of it.
     """
 
-    def prompt_ns(self, tokens: float, squares: float, decode_ns: float = 0.0) -> float:
-        """Return the time of `tokens` prompt tokens in chunks, beside decodes that take `decode_ns` a step.
+    def prompt_ns(self, tokens: float, squares: float, decode_ns: float = 0.0, sequences: float = 0.0) -> float:
+        """Return the time of `tokens` prompt tokens in chunks, beside `sequences` that take `decode_ns` a step.
 
         `squares` is the sum over prompts of the squared length less the square of the part that already has KV.
         """
@@ -42,18 +42,20 @@ class Speed:
             return 0.0
         model = self.step_time
         steps = -(-tokens // self.chunk_tokens)
-        prefill = max(
-            steps * model.prefill_floor_ns,
-            steps * model.prefill_fixed_ns + tokens * model.prefill_token_ns + squares * model.prefill_token_squared_ns,
-        )
+        work_ns = tokens * model.prefill_token_ns + squares * model.prefill_token_squared_ns
+        floor_ns, prefill = steps * model.prefill_floor_ns, steps * model.prefill_fixed_ns + work_ns
         if not decode_ns:
-            return prefill
-        reading_ns = min(decode_ns, model.reading_ns(MATRIX_ROWS))
-        whole_ns = prefill + steps * decode_ns - (1 - model.interference) * min(prefill, steps * reading_ns)
+            return max(floor_ns, prefill)
+        hiding_ns = min(decode_ns, model.hiding_ns(max(sequences, MATRIX_ROWS)))
+        if not model.saturating_sequences:
+            prefill = max(floor_ns, prefill)
+        whole_ns = prefill + steps * decode_ns - (1 - model.interference) * min(prefill, steps * hiding_ns)
+        if model.saturating_sequences:
+            whole_ns = max(floor_ns, whole_ns)
         step_ns = decode_ns + PROMPTS_PART * max(self.paced_step_ns - decode_ns, 0.0)
         if not self.paced_step_ns or whole_ns <= steps * step_ns:
             return whole_ns
-        beside_ns = max(model.most_prefill_ns(step_ns, decode_ns, reading_ns) - model.prefill_fixed_ns, 0.0)
+        beside_ns = max(model.most_prefill_ns(step_ns, decode_ns, hiding_ns) - model.prefill_fixed_ns, 0.0)
         work_ns = prefill - steps * model.prefill_fixed_ns
         return max(whole_ns, work_ns / max(beside_ns, LEAST_BESIDE * step_ns) * step_ns)
 
@@ -71,10 +73,10 @@ class Speed:
         model = self.step_time
         if sequences <= 0:
             return 0.0
-        return model.reading_ns(sequences) + sequences * model.decode_sequence_ns + kv_tokens * model.decode_kv_token_ns
+        return model.reading_ns(sequences) + model.sequences_ns(sequences) + kv_tokens * model.decode_kv_token_ns
 
 
 LEAST_BESIDE: Final = 0.1
 """The share of a paced step that prompts get in the long run even if decodes fill it."""
 # Without a prediction every step takes no time, so load and turns alone decide.
-UNKNOWN_SPEED: Final = Speed(StepTimeModel(*[0.0] * 7), chunk_tokens=1)
+UNKNOWN_SPEED: Final = Speed(StepTimeModel(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), chunk_tokens=1)

@@ -60,6 +60,8 @@ class StepTimeModel:
     Decode's a grows by `decode_matrix_ns` from `MATRIX_ROWS` sequences on. All times are nanoseconds, and none is
     negative. The floor is the time that a device needs to read the weights once, however few tokens use them. Below
     it more tokens are free.
+
+    The last four fields say what large batches cost; they are 0 in models without large batches.
     """
 
     prefill_fixed_ns: float
@@ -76,6 +78,18 @@ class StepTimeModel:
     """
     prefill_floor_ns: float = 0.0
     decode_matrix_ns: float = 0.0
+    saturating_sequences: int = 0
+    """The batch that keeps a GPU busy for as long as it reads the weights; 0 if unknown.
+
+    If it is known, decodes and prompt chunks share that time, and the floor is one of the whole step. Outside a CUDA
+    graph the floor is what the host needs to launch kernels.
+    """
+    decode_wide_ns: float = 0.0
+    """The further time of each sequence beyond `saturating_sequences`."""
+    graph_sequences: int = 0
+    """The largest decode batch that runs in a CUDA graph; 0 if unknown or without bound."""
+    graph_exit_ns: float = 0.0
+    """The further time of a step with more decodes than `graph_sequences`."""
 
     def prefill_ns(self, work: StepWork) -> float:
         """Return the time of the prompt chunks alone; 0 without any."""
@@ -89,43 +103,72 @@ class StepTimeModel:
         linear = self.prefill_fixed_ns + self.prefill_token_ns * tokens
         return max(self.prefill_floor_ns, linear + self.prefill_token_squared_ns * squared)
 
+    def beside_ns(self, tokens: int, squared: float) -> float:
+        """Return the part of `chunks_ns` that counts in a mixed step, for `mixed_ns`."""
+        linear = self.prefill_fixed_ns + self.prefill_token_ns * tokens
+        part_ns = linear + self.prefill_token_squared_ns * squared
+        return part_ns if self.saturating_sequences else max(self.prefill_floor_ns, part_ns)
+
     def reading_ns(self, sequences: float) -> float:
         """Return decode's fixed time for this many sequences, in which the weights are read; 0 without any."""
         if sequences <= 0:
             return 0.0
         return self.decode_fixed_ns + (self.decode_matrix_ns if sequences >= MATRIX_ROWS else 0.0)
 
+    def hiding_ns(self, sequences: float) -> float:
+        """Return the part of `reading_ns` in which a prompt chunk can hide: what the decodes leave of it."""
+        reading_ns = self.reading_ns(sequences)
+        if not self.saturating_sequences:
+            return reading_ns
+        return reading_ns * max(1 - sequences / self.saturating_sequences, 0.0)
+
+    def sequences_ns(self, sequences: float) -> float:
+        """Return the part of a decode step that depends on the number of sequences but not on their KV."""
+        own_ns = self.decode_sequence_ns * sequences
+        if self.saturating_sequences and sequences > self.saturating_sequences:
+            own_ns += self.decode_wide_ns * (sequences - self.saturating_sequences)
+        if self.graph_sequences and sequences > self.graph_sequences:
+            own_ns += self.graph_exit_ns
+        return own_ns
+
     def decode_ns(self, work: StepWork) -> float:
         """Return the time of the decodes alone; 0 without any."""
         return (
             self.reading_ns(work.decode_sequences)
-            + self.decode_sequence_ns * work.decode_sequences
+            + self.sequences_ns(work.decode_sequences)
             + self.decode_kv_token_ns * work.decode_kv_tokens
         )
 
     def step_ns(self, work: StepWork) -> float:
         """Return the time of the whole step: both parts, less what they share."""
-        return self.mixed_ns(self.prefill_ns(work), self.decode_ns(work), self.reading_ns(work.decode_sequences))
+        decode_ns = self.decode_ns(work)
+        if not work.prefill_tokens:
+            return decode_ns
+        prefill_ns = self.beside_ns(work.prefill_tokens, work.squared)
+        return self.mixed_ns(prefill_ns, decode_ns, self.hiding_ns(work.decode_sequences))
 
-    def mixed_ns(self, prefill_ns: float, decode_ns: float, reading_ns: float) -> float:
-        """Return the time of a step from the times of its parts alone; `reading_ns` is that of the decodes."""
-        return prefill_ns + decode_ns - (1 - self.interference) * min(prefill_ns, reading_ns)
+    def mixed_ns(self, prefill_ns: float, decode_ns: float, hiding_ns: float) -> float:
+        """Return the time of a step with prompt chunks from `beside_ns`, `decode_ns` and `hiding_ns` of its work."""
+        whole_ns = prefill_ns + decode_ns - (1 - self.interference) * min(prefill_ns, hiding_ns)
+        return max(whole_ns, self.prefill_floor_ns) if self.saturating_sequences else whole_ns
 
-    def most_prefill_ns(self, step_ns: float, decode_ns: float, reading_ns: float) -> float:
-        """Return the time that prompt chunks may take alone in a step of `step_ns`; the inverse of `mixed_ns`."""
+    def most_prefill_ns(self, step_ns: float, decode_ns: float, hiding_ns: float) -> float:
+        """Return the most that `beside_ns` may be in a step of `step_ns`; the inverse of `mixed_ns`."""
+        if self.saturating_sequences and step_ns < self.prefill_floor_ns:
+            return 0.0
         rest_ns = max(step_ns - decode_ns, 0.0)
-        if rest_ns < self.interference * reading_ns:
+        if rest_ns < self.interference * hiding_ns:
             return rest_ns / self.interference
-        return rest_ns + (1 - self.interference) * reading_ns
+        return rest_ns + (1 - self.interference) * hiding_ns
 
     def hidden_ns(self, work: StepWork) -> float:
         """Return what a mixed step saves against running its two parts one after the other; 0 for a pure one."""
-        return (1 - self.interference) * min(self.prefill_ns(work), self.reading_ns(work.decode_sequences))
+        return self.prefill_ns(work) + self.decode_ns(work) - self.step_ns(work)
 
     def scaled(self, factor: float) -> "StepTimeModel":
         """Return the model of a device on which everything takes `factor` times as long."""
-        times = {field.name: getattr(self, field.name) * factor for field in fields(self)}
-        return replace(self, **(times | {"interference": self.interference}))
+        times = {each.name: getattr(self, each.name) * factor for each in fields(self) if each.name.endswith("_ns")}
+        return replace(self, **times)
 
 
 def split_step_ns(model: StepTimeModel, work: StepWork, duration_ns: int) -> tuple[int, int]:

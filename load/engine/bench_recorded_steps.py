@@ -3,8 +3,9 @@
 Reads the recordings in FULCRUM_DATA/vllm_h200. Each step is given to the learner that workers run, which starts from
 the shipped profile. Prints a table for each recording, then one JSON line.
 
-Two approximations: the recordings lack the lengths of contexts, so every decode reads CONTEXT_TOKENS and prompts of a
-step are equally long; a worker sees a step's end when its output arrives, here it is the event's time.
+Two approximations: the recordings lack the lengths of contexts, so the decodes of a step read what vLLM's metrics say
+about the use of KV at that time, and prompts of a step are equally long; a worker sees a step's end when its output
+arrives, here it is the event's time.
 """
 
 import gzip
@@ -23,10 +24,16 @@ from libs.policy.step_time import StepWork, split_step_ns
 from load.measure import bench_parser, show, titled_table
 
 RECORDINGS: Final = ("default", "eager", "prefill_role")
+# The room for KV. Answers of known lengths filled it to known shares in the phases `balanced` and `decode_heavy`, which
+# give 880,000 and 887,000.
+KV_TOKENS: Final = 885_000
+HALF_BLOCK_TOKENS: Final = 8
+"""The part of its last block that a sequence leaves empty, on average."""
 CONTEXT_TOKENS: Final = 600
+"""The context of a sequence if the metrics do not tell."""
 REFIT_S: Final = 2.0
-GRAPH_BATCH: Final = 256
-"""Decodes beyond this batch are in no CUDA graph of vLLM's defaults."""
+BATCHES: Final = (512, 256)
+"""Batches beyond these are apart in the tables. vLLM captures graphs of up to 512."""
 SMALL_CHUNK: Final = 256
 WARM_UP_S: Final = 5.0
 """Longer steps compile kernels, and teach nothing."""
@@ -34,6 +41,7 @@ WARM_UP_S: Final = 5.0
 
 def steps_of(folder: Path, name: str) -> Iterator[tuple[float, float, StepWork]]:
     """Yield (start, end, work) of each step; times in Unix seconds."""
+    times_s, contexts = contexts_of(folder, name)
     with gzip.open(folder / f"{name}.steps.gz", "rt") as lines:
         base_s, ended_s = json.loads(next(lines))["base_wall_s"], 0.0
         for line in lines:
@@ -43,13 +51,29 @@ def steps_of(folder: Path, name: str) -> Iterator[tuple[float, float, StepWork]]
             tokens, prompts, decodes = step["pt"], step["pr"], step["dr"]
             squared = prompts * (tokens // max(prompts, 1)) ** 2
             if end_s > start_s:
-                yield start_s, end_s, StepWork(tokens, prompts, tokens, decodes, decodes * CONTEXT_TOKENS, squared)
+                context = float(np.interp(start_s, times_s, contexts)) if contexts else CONTEXT_TOKENS
+                yield start_s, end_s, StepWork(tokens, prompts, tokens, decodes, round(decodes * context), squared)
+
+
+def contexts_of(folder: Path, name: str) -> tuple[list[float], list[float]]:
+    """Return (Unix seconds, mean context of the running sequences then), as vLLM's metrics tell them twice a second."""
+    times_s, contexts = [], []
+    with gzip.open(folder / f"{name}.scrapes.jsonl.gz", "rt") as lines:
+        for line in lines:
+            scrape = json.loads(line)
+            values = {row.partition("{")[0]: float(row.rpartition(" ")[2]) for row in scrape.get("m", ())}
+            running = values.get("vllm:num_requests_running", 0.0)
+            if running:
+                tokens = values["vllm:kv_cache_usage_perc"] * KV_TOKENS / running - HALF_BLOCK_TOKENS
+                times_s.append(scrape["t"])
+                contexts.append(max(tokens, 1.0))
+    return times_s, contexts
 
 
 def kind_of(work: StepWork) -> str:
     if not work.decode_sequences:
         return "prefill"
-    batch = f", batch over {GRAPH_BATCH}" if work.decode_sequences > GRAPH_BATCH else ""
+    batch = next((f", batch over {size}" for size in BATCHES if work.decode_sequences > size), "")
     if not work.prefill_tokens:
         return f"decode{batch}"
     return f"mixed, chunk {'up to' if work.prefill_tokens <= SMALL_CHUNK else 'over'} {SMALL_CHUNK}{batch}"

@@ -44,7 +44,7 @@ class Device:
     def step_s(self, batch: float, context: float) -> float:
         """Return the seconds of one decode step."""
         model = self.step_time
-        steps = model.reading_ns(batch) + batch * (model.decode_sequence_ns + context * model.decode_kv_token_ns)
+        steps = model.reading_ns(batch) + model.sequences_ns(batch) + batch * context * model.decode_kv_token_ns
         return steps / 1e9
 
     def largest_batch(self, context: float) -> int:

@@ -102,6 +102,8 @@ class StepDurations:
         self._matrix_ps = round(model.decode_matrix_ns * _PS)
         self._sequence_ps = round(model.decode_sequence_ns * _PS)
         self._kv_token_ps = round(model.decode_kv_token_ns * _PS)
+        self._wide_ps = round(model.decode_wide_ns * _PS) if model.saturating_sequences else 0
+        self._exit_ps = round(model.graph_exit_ns * _PS) if model.graph_sequences else 0
 
     def step_ps(self, work: StepWork) -> int:
         """Return the duration of one step, at least a picosecond."""
@@ -112,6 +114,10 @@ class StepDurations:
     def decode_ps(self, sequences: int, kv_tokens: int) -> int:
         """Return the duration of a step that only decodes, at least a picosecond."""
         fixed_ps = self._fixed_ps + (self._matrix_ps if sequences >= MATRIX_ROWS else 0)
+        if self._wide_ps and sequences > self.model.saturating_sequences:
+            fixed_ps += self._wide_ps * (sequences - self.model.saturating_sequences)
+        if self._exit_ps and sequences > self.model.graph_sequences:
+            fixed_ps += self._exit_ps
         return max(fixed_ps + sequences * self._sequence_ps + kv_tokens * self._kv_token_ps, 1)
 
     def coast(self, start_ps: int, sequences: int, kv_tokens: int) -> Coast:

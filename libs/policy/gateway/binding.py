@@ -32,8 +32,9 @@ def prompt_ns(request: BindingRequest, room: WorkerRoom) -> float:
     cached = request.cached_tokens.get(view.id, 0)
     if cached >= tokens:
         cached = tokens - 1
-    beside_ns = view.speed.decode_ns(room.decode_sequences, view.kv_tokens) if view.takes_decode else 0.0
-    return view.speed.prompt_ns(tokens - cached, tokens * tokens - cached * cached, beside_ns)
+    decodes = room.decode_sequences if view.takes_decode else 0
+    beside_ns = view.speed.decode_ns(decodes, view.kv_tokens)
+    return view.speed.prompt_ns(tokens - cached, tokens * tokens - cached * cached, beside_ns, decodes)
 
 
 def fastest_speed(workers: Iterable[WorkerView], model: str) -> Speed:

@@ -300,9 +300,11 @@ class WorkerOutlook:
             load=load.running + load.waiting + load.awaiting_kv + len(self._unseen) + self._reserved,
             turn=self.turn,
             speed=speed,
-            reported_backlog_ns=speed.prompt_ns(load.waiting_prefill_tokens, load.waiting_prefill_squares, beside_ns),
+            reported_backlog_ns=speed.prompt_ns(
+                load.waiting_prefill_tokens, load.waiting_prefill_squares, beside_ns, decodes
+            ),
             reported_unix_ns=self._reported_unix_ns,
-            unseen_ns=speed.prompt_ns(self._prompt_tokens, self._squares, beside_ns),
+            unseen_ns=speed.prompt_ns(self._prompt_tokens, self._squares, beside_ns, decodes),
             prompt_tokens=load.waiting_prefill_tokens + self._prompt_tokens,
             decode_sequences=decodes,
             kv_tokens=kv_tokens,

@@ -23,6 +23,7 @@ from libs.policy.pressure import (
     prompt_pressure,
     reading_ns,
     rounded,
+    sequence_line,
 )
 from libs.policy.speed import PROMPTS_PART
 from libs.policy.worker.pace import IN_HAND
@@ -273,9 +274,10 @@ class DecodePace:
         A longer step has more sequences in it, which lengthen it in turn; this is where that ends.
         """
         work, model = self.work, self.engine.step_time
-        each_ns = model.decode_sequence_ns + model.decode_kv_token_ns * work.kv_tokens / work.decodes
+        fixed_ns, sequence_ns = sequence_line(model, work.decodes / mixed)
+        each_ns = sequence_ns + model.decode_kv_token_ns * work.kv_tokens / work.decodes
         busy = least(self.tokens_per_ns / mixed * each_ns, MOST_BUSY)
-        read_ns = reading_ns(model, work.decodes / mixed)
+        read_ns = most(reading_ns(model, work.decodes / mixed) + fixed_ns, 0.0)
         part = PROMPTS_PART * least(pressure, 1.0)
         lent_ns = ((1 - part) * read_ns + part * (work.tpot_ns * (1 - IN_HAND))) / (1 - (1 - part) * busy)
         return most(read_ns / (1 - busy), lent_ns)

@@ -66,14 +66,14 @@ def prefill_chunk(
     if most_tokens <= 0 or not prompts:
         return 0
     decode_ns = model.decode_ns(decodes) if lines else 0.0
-    reading_ns = model.reading_ns(decodes.decode_sequences) if lines else 0.0
+    hiding_ns = model.hiding_ns(decodes.decode_sequences) if lines else 0.0
     limit_ns = step_limit_ns(decode_ns, lines, now_ns=now_ns)
     if coming_tpot_ns:
         limit_ns = min(limit_ns, max(MAX_JOINED_TPOTS * coming_tpot_ns, decode_ns))
     if waited_ns >= MAX_HOLD_NS:
-        one_ns = model.mixed_ns(model.chunks_ns(1, 2 * prompts[0][0] + 1), decode_ns, reading_ns)
+        one_ns = model.mixed_ns(model.beside_ns(1, 2 * prompts[0][0] + 1), decode_ns, hiding_ns)
         limit_ns = max(limit_ns, 2 * decode_ns, one_ns)
-    return _Step(model, decode_ns, reading_ns, limit_ns).most_prompt_tokens(prompts, most_tokens)
+    return _Step(model, decode_ns, hiding_ns, limit_ns).most_prompt_tokens(prompts, most_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class _Step:
 
     model: StepTimeModel
     decode_ns: float
-    reading_ns: float
-    """The weight-reading part of the decodes (see `StepTimeModel`)."""
+    hiding_ns: float
+    """The part of the decodes in which prompts can hide (see `StepTimeModel`)."""
     limit_ns: float
 
     def most_prompt_tokens(self, prompts: Sequence[tuple[int, int]], most_tokens: int) -> int:
@@ -100,8 +100,8 @@ class _Step:
         return tokens
 
     def _fits(self, tokens: int, squared: int) -> bool:
-        prefill_ns = self.model.chunks_ns(tokens, squared)
-        return self.model.mixed_ns(prefill_ns, self.decode_ns, self.reading_ns) <= self.limit_ns
+        prefill_ns = self.model.beside_ns(tokens, squared)
+        return self.model.mixed_ns(prefill_ns, self.decode_ns, self.hiding_ns) <= self.limit_ns
 
     def _part(self, tokens: int, squared: int, start: int, whole: int) -> int:
         """Return how many tokens of the prompt from `start` on, fewer than `whole`, fit beside prompts taken whole.
@@ -116,9 +116,11 @@ class _Step:
         if whole == 1 or not fits(1):
             return 0
         model = self.model
-        most_ns = model.most_prefill_ns(self.limit_ns, self.decode_ns, self.reading_ns)
+        most_ns = model.most_prefill_ns(self.limit_ns, self.decode_ns, self.hiding_ns)
+        if not model.saturating_sequences:  # below such a floor more tokens are free
+            most_ns = max(most_ns, model.prefill_floor_ns)
         before_ns = model.prefill_fixed_ns + model.prefill_token_ns * tokens + model.prefill_token_squared_ns * squared
-        left_ns = max(max(most_ns, model.prefill_floor_ns) - before_ns, 0.0)
+        left_ns = max(most_ns - before_ns, 0.0)
         token_ns = model.prefill_token_ns + 2 * model.prefill_token_squared_ns * start
         divisor = token_ns + sqrt(token_ns * token_ns + 4 * model.prefill_token_squared_ns * left_ns)
         more = max(int(min(2 * left_ns / divisor, whole - 1)), 1) if divisor else 1

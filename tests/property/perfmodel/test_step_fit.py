@@ -19,6 +19,7 @@ from libs.perfmodel.fit import (
     fit_steps,
     loss,
     nonnegative,
+    predict,
     remembered_steps,
     robust_weights,
 )
@@ -43,6 +44,11 @@ models = st.builds(
     st.floats(0, 4e3),
     interference=st.floats(0, 1),
     decode_matrix_ns=st.floats(0, 5e7),
+)
+
+
+EAGER = replace(
+    GPU, prefill_floor_ns=26e6, saturating_sequences=24, decode_wide_ns=90_000, graph_sequences=40, graph_exit_ns=9e6
 )
 
 
@@ -319,3 +325,20 @@ def test_the_jump_from_vectors_to_a_matrix_is_found_and_a_prompt_chunk_is_hidden
     few, batch = StepWork(64, 1, 64, MATRIX_ROWS - 1, 300), StepWork(64, 1, 64, MATRIX_ROWS, 300)
     assert truth.hidden_ns(batch) - truth.hidden_ns(few) == pytest.approx(0.9 * 16e6)
     assert np.median(errors(found, truth, DECODE + MIXED)) < 0.02
+
+
+def test_what_large_batches_and_small_prompts_cost_is_learned_from_a_prior_that_knows_the_batches() -> None:
+    prior = replace(EAGER, prefill_floor_ns=5e6, decode_wide_ns=10_000, graph_exit_ns=1e6)
+    found = fit_steps(prior, measured(EAGER, PREFILL + DECODE + MIXED, 600).rows())
+    assert found.graph_exit_ns == pytest.approx(9e6, rel=0.25)
+    assert found.decode_wide_ns == pytest.approx(90_000, rel=0.25)
+    assert found.prefill_floor_ns == pytest.approx(26e6, rel=0.1)
+    assert np.median(errors(found, EAGER, PREFILL + DECODE + MIXED)) < 0.02
+
+
+@pytest.mark.parametrize("kind", [PREFILL, DECODE, MIXED])
+def test_columns_of_steps_are_predicted_as_each_step_is(kind: str) -> None:
+    rows = measured(EAGER, kind, 60, noise=0.0).rows()
+    assert predict(EAGER, rows) == pytest.approx(rows.duration_ns, abs=1)
+    told = FittedModel(EAGER)
+    assert fitted_model(step_time_message(told)) == told

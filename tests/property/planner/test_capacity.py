@@ -1,8 +1,10 @@
 """Properties of the split of roles with the least pressure, and of when workers move."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,18 +228,24 @@ def test_decodes_of_many_splits_equal_those_of_each(
 
 
 terms = st.one_of(st.just(0.0), st.floats(1e-3, 2e6))
-models = st.builds(StepTimeModel, terms, terms, terms, terms, terms, terms, shares, terms, terms)
+sizes = st.sampled_from([0, 1, 64, 150, 512])
+models = st.builds(
+    StepTimeModel, terms, terms, terms, terms, terms, terms, shares, terms, terms, sizes, terms, sizes, terms
+)  # fmt: skip
 
 
 @given(models, st.integers(0, 30_000), st.integers(0, 3000), st.floats(0, 1e8))
 def test_step_times_of_many_equal_those_of_each(
     model: StepTimeModel, tokens: int, sequences: int, step_ns: float
 ) -> None:
-    reads, decodes = model.reading_ns(sequences), model.decode_ns(StepWork(0, 0, 0, sequences, 9 * sequences))
-    chunk = model.chunks_ns(tokens, tokens * tokens)
-    for one in (float, lambda number: np.array([number])):
+    reads, decodes = model.hiding_ns(sequences), model.decode_ns(StepWork(0, 0, 0, sequences, 9 * sequences))
+    chunk = model.beside_ns(tokens, tokens * tokens)
+    forms: tuple[Callable[[float], Any], ...] = (float, lambda number: np.array([number]))
+    for one in forms:
         read, alone, computed = one(reads), one(decodes), one(chunk)
-        assert step_times.reading_ns(model, one(sequences)) == reads
+        assert step_times.reading_ns(model, one(sequences)) == model.reading_ns(sequences)
+        assert step_times.sequences_ns(model, one(sequences)) == model.sequences_ns(sequences)
+        assert step_times.hiding_ns(model, one(sequences)) == reads
         assert step_times.chunk_ns(model, one(tokens)) == chunk
         assert step_times.mixed_ns(model, computed, alone, read) == model.mixed_ns(chunk, decodes, reads)
         assert step_times.most_prefill_ns(model, step_ns, alone, read) == model.most_prefill_ns(step_ns, decodes, reads)

@@ -213,7 +213,7 @@ class RoleChange(_message.Message):
     def __init__(self, actor: _Optional[str] = ..., reason: _Optional[str] = ..., unix_ns: _Optional[int] = ..., own_budget_tokens: _Optional[int] = ...) -> None: ...
 
 class StepTime(_message.Message):
-    __slots__ = ("prefill_floor_ns", "prefill_fixed_ns", "prefill_token_ns", "prefill_token_squared_ns", "decode_fixed_ns", "decode_sequence_ns", "decode_kv_token_ns", "interference", "prefill", "decode", "mixed", "decode_matrix_ns", "kv_token_ns")
+    __slots__ = ("prefill_floor_ns", "prefill_fixed_ns", "prefill_token_ns", "prefill_token_squared_ns", "decode_fixed_ns", "decode_sequence_ns", "decode_kv_token_ns", "interference", "prefill", "decode", "mixed", "decode_matrix_ns", "kv_token_ns", "saturating_sequences", "decode_wide_ns", "graph_sequences", "graph_exit_ns")
     PREFILL_FLOOR_NS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIXED_NS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +227,10 @@ class StepTime(_message.Message):
     MIXED_FIELD_NUMBER: _ClassVar[int]
     DECODE_MATRIX_NS_FIELD_NUMBER: _ClassVar[int]
     KV_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    SATURATING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WIDE_NS_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_EXIT_NS_FIELD_NUMBER: _ClassVar[int]
     prefill_floor_ns: float
     prefill_fixed_ns: float
     prefill_token_ns: float
@@ -240,7 +244,11 @@ class StepTime(_message.Message):
     mixed: StepKindFit
     decode_matrix_ns: float
     kv_token_ns: float
-    def __init__(self, prefill_floor_ns: _Optional[float] = ..., prefill_fixed_ns: _Optional[float] = ..., prefill_token_ns: _Optional[float] = ..., prefill_token_squared_ns: _Optional[float] = ..., decode_fixed_ns: _Optional[float] = ..., decode_sequence_ns: _Optional[float] = ..., decode_kv_token_ns: _Optional[float] = ..., interference: _Optional[float] = ..., prefill: _Optional[_Union[StepKindFit, _Mapping]] = ..., decode: _Optional[_Union[StepKindFit, _Mapping]] = ..., mixed: _Optional[_Union[StepKindFit, _Mapping]] = ..., decode_matrix_ns: _Optional[float] = ..., kv_token_ns: _Optional[float] = ...) -> None: ...
+    saturating_sequences: int
+    decode_wide_ns: float
+    graph_sequences: int
+    graph_exit_ns: float
+    def __init__(self, prefill_floor_ns: _Optional[float] = ..., prefill_fixed_ns: _Optional[float] = ..., prefill_token_ns: _Optional[float] = ..., prefill_token_squared_ns: _Optional[float] = ..., decode_fixed_ns: _Optional[float] = ..., decode_sequence_ns: _Optional[float] = ..., decode_kv_token_ns: _Optional[float] = ..., interference: _Optional[float] = ..., prefill: _Optional[_Union[StepKindFit, _Mapping]] = ..., decode: _Optional[_Union[StepKindFit, _Mapping]] = ..., mixed: _Optional[_Union[StepKindFit, _Mapping]] = ..., decode_matrix_ns: _Optional[float] = ..., kv_token_ns: _Optional[float] = ..., saturating_sequences: _Optional[int] = ..., decode_wide_ns: _Optional[float] = ..., graph_sequences: _Optional[int] = ..., graph_exit_ns: _Optional[float] = ...) -> None: ...
 
 class StepKindFit(_message.Message):
     __slots__ = ("steps", "error_p50", "error_p90")
