@@ -21,7 +21,7 @@ from services.metrics.status.traffic import PlannerNews, PlannerStatus
 from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.limits_api import LimitsApi, LimitsBody
 from services.planner.kept import LEASE_MS, Lead, LeaderLease
-from services.planner.orders import Order, OrderExecutor
+from services.planner.role_planner import Order, OrderExecutor
 from services.planner.run import lead_forever, settle
 from services.planner.state import Identity, PlannerState, decide_forever
 from services.planner.store import RedisPlannerStore

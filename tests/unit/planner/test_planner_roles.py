@@ -21,7 +21,7 @@ from libs.testing.workers.hosts import RecordingBus
 from services.planner.http.admin import Admin
 from services.planner.http.roles_api import RolesApi
 from services.planner.kept import Lead
-from services.planner.orders import OrderExecutor
+from services.planner.role_planner import OrderExecutor
 from services.planner.settings import PlannerSettings
 from tests.planner_rig import Cluster
 from tests.unit.planner.test_planner_orders import Channel, Network, refused
