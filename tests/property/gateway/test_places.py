@@ -28,15 +28,15 @@ demands = st.dictionaries(
 frees = st.integers(0, 60)
 
 
-def places_of(asked: dict[str, PlaceDemand], free: int) -> int:
-    return free + sum(demand.running for demand in asked.values())
+def places_of(requested: dict[str, PlaceDemand], free: int) -> int:
+    return free + sum(demand.running for demand in requested.values())
 
 
-def given_out(asked: dict[str, PlaceDemand], places: int, free: int, first: list[str]) -> dict[str, int]:
+def given_out(requested: dict[str, PlaceDemand], places: int, free: int, first: list[str]) -> dict[str, int]:
     """Return the places that each tenant gets, with the choices of `first` at the head of the queue."""
-    allowance, taken = PlaceAllowance(places, free, asked), dict.fromkeys(asked, 0)
+    allowance, taken = PlaceAllowance(places, free, requested), dict.fromkeys(requested, 0)
     for tenant in first:
-        for _ in range(asked[tenant].waiting):
+        for _ in range(requested[tenant].waiting):
             if sum(taken.values()) < free and allowance.take(tenant):
                 taken[tenant] += 1
     return taken
@@ -154,8 +154,8 @@ def test_shares_equal_those_of_a_rising_level(asked: dict[str, PlaceDemand], pla
 
 def test_large_counts_take_no_longer() -> None:
     """A turn for each place would take minutes."""
-    asked = {"x": PlaceDemand(10**9, 0), "y": PlaceDemand(0, 10**9)}
-    assert places_to_yield(10**9, 0, asked) == {"x": 10**9 // 2}
+    body = {"x": PlaceDemand(10**9, 0), "y": PlaceDemand(0, 10**9)}
+    assert places_to_yield(10**9, 0, body) == {"x": 10**9 // 2}
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 40), st.integers(0, 4), st.randoms())
@@ -164,13 +164,13 @@ def test_a_tenant_that_holds_everything_leaves_others_their_places(
 ) -> None:
     names = [f"t{number}" for number in range(len(weights))]
     flood = names[flooded % len(names)]
-    asked = {name: PlaceDemand(places if name == flood else 0, 100, weight)
+    body = {name: PlaceDemand(places if name == flood else 0, 100, weight)
              for name, weight in zip(names, weights, strict=True)}  # fmt: skip
-    asked[flood] = asked[flood]._replace(running=places - places_to_yield(places, 0, asked).get(flood, 0))
-    free = places - asked[flood].running
-    taken = given_out(asked, places, free, chance.sample(names, len(names)))
+    body[flood] = body[flood]._replace(running=places - places_to_yield(places, 0, body).get(flood, 0))
+    free = places - body[flood].running
+    taken = given_out(body, places, free, chance.sample(names, len(names)))
     for name, weight in zip(names, weights, strict=True):
-        held, share = asked[name].running + taken[name], places * weight / sum(weights)
+        held, share = body[name].running + taken[name], places * weight / sum(weights)
         assert share - 1 < held < share + 1
 
 
@@ -247,14 +247,14 @@ def test_two_gateways_grant_what_one_would(
 ) -> None:
     """Each gateway knows the other's state."""
     nobody, phase = PlaceDemand(0, 0), phase_at(now_ns)
-    asked = {t: PlaceDemand(*(sum(each.get(t, nobody)[at] for each in (one, two)) for at in (0, 1)))
+    body = {t: PlaceDemand(*(sum(each.get(t, nobody)[at] for each in (one, two)) for at in (0, 1)))
              for t in one.keys() | two.keys()}  # fmt: skip
-    free = sum(each.waiting for each in asked.values())
-    places = places_of(asked, free)
-    whole = PlaceAllowance(places, free, asked).asked({t: each.waiting for t, each in asked.items()})
+    free = sum(each.waiting for each in body.values())
+    places = places_of(body, free)
+    whole = PlaceAllowance(places, free, body).asked({t: each.waiting for t, each in body.items()})
     parts = 0
     for first, here, before in ((True, one, {}), (False, two, one)):
-        of = {t: GatewayPart(before.get(t, nobody).waiting, here.get(t, nobody).waiting) for t in asked}
-        found = PlaceAllowance(places, free, asked, of, phase)
+        of = {t: GatewayPart(before.get(t, nobody).waiting, here.get(t, nobody).waiting) for t in body}
+        found = PlaceAllowance(places, free, body, of, phase)
         parts += found.asked({t: each.waiting for t, each in here.items()})
         assert first or parts == whole
