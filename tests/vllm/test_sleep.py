@@ -55,10 +55,10 @@ def test_a_configured_share_of_memory_leaves_sleeping_engines_their_part(
 
     from libs.engine.vllm import launch
 
-    body: dict[str, Any] = {}
+    passed: dict[str, Any] = {}
 
     def recorded(**arguments: Any) -> SimpleNamespace:
-        body.update(arguments)
+        passed.update(arguments)
         built = SimpleNamespace(
             scheduler_config=SimpleNamespace(async_scheduling=False),
             model_config=SimpleNamespace(runner_type="generate"),
@@ -75,8 +75,8 @@ def test_a_configured_share_of_memory_leaves_sleeping_engines_their_part(
         vllm_arguments={"gpu_memory_utilization": 0.9, "max_model_len": 256},
     )  # fmt: skip
     launch.configured(config, connector_of(config))
-    assert body["gpu_memory_utilization"] == pytest.approx(0.9 - 0.1)
-    assert (body["enable_sleep_mode"], body["max_model_len"]) == (True, 256)
+    assert passed["gpu_memory_utilization"] == pytest.approx(0.9 - 0.1)
+    assert (passed["enable_sleep_mode"], passed["max_model_len"]) == (True, 256)
 
 
 @pytest.mark.parametrize(

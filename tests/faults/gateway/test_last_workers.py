@@ -41,7 +41,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 async def streams(http: httpx.AsyncClient, suite: RunningSuite, into: list[Streamed]) -> None:
     """Send the same requests at each call, none of which finds its prefix cached."""
     tenant = uuid.uuid4().hex
-    arguments = (
+    sent = (
         stream(
             http,
             suite.gateway,
@@ -54,7 +54,7 @@ async def streams(http: httpx.AsyncClient, suite: RunningSuite, into: list[Strea
         )
         for number, answer in enumerate(into)
     )
-    await asyncio.gather(*arguments)
+    await asyncio.gather(*sent)
 
 
 def answers() -> list[Streamed]:

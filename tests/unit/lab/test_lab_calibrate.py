@@ -27,7 +27,7 @@ BEGAN_NS = 1_700_000_000_000_000_000
 
 
 def learned(worker_id: str, model: StepTimeModel = MODEL, **given: object) -> LearnedWorker:
-    fields_of_worker = {
+    fields = {
         "engine": "sim",
         "model": "m",
         "device": "sim:h100",
@@ -40,7 +40,7 @@ def learned(worker_id: str, model: StepTimeModel = MODEL, **given: object) -> Le
         "max_sequences": 64,
         **given,
     }
-    return LearnedWorker(worker_id, **fields_of_worker)  # type: ignore[arg-type]
+    return LearnedWorker(worker_id, **fields)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- from workers to hardware

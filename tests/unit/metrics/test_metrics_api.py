@@ -272,12 +272,12 @@ async def test_a_group_is_a_scope_and_its_ranks_report_their_dummy_steps(metrics
     assert (group["scope"], group["ranks"], group["gpus"]) == ("group:org/moe/10.0.0.1:29550", ["w-0", "w-1"], 4)
     assert (group["dummy_gpu_ns"], group["dummy_steps"], group["dummy"]) == (600 * MS, 9, 0.15)
     assert (group["due_gpu_ns"], group["coverage"]) == (4_000 * MS, 1.0)
-    request_body = {"window": "1s", "span": "1s", "scope": group["scope"]}
-    history = (await metrics.http.get("/v1/occupancy/history", params=request_body)).json()
+    query = {"window": "1s", "span": "1s", "scope": group["scope"]}
+    history = (await metrics.http.get("/v1/occupancy/history", params=query)).json()
     assert max(history["gpus"]) == 4
     efficiency = (await metrics.http.get("/v1/occupancy/efficiency", params={"scope": group["scope"]})).json()
     assert efficiency["scope"] == group["scope"]
-    refused = (await metrics.http.get("/v1/occupancy/history", params=request_body | {"scope": "group:moe"})).json()
+    refused = (await metrics.http.get("/v1/occupancy/history", params=query | {"scope": "group:moe"})).json()
     assert "known: org/moe/10.0.0.1:29550" in refused["error"]["message"]
     samples = await metrics.samples()
     steps = {key: value for key, value in samples.items() if key[0] == "fulcrum_worker_dummy_steps_total"}
