@@ -67,8 +67,8 @@ class Cluster:
     def queue(self, prompt_tokens: int) -> None:
         """Report that much waiting at a gateway."""
         queues = [ModelQueue(model="sim", prefill_requests=1, prefill_tokens=prompt_tokens)] if prompt_tokens else []
-        told = GatewayQueues(gateway_id="g", incarnation=1, told_unix_ns=at(self.ms), queues=queues)
-        self.state.take_queues(told, at(self.ms + WINDOW_MS))
+        reported = GatewayQueues(gateway_id="g", incarnation=1, told_unix_ns=at(self.ms), queues=queues)
+        self.state.take_queues(reported, at(self.ms + WINDOW_MS))
 
     def carry_out(self, decided: Decided) -> None:
         """Carry out orders as workers that answer and update the registry."""

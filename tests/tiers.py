@@ -62,9 +62,9 @@ def tier_of(path: str, marks: Collection[str]) -> str:
     return "test" if shown and not any(mark in marks for mark in NEVER_TEST) else "rest"
 
 
-def held_in(asked: str, tier: str) -> bool:
+def held_in(requested: str, tier: str) -> bool:
     """Return whether a run of tier `asked` includes the tests of `tier`."""
-    return asked in ("all", tier) or (asked == "test" and tier == "fast")
+    return requested in ("all", tier) or (requested == "test" and tier == "fast")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,12 +108,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    asked = config.option.tier
+    requested = config.option.tier
     kept, left = [], []
     for item in items:
         tier = tier_of(item.nodeid, {mark.name for mark in item.iter_markers()})
         item.stash[TIER] = tier
-        (kept if held_in(asked, tier) else left).append(item)
+        (kept if held_in(requested, tier) else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
     if hasattr(config, "workerinput"):

@@ -1,4 +1,7 @@
-"""WorkerAdminService over gRPC, with the audit trail of its changes. The server's interceptor has checked the token."""
+"""A worker as others change and list it: WorkerAdminService with its audit trail, and its entry in the registry.
+
+The server's interceptor has checked the token of admin calls.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -13,17 +16,20 @@ from libs.bus.port import Bus
 from libs.contracts.errors import Conflict, FulcrumError, InvalidRequest, QueueFull
 from libs.contracts.foreign_text import masked
 from libs.contracts.pb.fulcrum.audit.v1.audit_pb2 import AuditEvent
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_STANDBY, WORKER_STATE_READY, Assignment
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_STANDBY, WORKER_STATE_READY, Assignment, Worker
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2_grpc as pb_grpc
-from libs.contracts.roles import role_name
+from libs.contracts.protocol import unpaired
+from libs.contracts.roles import is_by_hand, role_name
 from libs.contracts.topics import AUDIT
 from libs.keys.table import SUITE_TOKEN, actor_of
 from libs.policy.roles import end_refusal, ended_by
+from libs.policy.worker.assignment import AssignmentRefusal, first_assignment
 from libs.runtime.clock import Clock
 from libs.runtime.net.rpc import abort_with, peer_of
 from libs.stores.registry import Registry, RegistryDown
 from libs.worker.host import WorkerHost, drain
+from libs.worker.settings import RENEWALS_PER_LEASE
 from libs.worker.telemetry import StepTimes
 from libs.worker.tuning import FEW, PrefillTuner, Tuned, decode_message, tuned_message
 from libs.worker.wire import load_message
@@ -227,3 +233,80 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     ) -> pb.TuneDecodeResponse:
         """Return the largest decode batch that holds a TPOT target, by the step times that this worker has learned."""
         return decode_message(self._step_times.fitted, request, self._host.engine.capabilities.max_sequences)
+
+
+WITHDRAW_TIMEOUT_S: Final = 2.0
+# A role given by a person outlives the worker for this long, so that a restart does not undo it.
+KEPT_ROLE_MS: Final = 600_000
+
+
+class Registration:
+    """A worker's entry in the registry. During an outage it retries, and gateways keep their links."""
+
+    def __init__(self, registry: Registry, host: WorkerHost, *, lease_ms: int) -> None:
+        self._registry = registry
+        self._host = host
+        self._lease_ms = lease_ms
+        self._changed = asyncio.Event()
+        host.on_change(self._changed.set)
+
+    async def run(self) -> None:
+        away, announced_epoch = False, -1
+        while True:
+            self._changed.clear()
+            try:
+                worker = self._host.worker()
+                await self._registry.announce(worker, lease_ms=self._lease_ms)
+                away = False
+                await self._keep_role(worker, changed=announced_epoch != worker.assignment.epoch)
+                if announced_epoch != worker.assignment.epoch:
+                    await self._look_for_partners(worker.id)
+                    announced_epoch = worker.assignment.epoch
+            except RegistryDown as error:
+                if not away:
+                    log.warning("registry is away", error=str(error))
+                away = True
+            try:
+                async with asyncio.timeout(self._lease_ms / 1000 / RENEWALS_PER_LEASE):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _keep_role(self, worker: Worker, *, changed: bool) -> None:
+        """Keep the role that a person gave, and forget it once a planner has given another."""
+        if is_by_hand(worker.role_change):
+            await self._registry.keep_role(worker, keep_ms=KEPT_ROLE_MS)
+        elif changed and worker.role_change.actor:
+            await self._registry.keep_role(worker, keep_ms=0)
+
+    async def _look_for_partners(self, worker_id: str) -> None:
+        """Log why this worker will get no work, once in each role."""
+        alone = unpaired(await self._registry.workers()).get(worker_id)
+        if alone is not None:
+            log.warning("worker has no partner", worker=worker_id, why=str(alone))
+
+    async def withdraw(self) -> None:
+        """Leave the registry. If it is away, the lease expires by itself."""
+        worker = self._host.worker()
+        try:
+            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                await self._registry.withdraw(worker.id, worker.incarnation)
+        except (RegistryDown, TimeoutError) as error:
+            log.warning("could not withdraw the registration", error=repr(error))
+
+
+async def kept_role(registry: Registry, worker_id: str, model: str) -> Worker | None:
+    """Return the role that a person gave this worker before it was restarted; None if there is none for its model."""
+    try:
+        kept = await registry.kept_role(worker_id)
+    except RegistryDown as error:
+        log.warning("registry is away: a role set by hand before the restart is unknown", error=str(error))
+        return None
+    if kept is None or kept.assignment.model != model:
+        return None
+    if isinstance(first_assignment(model, kept.assignment.role, kept.assignment.budget_tokens), AssignmentRefusal):
+        log.warning("stored role of this worker is invalid", role=kept.assignment.role)
+        return None
+    role, actor = role_name(kept.assignment), kept.role_change.actor
+    log.info("restored the role set by hand", worker=worker_id, role=role, actor=actor)
+    return kept

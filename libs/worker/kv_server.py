@@ -1,9 +1,13 @@
-"""KvService over gRPC: one stream for each receiver, and one frame for all pending output when it can be written."""
+"""The KV blocks that a worker offers: KvService over gRPC, and their hashes in the index.
+
+Each receiver has one stream, and one frame takes all pending output when it can be written.
+"""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -14,10 +18,13 @@ from libs.contracts.errors import FulcrumError, InvalidRequest, KvLost, KvMismat
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.kv_port import KvChunk, KvExport
+from libs.engine.reports import EngineEvent
 from libs.runtime.net.rpc import abort_with, read_message
 from libs.runtime.tasks import until_first
+from libs.stores.kvindex import KvIndex
 from libs.worker import kv_wire
 from libs.worker.host import WorkerHost
+from libs.worker.settings import RENEWALS_PER_LEASE
 from libs.worker.wire import numbers
 
 log = structlog.get_logger()
@@ -283,3 +290,89 @@ async def _tick(outbox: KvOutbox) -> None:
     while True:
         await asyncio.sleep(TICK_S)
         outbox.tick()
+
+
+# Pending changes; beyond it they are dropped and the worker publishes its whole list of blocks.
+MAX_PENDING_BLOCKS = 65_536
+# Changes in one call.
+MAX_PUBLISHED_BLOCKS = 4096
+# Pause between calls, so that a busy worker's changes share one; no one waits for them.
+BEHIND_S = 0.05
+FORGET_TIMEOUT_S = 2.0
+
+
+class BlockPublisher:
+    """Publishes which blocks of a model one worker holds."""
+
+    def __init__(self, index: KvIndex, model: str, worker_id: str, *, lease_ms: int) -> None:
+        self._index = index
+        self._model = model
+        self._worker_id = worker_id
+        self._lease_ms = lease_ms
+        # Bounded by the number of blocks in the engine's pool.
+        self._held: set[bytes] = set()
+        self._pending: dict[bytes, bool] = {}
+        self._anew = False
+        """True if the index must be rewritten because changes were dropped."""
+        self._wake = asyncio.Event()
+
+    def on_event(self, event: EngineEvent) -> None:
+        """Record an event's changes; the last change of a block wins."""
+        self._held.update(event.blocks.stored)
+        self._held.difference_update(event.blocks.removed)
+        for held, hashes in ((True, event.blocks.stored), (False, event.blocks.removed)):
+            for block_hash in hashes:
+                self._pending.pop(block_hash, None)
+                self._pending[block_hash] = held
+        if len(self._pending) > MAX_PENDING_BLOCKS:
+            log.warning("KV index is behind and is rewritten", pending=len(self._pending), held=len(self._held))
+            self._pending.clear()
+            self._anew = True
+        if self._pending or self._anew:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Clear this worker's entries, then publish changes and renew the lease until cancelled."""
+        await self._index.forget(self._model, self._worker_id)
+        loop = asyncio.get_running_loop()
+        renew_at_s = loop.time()
+        while True:
+            if loop.time() >= renew_at_s:
+                await self._index.renew(self._model, self._worker_id, lease_ms=self._lease_ms)
+                renew_at_s = loop.time() + self._lease_ms / 1000 / RENEWALS_PER_LEASE
+            try:
+                async with asyncio.timeout_at(renew_at_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            await self._publish()
+            await asyncio.sleep(BEHIND_S)
+
+    async def forget(self) -> None:
+        """Remove this worker's entries. If the index is away, their lease expires by itself."""
+        try:
+            async with asyncio.timeout(FORGET_TIMEOUT_S):
+                await self._index.forget(self._model, self._worker_id)
+        except TimeoutError:
+            return
+
+    async def _publish(self) -> None:
+        if self._anew:
+            await self._publish_all()
+            return
+        batch = list(islice(self._pending.items(), MAX_PUBLISHED_BLOCKS))
+        for block_hash, _ in batch:
+            del self._pending[block_hash]
+        if not self._pending:
+            self._wake.clear()
+        stored = [block_hash for block_hash, held in batch if held]
+        removed = [block_hash for block_hash, held in batch if not held]
+        await self._index.publish(self._model, self._worker_id, stored=stored, removed=removed)
+
+    async def _publish_all(self) -> None:
+        self._anew = False
+        self._pending.clear()
+        self._wake.clear()
+        held = list(self._held)
+        await self._index.forget(self._model, self._worker_id)
+        await self._index.publish(self._model, self._worker_id, stored=held, removed=())

@@ -27,10 +27,9 @@ from libs.runtime.transport import Transport
 from libs.stores.registry import Registry, RegistryDown
 from libs.worker.host import WorkerHost, drain
 from libs.worker.known_answer import KnownAnswer
-from libs.worker.registration import RENEWALS_PER_LEASE
 from libs.worker.roles import refuse_stale_lead
 from libs.worker.run import ModelStay, WorkerPorts, open_worker
-from libs.worker.settings import WorkerSettings
+from libs.worker.settings import RENEWALS_PER_LEASE, WorkerSettings
 
 log = structlog.get_logger()
 

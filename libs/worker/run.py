@@ -37,13 +37,12 @@ from libs.runtime.transport import SystemTransport, Transport
 from libs.stores.kvindex import KvIndex
 from libs.stores.registry import Registry
 from libs.stores.steps import StepTimeStore
-from libs.worker.admin import AdminServicer, audit_changes
+from libs.worker.admin import AdminServicer, Registration, audit_changes, kept_role
 from libs.worker.gateways import WorkerServicer
 from libs.worker.host import WorkerHost, drain, pump
 from libs.worker.known_answer import KnownAnswer
 from libs.worker.kv_client import GrpcKvFetcher, SharedMemory
-from libs.worker.kv_server import KvServicer
-from libs.worker.registration import BlockPublisher, Registration, kept_role
+from libs.worker.kv_server import BlockPublisher, KvServicer
 from libs.worker.roles import AssignmentState
 from libs.worker.settings import WorkerSettings
 from libs.worker.telemetry import StepBatchBuilder, StepTimes, TelemetryPublisher, TelemetrySource, step_time_key

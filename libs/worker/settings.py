@@ -15,6 +15,8 @@ from libs.runtime.settings import CommonSettings, MemberName, own_name
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared against, never bound
 
 BLOCK_SIZE_TOKENS: Final[Mapping[str, int]] = MappingProxyType({"torch": 16, "sim": 16, "vllm": 32})
+# The registration and the index of KV blocks are renewed this often while their lease lasts.
+RENEWALS_PER_LEASE: Final = 3
 
 
 class WorkerSettings(CommonSettings):

@@ -41,8 +41,7 @@ from libs.policy.pressure import MAX_PRESSURE, Split, WorkerProfile, Workload, f
 from libs.policy.roles import Role
 from libs.policy.verdict.assessment import Assessment
 from libs.policy.verdict.causes import workers
-from services.planner.orders import Order
-from services.planner.role_planner import ModelPlan
+from services.planner.role_planner import ModelPlan, Order
 
 # A predicted TTFT is mentioned from this length on.
 LONG_MS: Final = 1_000

@@ -37,7 +37,7 @@ from services.planner.http.roles_api import RolesApi
 from services.planner.kept import LEASE_MS, MODES, Lead, LeaderLease, PlannerStore
 from services.planner.models.api import no_catalogue
 from services.planner.models.run import open_models
-from services.planner.orders import OrderExecutor
+from services.planner.role_planner import OrderExecutor
 from services.planner.scaler import Scaler, ScalerCollector, ScalerSettings
 from services.planner.settings import PlannerSettings
 from services.planner.state import Identity, PlannerState, decide_forever

@@ -49,9 +49,8 @@ from services.planner.fleet_view import (
 )
 from services.planner.kept import Lead, LeaderLease, mode_word
 from services.planner.observer import Look, ObservedCluster, Observer
-from services.planner.orders import Order, OrderExecutor
 from services.planner.regret import RegretLedger
-from services.planner.role_planner import ModelPlan, RolePlanner
+from services.planner.role_planner import ModelPlan, Order, OrderExecutor, RolePlanner
 
 # A source counts as away after this long without a report; its last report stays in use.
 STALE_NS: Final = 3_000_000_000

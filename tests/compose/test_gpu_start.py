@@ -27,8 +27,8 @@ pytestmark = [
 async def inspected(cluster: ComposeCluster, service: str) -> dict[str, Any]:
     """Return docker's description of a service's container."""
     (container,) = (await cluster.compose("ps", "--all", "--quiet", service)).split()
-    told = subprocess.run(("docker", "inspect", container), check=True, capture_output=True).stdout
-    (found,) = json.loads(told)
+    reported = subprocess.run(("docker", "inspect", container), check=True, capture_output=True).stdout
+    (found,) = json.loads(reported)
     return dict(found)
 
 
@@ -41,8 +41,8 @@ async def in_worker(cluster: ComposeCluster, *command: str) -> str:
 
 def memlock_bytes() -> int:
     """Return the memory that docker lets a container lock, which an unprivileged one cannot raise."""
-    asked = ("docker", "run", "--rm", "--ulimit", f"memlock={UNLIMITED}", IMAGE, "true")
-    refused = subprocess.run(asked, capture_output=True, text=True, check=False)
+    command = ("docker", "run", "--rm", "--ulimit", f"memlock={UNLIMITED}", IMAGE, "true")
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
     if refused.returncode == 0:
         return UNLIMITED
     assert "error setting rlimit" in refused.stderr, refused.stderr
@@ -51,8 +51,8 @@ def memlock_bytes() -> int:
 
 def test_pinned_memory_is_unlimited_unless_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["docker", "compose", "--profile", "gpu", "config", "--format", "json"]
-    for asked, given in (("", UNLIMITED), ("8388608", 8388608)):
-        monkeypatch.setenv("FULCRUM_MEMLOCK_BYTES", asked)
+    for requested, given in (("", UNLIMITED), ("8388608", 8388608)):
+        monkeypatch.setenv("FULCRUM_MEMLOCK_BYTES", requested)
         services = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)["services"]
         assert [services[name]["ulimits"]["memlock"] for name in ("prefill-gpu", "decode-gpu")] == [given, given]
 
@@ -68,10 +68,10 @@ async def test_all_containers_without_need_of_a_driver_start_and_workers_name_th
         await model_is_there(cluster)
         for service in (cluster.kind.prefill, cluster.kind.decode):
 
-            async def told(service: str = service) -> bool:
+            async def reported(service: str = service) -> bool:
                 return NO_GPU in await cluster.compose("logs", "--no-color", service)
 
-            await eventually(f"{service} says that there is no GPU", told, timeout_s=300)
+            await eventually(f"{service} says that there is no GPU", reported, timeout_s=300)
             await check_container(cluster, service, pinned_bytes)
         written = (await in_worker(cluster, "sh", "-c", "id -u; touch ~/kernel && echo kept in ~")).splitlines()
         assert written == [USER, "kept in /cache"]

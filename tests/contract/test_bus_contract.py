@@ -124,7 +124,7 @@ async def test_a_partition_wanted_later_is_read_from_shortly_before_that_moment(
     taken = {0}
     async with reading(bus, [STEPS], from_start=False, wanted=lambda _topic, number: number in taken) as records:
 
-        def told(number: int) -> set[str]:
+        def reported(number: int) -> set[str]:
             return {record.key for record in records if record.value.sequence == number}
 
         def publish(number: int) -> None:
@@ -132,14 +132,14 @@ async def test_a_partition_wanted_later_is_read_from_shortly_before_that_moment(
                 publish_steps(bus, range(number, number + 1), worker)
 
         async with asyncio.timeout(20):
-            while not told(0):
+            while not reported(0):
                 publish(0)
                 await asyncio.sleep(0.05)
         publish(1)
-        await until(lambda: told(1) and bus.stats().buffered == 0)
+        await until(lambda: reported(1) and bus.stats().buffered == 0)
         assert {record.partition for record in records} == {0}
         taken |= {1, 2, 3}
-        await until(lambda: told(1) == set(workers))
+        await until(lambda: reported(1) == set(workers))
 
 
 async def test_a_subscription_after_the_last_record_begins_at_the_end(bus: Bus) -> None:
@@ -221,11 +221,13 @@ async def test_the_broker_accepts_settings_of_replicated_topics_and_weak_topics_
             NewTopic(f"{cluster}.{copies}", 1, 1, topic_configs=topic_settings(STEPS, copies)) for copies in (1, 2, 3)
         ]
         assert [code for _, code, *_ in (await admin.create_topics(made)).topic_errors] == [0, 0, 0]
-        asked = [ConfigResource(ConfigResourceType.TOPIC, topic.name, {"min.insync.replicas": ""}) for topic in made]
+        requested = [
+            ConfigResource(ConfigResourceType.TOPIC, topic.name, {"min.insync.replicas": ""}) for topic in made
+        ]
         found: dict[str, str] = {}
         async with asyncio.timeout(10):
             while len(found) < len(made):  # a busy broker describes topics only a moment after their creation
-                (answer,) = await admin.describe_configs(asked)
+                (answer,) = await admin.describe_configs(requested)
                 found = {name: settings[0][1] for _, _, _, name, settings in answer.resources if settings}
         assert found == {f"{cluster}.1": "1", f"{cluster}.2": "1", f"{cluster}.3": "2"}
         assert weak_topics(answer.resources) == [f"{cluster}.1", f"{cluster}.2"]

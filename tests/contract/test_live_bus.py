@@ -124,7 +124,7 @@ async def test_skipped_records_are_read_back_from_the_broker_into_history(bus: L
             for number, low in enumerate(lows)
         ]
 
-    told = [batch for pair in zip(*map(batches, workers), strict=True) for batch in pair]
+    reported = [batch for pair in zip(*map(batches, workers), strict=True) for batch in pair]
     records: list[Record] = []
 
     async def read() -> None:
@@ -133,9 +133,9 @@ async def test_skipped_records_are_read_back_from_the_broker_into_history(bus: L
 
     tasks.spawn("reading", read())
     try:
-        for batch in told:
+        for batch in reported:
             bus.publish(STEPS, batch)
-        await until(lambda: len(records) == len(told))
+        await until(lambda: len(records) == len(reported))
         held_back: dict[int, list[int]] = {}
         state.history.resume(begin_ms * MS + ORIGIN_NS)
         for second in range(seconds):

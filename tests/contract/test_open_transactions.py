@@ -31,10 +31,10 @@ class DyingBroker:
         self.connections += 1
         up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
         try:
-            while asked := await _frame(reader):
-                up_writer.write(asked)
+            while requested := await _frame(reader):
+                up_writer.write(requested)
                 answer = await _frame(up_reader)
-                if int.from_bytes(asked[4:6]) == METADATA:
+                if int.from_bytes(requested[4:6]) == METADATA:
                     self._kafka.server.kill()
                 writer.write(answer)
         finally:

@@ -21,7 +21,7 @@ from services.metrics.status.traffic import PlannerNews, PlannerStatus
 from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.limits_api import LimitsApi, LimitsBody
 from services.planner.kept import LEASE_MS, Lead, LeaderLease
-from services.planner.orders import Order, OrderExecutor
+from services.planner.role_planner import Order, OrderExecutor
 from services.planner.run import lead_forever, settle
 from services.planner.state import Identity, PlannerState, decide_forever
 from services.planner.store import RedisPlannerStore
@@ -211,7 +211,7 @@ async def test_the_status_names_no_leader_while_the_lead_key_has_another_type(re
         asyncio.create_task(decide_forever(bus, state, clock, period_s=0.02, lease=lease, news=asyncio.Event())),
     ]
 
-    async def told(acts: bool) -> PlannerStatus:
+    async def reported(acts: bool) -> PlannerStatus:
         news = PlannerNews()
         async with asyncio.timeout(TAKEOVER_S):
             while True:
@@ -224,12 +224,12 @@ async def test_the_status_names_no_leader_while_the_lead_key_has_another_type(re
                 if status.heard and status.acts == acts and (acts or "delete the key" in status.idle_because):
                     return status
 
-    nobody = await told(acts=False)
+    nobody = await reported(acts=False)
     assert (nobody.leader, nobody.mode) == (None, "auto")
     assert "nobody leads" in nobody.idle_because and keys.planner_lead(cluster) in nobody.idle_because
     assert "delete the key" in (state.not_live(clock.now_ns()) or "")
     await raw.delete(keys.planner_lead(cluster))
-    somebody = await told(acts=True)
+    somebody = await reported(acts=True)
     assert (somebody.leader, somebody.idle_because) == ("a", "")
     assert lease.at(loop.time()) is Lead.OURS and lease.fault == ""
     await end(*working)

@@ -207,7 +207,7 @@ async def test_a_topic_that_refuses_records_breaks_neither_its_lane_nor_the_tran
         await work.check_topic(missing, param="output_topic")
     assert unknown.value.param == "output_topic"
     await work.send(BATCH_SHARES, Share(share_id="one", number=1))
-    told: list[str] = []
+    reported: list[str] = []
     lanes = 0
 
     async def copies(lane: Lane) -> None:
@@ -225,15 +225,15 @@ async def test_a_topic_that_refuses_records_breaks_neither_its_lane_nor_the_tran
                     produced: list[Produced] = [answer(2 if takes else 1), Raw(topic, b"", b"x" * size)]
                     try:
                         await lane.commit(produced, next_offset=record.offset + 1, note=topic)
-                        told.append("")
+                        reported.append("")
                     except TopicRefused as error:
                         assert isinstance(error, TooLargeForTopic) == (topic == small)
-                        told.append(error.message)
+                        reported.append(error.message)
 
     async with member(work, copies):
-        await until(lambda: len(told) == 5, timeout_s=SETTLE_S)
-    assert [bool(message) for message in told] == [True, False, True, False, False]
-    assert (missing in told[0], small in told[2]) == (True, True)
+        await until(lambda: len(reported) == 5, timeout_s=SETTLE_S)
+    assert [bool(message) for message in reported] == [True, False, True, False, False]
+    assert (missing in reported[0], small in reported[2]) == (True, True)
     assert lanes == BATCH_SHARES.partitions, "none was opened again"
     assert await results(kafka, cluster) == Counter({2: 3})
     assert [len(value) async for value in work.values(small)] == [10, 20]
@@ -320,22 +320,22 @@ async def test_a_follower_is_notified_once_it_has_read_the_existing_records(kafk
     for number in range(3):
         await work.send(BATCH_SHARES, Share(share_id=f"share-{number}", number=number))
     read: list[int] = []
-    told: list[int] = []
+    reported: list[int] = []
 
     async def follow() -> None:
-        async for record in work.follow(BATCH_SHARES, on_replayed=lambda: told.append(len(read))):
+        async for record in work.follow(BATCH_SHARES, on_replayed=lambda: reported.append(len(read))):
             assert isinstance(record.value, Share)
             read.append(record.value.number)
 
     task = asyncio.get_running_loop().create_task(follow())
     try:
-        await until(lambda: told, timeout_s=SETTLE_S)
+        await until(lambda: reported, timeout_s=SETTLE_S)
         await work.send(BATCH_SHARES, Share(share_id="late", number=3))
         await until(lambda: len(read) == 4, timeout_s=SETTLE_S)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert told == [3]
+    assert reported == [3]
 
 
 @pytest.mark.usefixtures("topics")

@@ -70,16 +70,16 @@ def suite(tmp_path_factory: pytest.TempPathFactory, webhook_port: int) -> Iterat
 @asynccontextmanager
 async def receiver(port: int) -> AsyncIterator[list[dict[str, Any]]]:
     """An Alertmanager's API, which records the alerts it receives."""
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
 
     async def take(request: Request) -> Response:
-        told.extend(await request.json())
+        reported.extend(await request.json())
         return Response()
 
     tasks = TaskOwner()
     app = Starlette(routes=[Route("/api/v2/alerts", take, methods=["POST"])])
     async with serve_http(app, bind("127.0.0.1", port, "PORT"), tasks=tasks):
-        yield told
+        yield reported
     await tasks.close()
 
 
@@ -125,19 +125,19 @@ class Windows:
         self._spent: dict[int, dict[int, tuple[int, int]]] = {}
         self.ticks: list[Tick] = []
 
-    def take(self, told: dict[str, Any]) -> None:
+    def take(self, reported: dict[str, Any]) -> None:
         """Enter a tick, its revised windows first."""
         most: dict[str, int] = {}
-        for start_ms, places, _, *times, _, _ in told["windows"]:
-            spent = self._spent.setdefault(start_ms, {})
+        for start_ms, places, _, *times, _, _ in reported["windows"]:
+            used = self._spent.setdefault(start_ms, {})
             for index, each in enumerate(zip(*times, strict=True)):
-                spent[places[index] if places else index] = each
-            prefill, decode = (sum(each[phase] for each in spent.values()) for phase in range(2))
+                used[places[index] if places else index] = each
+            prefill, decode = (sum(each[phase] for each in used.values()) for phase in range(2))
             if prefill != decode:
                 most.setdefault(PHASES[decode > prefill], start_ms)
-        imbalances = [a for a in told["alerts"] if a["name"] == "FulcrumImbalance" and a["state"] == "firing"]
+        imbalances = [a for a in reported["alerts"] if a["name"] == "FulcrumImbalance" and a["state"] == "firing"]
         to_ms = max(self._spent, default=0) + 100
-        self.ticks.append(Tick(told["now_unix_ms"], to_ms, most, {a["labels"]["phase"] for a in imbalances}))
+        self.ticks.append(Tick(reported["now_unix_ms"], to_ms, most, {a["labels"]["phase"] for a in imbalances}))
 
 
 async def watch(suite: RunningSuite, windows: Windows) -> None:
@@ -145,8 +145,8 @@ async def watch(suite: RunningSuite, windows: Windows) -> None:
     url = f"{suite.ready['metrics']}/v1/occupancy/stream"
     async with httpx.AsyncClient(timeout=10) as http, http.stream("GET", url) as answer:
         async for line in answer.aiter_lines():
-            if line.startswith("data: ") and "windows" in (told := json.loads(line[6:])):
-                windows.take(told)
+            if line.startswith("data: ") and "windows" in (reported := json.loads(line[6:])):
+                windows.take(reported)
 
 
 async def shift(windows: Windows, phase: str) -> tuple[int, int, int]:
@@ -172,7 +172,7 @@ async def test_the_ratio_follows_a_shift_within_a_second_and_its_alert_within_th
 
     tasks = TaskOwner()
     bus = KafkaBus(suite.ready["kafka"], suite.ready["cluster"], "listener")
-    async with receiver(webhook_port) as told:
+    async with receiver(webhook_port) as reported:
         tasks.spawn("listen", listen())
         await bus.start()
         seen = Windows()
@@ -192,7 +192,7 @@ async def test_the_ratio_follows_a_shift_within_a_second_and_its_alert_within_th
 
         def states() -> set[tuple[str, bool]]:
             """Return the imbalances that the webhook received: the phase, and whether it had ended."""
-            imbalances = [alert for alert in told if alert["labels"]["alertname"] == "FulcrumImbalance"]
+            imbalances = [alert for alert in reported if alert["labels"]["alertname"] == "FulcrumImbalance"]
             return {(alert["labels"]["phase"], alert["endsAt"] < _in_a_minute()) for alert in imbalances}
 
         both = {("prefill", False), ("prefill", True), ("decode", False), ("decode", True)}
@@ -214,8 +214,8 @@ async def test_a_frozen_worker_lowers_coverage_and_raises_an_alert_and_nothing_t
 
         async def pool(scope: str) -> dict[str, Any]:
             query = {"window": "100ms", "span": "500ms", "scope": scope}
-            told: dict[str, Any] = (await http.get("/v1/occupancy/history", params=query)).json()
-            return told
+            answer: dict[str, Any] = (await http.get("/v1/occupancy/history", params=query)).json()
+            return answer
 
         async with asyncio.timeout(SETTLED_S):
             while sum((await pool("worker:decode-2")).get("gpu_ns", {"decode": ()})["decode"]) < 300_000_000:
@@ -267,5 +267,5 @@ async def _firing(http: httpx.AsyncClient, worker: str) -> bool:
 
 
 async def _fires(http: httpx.AsyncClient, name: str, label: str, value: str) -> bool:
-    told = (await http.get("/v1/alerts")).json()["firing"]
-    return any(each["name"] == name and each["labels"].get(label) == value for each in told)
+    answer = (await http.get("/v1/alerts")).json()["firing"]
+    return any(each["name"] == name and each["labels"].get(label) == value for each in answer)

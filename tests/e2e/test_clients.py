@@ -52,7 +52,7 @@ TOOL = {"type": "function", "function": {"name": "population", "description": "T
 
 def test_a_named_tool_is_called_and_a_schema_filled_with_and_without_streaming(suite: tuple[RunningSuite, str]) -> None:
     running, model = suite
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": "Which city has the Eiffel Tower?"}],
         "temperature": 0,
@@ -63,14 +63,14 @@ def test_a_named_tool_is_called_and_a_schema_filled_with_and_without_streaming(s
         "response_format": {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": SCHEMA}}
     }
     with openai.OpenAI(base_url=f"{running.gateway}/v1", api_key="any", max_retries=0) as client:
-        choice = client.chat.completions.create(**asked, **named).choices[0]
+        choice = client.chat.completions.create(**body, **named).choices[0]
         (call,) = choice.message.tool_calls or ()
         assert (choice.finish_reason, call.function.name) == ("tool_calls", "population")
         streamed = ""
-        for chunk in client.chat.completions.create(**asked, **named, stream=True):
+        for chunk in client.chat.completions.create(**body, **named, stream=True):
             for delta in chunk.choices[0].delta.tool_calls or ():
                 streamed += delta.function.arguments or ""
-        answer = client.chat.completions.create(**asked, **kept).choices[0]
+        answer = client.chat.completions.create(**body, **kept).choices[0]
     assert streamed == call.function.arguments
     for filled in (json.loads(call.function.arguments), json.loads(answer.message.content or "")):
         assert filled.keys() == {"city", "people"} and isinstance(filled["people"], int)

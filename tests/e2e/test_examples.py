@@ -62,7 +62,7 @@ def test_a_ratio_is_plotted_from_seconds_and_from_timestamps(folder: Path) -> No
 
 
 @pytest.fixture(scope="module", params=["sim", pytest.param("torch", marks=pytest.mark.torch)])
-def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The variables that the page exports, with the values of the test's suite."""
     with suite_on(request.param, tmp_path_factory.mktemp(request.param)) as (suite, model):
         yield {"OPENAI_BASE_URL": f"{suite.gateway}/v1", "OPENAI_API_KEY": "none", "MODEL": model}
@@ -73,11 +73,11 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.packages
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("block", ASKING, ids=lambda block: block[0].split()[-1])
-def test_an_example_gets_an_answer(asked: dict[str, str], folder: Path, block: tuple[str, str]) -> None:
+def test_an_example_gets_an_answer(exported: dict[str, str], folder: Path, block: tuple[str, str]) -> None:
     try:
         python = agent_python()
     except Unavailable as error:
         if os.environ.get("CI", "").lower() in ("1", "true"):
             raise
         pytest.skip(str(error))
-    typed(block, folder, python, **asked)
+    typed(block, folder, python, **exported)

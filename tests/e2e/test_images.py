@@ -103,7 +103,7 @@ def url_of(file: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
 
 
-def asked(*files: bytes, text: str = QUESTION) -> list[Any]:
+def question(*files: bytes, text: str = QUESTION) -> list[Any]:
     images = [{"type": "image_url", "image_url": {"url": url_of(file), "detail": "low"}} for file in files]
     return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
 
@@ -122,7 +122,7 @@ async def test_an_answer_about_images_equals_that_of_generate(
 ) -> None:
     files = [picture(seed) for seed in seeds]
     prompt, expected = reference.chat(as_template(len(files)), files, TOKENS)
-    found = await answer(client, asked(*files))
+    found = await answer(client, question(*files))
     assert found.choices[0].message.content == expected
     assert found.usage.prompt_tokens == len(prompt) > IMAGE_TOKENS * len(files)
 
@@ -132,7 +132,7 @@ async def test_equal_texts_about_different_images_share_no_blocks(
 ) -> None:
     answers = {}
     for seed in (11, 12, 11, 12):
-        found = await answer(client, asked(picture(seed)))
+        found = await answer(client, question(picture(seed)))
         expected = reference.chat(as_template(1), [picture(seed)], TOKENS)[1]
         assert found.choices[0].message.content == expected
         answers[seed] = expected
@@ -142,7 +142,7 @@ async def test_equal_texts_about_different_images_share_no_blocks(
 async def test_a_stream_equals_the_answer_in_one_piece(client: openai.AsyncOpenAI, reference: Reference) -> None:
     expected = reference.chat(as_template(1), [picture(3)], TOKENS)[1]
     chunks = await client.chat.completions.create(
-        model=MODEL, messages=asked(picture(3)), max_tokens=TOKENS, temperature=0, stream=True
+        model=MODEL, messages=question(picture(3)), max_tokens=TOKENS, temperature=0, stream=True
     )
     texts = [chunk.choices[0].delta.content or "" async for chunk in chunks if chunk.choices]
     assert "".join(texts) == expected
@@ -179,19 +179,19 @@ async def test_an_unreadable_image_is_a_400_that_names_its_field(
 
 async def test_too_many_images_and_placeholders_as_text_are_400(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
     with pytest.raises(openai.BadRequestError, match="9 images; 8 are allowed"):
-        await answer(client, asked(*[picture(1)] * 9))
+        await answer(client, question(*[picture(1)] * 9))
     for path, own in (("/tokenize", {}), ("/v1/chat/completions", {"max_tokens": 1})):
-        found = await post(f"{cluster.url}{path}", json={"model": MODEL, "messages": asked(*[b"x"] * 1_000)} | own)
+        found = await post(f"{cluster.url}{path}", json={"model": MODEL, "messages": question(*[b"x"] * 1_000)} | own)
         assert found.status_code == 400, path
         assert "1000 images; 8 are allowed" in found.json()["error"]["message"], path
     with pytest.raises(openai.BadRequestError, match="stands for an image"):
-        await answer(client, asked(picture(1), text="an <image> here"))
+        await answer(client, question(picture(1), text="an <image> here"))
     with pytest.raises(openai.BadRequestError, match="only a user's messages"):
-        await answer(client, [{**asked(picture(1))[0], "role": "assistant"}, {"role": "user", "content": "x"}])
+        await answer(client, [{**question(picture(1))[0], "role": "assistant"}, {"role": "user", "content": "x"}])
 
 
 async def test_tokenize_shows_the_expanded_prompt(cluster: Cluster, reference: Reference) -> None:
-    body = {"model": MODEL, "messages": asked(picture(1))}
+    body = {"model": MODEL, "messages": question(picture(1))}
     found = await post(f"{cluster.url}/tokenize", json=body)
     assert found.status_code == 200, found.text
     assert found.json()["tokens"] == reference.chat(as_template(1), [picture(1)], 1)[0]
@@ -226,7 +226,7 @@ async def test_an_image_by_url_gives_the_same_answer_as_a_data_url(
     file = picture(31)
     cluster.images.answers["/fox.png"] = reply(file)
     expected = reference.chat(as_template(1), [file], TOKENS)[1]
-    assert (await answer(client, asked(file))).choices[0].message.content == expected
+    assert (await answer(client, question(file))).choices[0].message.content == expected
     encoded = cluster.prefill.host.engine.load().images_encoded
     url = cluster.images.url("/fox.png")
     found = await answer(client, by_address(url))
@@ -300,7 +300,7 @@ async def test_a_client_that_leaves_ends_the_fetch_of_its_image(client: openai.A
 async def test_only_the_prefill_worker_encodes_an_image(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
     before = cluster.prefill.host.engine.load()
     for _ in range(2):
-        await answer(client, asked(picture(77), picture(78)))
+        await answer(client, question(picture(77), picture(78)))
     after, elsewhere = cluster.prefill.host.engine.load(), cluster.decode.host.engine.load()
     assert after.images_encoded == before.images_encoded + 2
     assert after.image_encode_ns > before.image_encode_ns

@@ -20,8 +20,8 @@ def lab(*arguments: str, code: int = 0, folder: Path | None = None) -> subproces
 
 
 def test_a_run_prints_one_json_object_and_repeats_exactly() -> None:
-    asked = ("run", "--trace", TINY, "--policy", "fulcrum:2:2", "--workers", "4", "--seed", "7", "--json")
-    found = [json.loads(lab(*asked).stdout) for _ in range(2)]
+    arguments = ("run", "--trace", TINY, "--policy", "fulcrum:2:2", "--workers", "4", "--seed", "7", "--json")
+    found = [json.loads(lab(*arguments).stdout) for _ in range(2)]
     walls = [each.pop("wall_s") for each in found]
     assert found[0] == found[1] and all(walls)
     assert found[0]["seed"] == 7 and found[0]["policy"] == "fulcrum:2:2"
@@ -35,23 +35,23 @@ def test_a_run_prints_its_results_and_the_use_of_gpu_time_for_people() -> None:
 
 
 def test_another_device_gives_another_result_and_an_assumption_is_labelled() -> None:
-    asked = ("run", "--trace", TINY, "--policy", "fulcrum:2:2", "--workers", "4")
-    said = lab(*asked, "--model", "qwen2.5-7b", "--device", "a100").stdout
+    arguments = ("run", "--trace", TINY, "--policy", "fulcrum:2:2", "--workers", "4")
+    said = lab(*arguments, "--model", "qwen2.5-7b", "--device", "a100").stdout
     assert "is an assumption" in said
-    fast = json.loads(lab(*asked, "--device", "b200", "--json").stdout)
-    slow = json.loads(lab(*asked, "--device", "a100", "--json").stdout)
+    fast = json.loads(lab(*arguments, "--device", "b200", "--json").stdout)
+    slow = json.loads(lab(*arguments, "--device", "a100", "--json").stdout)
     assert fast["ttft_s"]["mean"] < slow["ttft_s"]["mean"]
 
 
 def test_a_comparison_of_policies_prints_a_table_a_page_and_json(tmp_path: Path) -> None:
-    asked = ("compare", "--trace", TINY, "--policies", "fulcrum:2:2,static,arrow", "--workers", "4", "--jobs", "1")
-    said = lab(*asked, "--report", str(tmp_path / "out"), "--no-gpus").stdout
+    arguments = ("compare", "--trace", TINY, "--policies", "fulcrum:2:2,static,arrow", "--workers", "4", "--jobs", "1")
+    said = lab(*arguments, "--report", str(tmp_path / "out"), "--no-gpus").stdout
     assert said.index("fulcrum:2:2") and "arrow" in said
     page = (tmp_path / "out" / "index.html").read_text()
     assert page.count("<svg") == 4 and "http" not in page.split("<svg")[0]
     kept = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert {each["policy"].split(":")[0] for each in kept["policies"]} == {"fulcrum", "static", "arrow"}
-    found = json.loads(lab(*asked, "--json").stdout)
+    found = json.loads(lab(*arguments, "--json").stdout)
     assert all(each["gpus_needed"] >= 2 for each in found["policies"]), "an easy trace needs the minimum"
 
 
@@ -59,11 +59,11 @@ def test_the_number_of_gpus_needed_is_printed_as_text_page_and_json(tmp_path: Pa
     mine = tmp_path / "mine.csv"
     mine.write_text("time_s,input_tokens,output_tokens\n" + "".join(f"{at / 4},400,20\n" for at in range(20)))
     page = tmp_path / "needs.html"
-    asked = ("compare", "--trace", str(mine), "--gpus-needed", "--policies", "fulcrum,aggregated", "--jobs", "1")
-    said = lab(*asked, "--html", str(page)).stdout
+    arguments = ("compare", "--trace", str(mine), "--gpus-needed", "--policies", "fulcrum,aggregated", "--jobs", "1")
+    said = lab(*arguments, "--html", str(page)).stdout
     assert said.startswith("Aggregate: 1 GPU by aggregated; disaggregated needs 2 GPUs (fulcrum)")
     assert said.splitlines()[0] in page.read_text()
-    found = json.loads(lab(*asked, "--json").stdout)
+    found = json.loads(lab(*arguments, "--json").stdout)
     assert found["verdict"] == "aggregate" and found["measure"] == "requests" and not found["interrupted"]
     assert {each["policy"]: each["gpus_needed"] for each in found["policies"]} == {"aggregated": 1, "fulcrum": 2}
     assert all(each["tried"] for each in found["policies"])
@@ -119,12 +119,12 @@ def test_a_broken_line_of_a_trace_is_named_by_its_number(tmp_path: Path) -> None
 
 
 def test_ctrl_c_prints_what_a_comparison_has_found_so_far() -> None:
-    asked = (
+    arguments = (
         "compare", "--trace", "poisson:rate=40,seconds=60", "--policies", "fulcrum:2:2,aggregated,static:1:3",
         "--workers", "4", "--jobs", "1", "--no-gpus", "--json",
     )  # fmt: skip
     process = subprocess.Popen(
-        (FULCRUM, "lab", *asked), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
+        (FULCRUM, "lab", *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
     )  # fmt: skip
     assert process.stderr is not None
     for line in process.stderr:

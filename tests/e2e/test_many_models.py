@@ -54,7 +54,7 @@ async def held(http: httpx.AsyncClient, suite: RunningSuite) -> set[str]:
     return {each["model"] for each in (await http.get(f"{suite.ready['planner']}/v1/workers")).json()}
 
 
-def told(suite: RunningSuite, *arguments: str) -> Any:
+def output_of(suite: RunningSuite, *arguments: str) -> Any:
     done = suite.fulcrum("models", *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -67,8 +67,8 @@ async def test_a_request_waits_for_a_model_without_a_worker_and_an_unknown_model
         assert (await http.get(f"{suite.gateway}/readyz")).status_code == 200
         names = [each["id"] for each in (await http.get(f"{suite.gateway}/v1/models")).json()["data"]]
         assert {"alpha", "org/beta", "gamma"} <= set(names)
-        asked = ("alpha", "org/beta", "gamma") * 2
-        answers = await asyncio.gather(*(ask(http, suite, name) for name in asked))
+        model_names = ("alpha", "org/beta", "gamma") * 2
+        answers = await asyncio.gather(*(ask(http, suite, name) for name in model_names))
         assert [each.status_code for each in answers] == [200] * 6
         waits_ms = [int(each.headers.get("x-fulcrum-expected-wait-ms", 0)) for each in answers]
         assert max(waits_ms) > 0 and all(wait_ms < 20_000 for wait_ms in waits_ms)  # three models on two workers
@@ -87,16 +87,16 @@ async def test_a_model_gives_the_same_answer_after_sleep(suite: RunningSuite) ->
 
 
 async def test_models_are_added_requested_and_removed_while_the_suite_runs(suite: RunningSuite) -> None:
-    added = told(suite, "add", "org/new-8b", "--size", "8GB", "--priority", "2", "--tpot-ms", "40")
+    added = output_of(suite, "add", "org/new-8b", "--size", "8GB", "--priority", "2", "--tpot-ms", "40")
     assert (added["size_bytes"], added["priority"], added["tpot_ms"]) == (8_000_000_000, 2, 40.0)
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
             while (await ask(http, suite, "org/new-8b")).status_code == 404:  # until the gateway knows it
                 await asyncio.sleep(0.05)
         assert (await ask(http, suite, "org/new-8b")).status_code == 200
-        used = next(each for each in told(suite, "list") if each["name"] == "org/new-8b")
+        used = next(each for each in output_of(suite, "list") if each["name"] == "org/new-8b")
         assert used["load_measured"] and used["last_use"] and used["load_s"] > 0
-        assert told(suite, "remove", "org/new-8b") == {"removed": "org/new-8b"}
+        assert output_of(suite, "remove", "org/new-8b") == {"removed": "org/new-8b"}
         async with asyncio.timeout(WAIT_S):
             while (await ask(http, suite, "org/new-8b")).status_code != 404:
                 await asyncio.sleep(0.05)
@@ -105,18 +105,18 @@ async def test_models_are_added_requested_and_removed_while_the_suite_runs(suite
 
 
 async def test_a_reservation_is_accepted_or_refused_with_what_would_be_evicted(suite: RunningSuite) -> None:
-    kept = told(suite, "reserve", "alpha", "--gpus", "2", "--from", "09:00", "--to", "18:00")
+    kept = output_of(suite, "reserve", "alpha", "--gpus", "2", "--from", "09:00", "--to", "18:00")
     assert kept["reservations"] == [{"gpus": 2, "from_time": "09:00", "to_time": "18:00"}]
     refused = suite.fulcrum("models", "reserve", "gamma", "--gpus", "1", "--from", "17:00", "--to", "19:00")
     assert refused.returncode == 1
     assert "what would have to go: reservation of 2 for alpha from 09:00 to 18:00" in refused.stderr
-    told(suite, "reserve", "gamma", "--gpus", "1", "--from", "18:00", "--to", "19:00")
+    output_of(suite, "reserve", "gamma", "--gpus", "1", "--from", "18:00", "--to", "19:00")
     for name in ("alpha", "gamma"):
-        assert told(suite, "reserve", name, "--gpus", "0")["reservations"] == []
+        assert output_of(suite, "reserve", name, "--gpus", "0")["reservations"] == []
 
 
 async def test_a_minimum_is_loaded_without_a_request_and_a_pinned_model_stays(suite: RunningSuite) -> None:
-    told(suite, "add", "gamma", "--floor", "1")
+    output_of(suite, "add", "gamma", "--floor", "1")
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
             while (await listed(http, suite))["gamma"]["state"] != "serving":
@@ -124,16 +124,16 @@ async def test_a_minimum_is_loaded_without_a_request_and_a_pinned_model_stays(su
         for name in ("alpha", "org/beta", "alpha", "org/beta"):
             assert (await ask(http, suite, name)).status_code == 200
             assert (await listed(http, suite))["gamma"]["state"] == "serving"
-        assert told(suite, "pin", "gamma")["pinned"]
+        assert output_of(suite, "pin", "gamma")["pinned"]
         refused = suite.fulcrum("models", "add", "alpha", "--floor", "2")
         assert refused.returncode == 1 and "floor of 2 for alpha cannot be kept" in refused.stderr
-        assert not told(suite, "pin", "gamma", "--off")["pinned"]
-        told(suite, "add", "gamma", "--floor", "0")
+        assert not output_of(suite, "pin", "gamma", "--off")["pinned"]
+        output_of(suite, "add", "gamma", "--floor", "0")
 
 
 async def test_two_models_with_their_own_targets_are_separate_in_occupancy_and_planner(suite: RunningSuite) -> None:
-    told(suite, "add", "alpha", "--tpot-ms", "25", "--ttft-ms", "400")
-    told(suite, "add", "gamma", "--tpot-ms", "250")
+    output_of(suite, "add", "alpha", "--tpot-ms", "25", "--ttft-ms", "400")
+    output_of(suite, "add", "gamma", "--tpot-ms", "250")
     both = {"alpha", "gamma"}
     async with httpx.AsyncClient(timeout=WAIT_S) as http, asyncio.timeout(2 * WAIT_S):
         while True:
@@ -155,8 +155,8 @@ async def test_lines_of_two_models_in_one_job_are_answered_and_counted_by_model(
     async with httpx.AsyncClient(base_url=suite.gateway, timeout=WAIT_S) as http, asyncio.timeout(2 * WAIT_S):
         sent = {"file": ("lines.jsonl", "\n".join(map(json.dumps, lines)))}
         file = (await http.post("/v1/files", files=sent, data={"purpose": "batch"})).json()["id"]
-        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-        job = (await http.post("/v1/batches", json=asked)).json()
+        request_body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        job = (await http.post("/v1/batches", json=request_body)).json()
         while job["status"] not in ("completed", "failed"):
             job = (await http.get(f"/v1/batches/{job['id']}")).json()
             await asyncio.sleep(0.05)
@@ -185,7 +185,7 @@ async def batch_demand(http: httpx.AsyncClient, suite: RunningSuite) -> Counter[
 async def test_each_model_has_a_forecast_and_a_verdict_by_its_own_targets(suite: RunningSuite) -> None:
     targets, metrics = {"alpha": 25.0, "gamma": 250.0}, suite.ready["metrics"]
     for name, target_ms in targets.items():
-        told(suite, "add", name, "--tpot-ms", str(target_ms))
+        output_of(suite, "add", name, "--tpot-ms", str(target_ms))
     judged = dict[str, float]()
     async with httpx.AsyncClient(timeout=WAIT_S) as http, asyncio.timeout(2 * WAIT_S):
         while judged != targets:
@@ -206,7 +206,7 @@ async def test_an_alert_names_the_model_that_misses_its_targets_and_no_other(
 ) -> None:
     targets = {"strict": ("0.1", "60000"), "lax": ("60000", "60000")}
     for name, (tpot_ms, ttft_ms) in targets.items():
-        told(suite, "add", name, "--tpot-ms", tpot_ms, "--ttft-ms", ttft_ms)
+        output_of(suite, "add", name, "--tpot-ms", tpot_ms, "--ttft-ms", ttft_ms)
     async with httpx.AsyncClient(timeout=2 * WAIT_S) as http, asyncio.timeout(3 * WAIT_S):
         for name in targets:
             while (await ask(http, suite, name)).status_code == 404:  # until the gateway knows it
@@ -224,14 +224,14 @@ async def test_an_alert_names_the_model_that_misses_its_targets_and_no_other(
     shown = suite.fulcrum("alerts")
     assert "strict" in shown.stdout and "lax" not in shown.stdout
     for name in targets:
-        told(suite, "remove", name)
+        output_of(suite, "remove", name)
 
 
 @pytest.mark.usefixtures("chromium")
 async def test_the_page_shows_each_model_by_its_own_target(suite: RunningSuite) -> None:
     targets = {"alpha": "25 ms", "gamma": "250 ms"}
     for name, target in targets.items():
-        told(suite, "add", name, "--tpot-ms", target.removesuffix(" ms"))
+        output_of(suite, "add", name, "--tpot-ms", target.removesuffix(" ms"))
     async with httpx.AsyncClient(timeout=2 * WAIT_S) as http, browser() as running:
         page = await running.new_page()
         errors = listen_for_errors(page)
@@ -263,7 +263,7 @@ async def test_the_page_shows_each_model_by_its_own_target(suite: RunningSuite) 
 
 
 async def test_an_adapter_added_while_workers_run_is_served_and_counted_separately(suite: RunningSuite) -> None:
-    added = told(suite, "add", "sql", "--adapter-of", "alpha", "--source", "/adapters/sql")
+    added = output_of(suite, "add", "sql", "--adapter-of", "alpha", "--source", "/adapters/sql")
     assert (added["parent"], added["load_s"]) == ("alpha", 0.0)
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
         async with asyncio.timeout(WAIT_S):
@@ -282,14 +282,14 @@ async def test_an_adapter_added_while_workers_run_is_served_and_counted_separate
         assert refused.returncode == 1 and "reserve GPUs for alpha" in refused.stderr
         refused = suite.fulcrum("models", "add", "deeper", "--adapter-of", "sql", "--source", "/adapters/deeper")
         assert refused.returncode == 1 and "is an adapter itself" in refused.stderr
-        assert told(suite, "remove", "sql") == {"removed": "sql"}
+        assert output_of(suite, "remove", "sql") == {"removed": "sql"}
         async with asyncio.timeout(WAIT_S):
             while (await ask(http, suite, "sql")).status_code != 404:
                 await asyncio.sleep(0.05)
 
 
 def test_the_forecast_lists_active_models_and_those_to_be_evicted(suite: RunningSuite) -> None:
-    found = told(suite, "forecast")
+    found = output_of(suite, "forecast")
     assert found["gpus"] == 2 and found["needed_gpus"] <= 2
     assert set(found["next_uses"]) == {"alpha", "org/beta", "gamma"}
     assert all({"worker", "model", "why"} == set(each) for each in found["next_evicted"])

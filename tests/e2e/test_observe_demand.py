@@ -72,9 +72,9 @@ async def test_demand_of_an_observed_pair_is_counted_predicted_and_survives_a_re
             page = again.answer["page"]
             after = await where(f"{page}/v1/demand?span=240s", lambda found: known(found) >= known(before) + 40)
             (row,) = after["series"]
-            heard = after["heard"]
-            first_at, last_at = heard.index(True), len(heard) - 1 - heard[::-1].index(True)
-            assert not all(heard[first_at:last_at]), "the time without observe is unknown"
+            received = after["heard"]
+            first_at, last_at = received.index(True), len(received) - 1 - received[::-1].index(True)
+            assert not all(received[first_at:last_at]), "the time without observe is unknown"
             seconds = known(after) * after["bin_s"]
             # Requests and prompts of a pair count once; answers are 24 sequences at 10 ms a step, less prompts' time.
             assert sum(row["requests"]) / seconds == pytest.approx(8, rel=0.1)

@@ -86,10 +86,10 @@ def test_the_page_shows_measured_steps_and_absent_workers(tmp_path: Path) -> Non
     with (
         Publisher(kv, 0xA0, "prefill"),
         Publisher(kv, 0xB0, "decode") as decode,
-        observing(tmp_path, "--dynamo", str(kv)) as told,
+        observing(tmp_path, "--dynamo", str(kv)) as reported,
     ):
-        page = told["page"]
-        assert told["servers"] == 2
+        page = reported["page"]
+        assert reported["servers"] == 2
         until(f"{page}/v1/status", lambda found: states(found) == {"prefill-a0": "exact", "prefill-b0": "exact"})
 
         def half_of_each_phase(found: Any) -> bool:
@@ -98,7 +98,7 @@ def test_the_page_shows_measured_steps_and_absent_workers(tmp_path: Path) -> Non
         found = until(f"{page}/v1/occupancy", half_of_each_phase)
         assert found["estimate"] is None
         screen = subprocess.run(
-            [*FULCRUM, "status", "--ready", told["ready"]], capture_output=True, text=True, check=True, timeout=60
+            [*FULCRUM, "status", "--ready", reported["ready"]], capture_output=True, text=True, check=True, timeout=60
         )
         assert "GPU time of 2 servers is measured" in screen.stdout
         assert "estimated" not in screen.stdout
@@ -121,11 +121,11 @@ def test_two_prefill_and_two_decode_mockers_of_dynamo_show_their_shares(tmp_path
     mocker = ("--speedup-ratio", "1")
     with (
         running_dynamo(real_model_folder(), MODEL, prefill=2, decode=2, mocker=mocker) as dynamo,
-        observing(tmp_path, "--dynamo", str(dynamo.discovery)) as told,
+        observing(tmp_path, "--dynamo", str(dynamo.discovery)) as reported,
         asking(dynamo.port),
     ):
-        page = told["page"]
-        assert told["servers"] == 4
+        page = reported["page"]
+        assert reported["servers"] == 4
         status = until(f"{page}/v1/status", lambda found: list(states(found).values()) == ["exact"] * 4)
         assert sorted(each["role"] for each in status["observed"]["servers"]) == ["decode"] * 2 + ["prefill"] * 2
         until(

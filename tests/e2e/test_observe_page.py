@@ -87,8 +87,8 @@ def test_two_servers_show_estimates_on_the_page_and_changes_of_the_list_are_foll
         second = table(stack.enter_context(serving(decode)), "d0", "decode")
         closed = table(f"http://127.0.0.1:{stack.enter_context(held_port())}", "d1", "decode")
         file.write_text(first + second)
-        told = stack.enter_context(observing(tmp_path, "--file", str(file), TOKEN_OF_P0="t0"))
-        page = told["page"]
+        reported = stack.enter_context(observing(tmp_path, "--file", str(file), TOKEN_OF_P0="t0"))
+        page = reported["page"]
 
         status = until(f"{page}/v1/status", lambda found: states(found) == {"p0": "observed", "d0": "observed"})
         assert status["verdict"]["code"] in ("balanced", "idle", "unknown")
@@ -116,7 +116,7 @@ def test_two_servers_show_estimates_on_the_page_and_changes_of_the_list_are_foll
         )
 
         screen = subprocess.run(
-            [sys.executable, "-m", "libs.cli.main", "status", "--ready", told["ready"]],
+            [sys.executable, "-m", "libs.cli.main", "status", "--ready", reported["ready"]],
             capture_output=True, text=True, check=True, timeout=PATIENCE_S,
         )  # fmt: skip
         assert "All GPU time is estimated" in screen.stdout

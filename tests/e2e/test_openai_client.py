@@ -55,9 +55,9 @@ def test_a_chat_answer_has_text_usage_and_a_finish_reason(client: openai.OpenAI)
 
 
 def test_streamed_text_equals_unstreamed_text(client: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0.9, "seed": 7}
-    whole = client.chat.completions.create(**asked).choices[0].message.content
-    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0.9, "seed": 7}
+    whole = client.chat.completions.create(**body).choices[0].message.content
+    chunks = list(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
@@ -90,10 +90,10 @@ def test_n_choices_differ_and_their_tokens_are_counted(client: openai.OpenAI) ->
 
 
 def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
-    full = client.chat.completions.create(**asked).choices[0].message.content or ""
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
+    full = client.chat.completions.create(**body).choices[0].message.content or ""
     stop = full[10:13]
-    cut = client.chat.completions.create(**asked, stop=[stop]).choices[0]
+    cut = client.chat.completions.create(**body, stop=[stop]).choices[0]
     assert cut.finish_reason == "stop"
     assert cut.message.content == full[: full.index(stop)]
 
@@ -151,17 +151,17 @@ def test_an_answer_is_parsed_into_the_requested_class(client: openai.OpenAI) -> 
 
 
 def test_a_stream_follows_its_schema(client: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "messages": MESSAGES, "response_format": Weather, "seed": 3}
-    whole = client.chat.completions.parse(**asked).choices[0].message.content
-    with client.chat.completions.stream(**asked) as stream:
+    body = {"model": MODEL, "messages": MESSAGES, "response_format": Weather, "seed": 3}
+    whole = client.chat.completions.parse(**body).choices[0].message.content
+    with client.chat.completions.stream(**body) as stream:
         assert stream.get_final_completion().choices[0].message.content == whole
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "forecast"}}], ids=str)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_tools_are_called_as_required(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
-    asked = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "seed": 5, "max_tokens": 900}
-    answer = client.chat.completions.create(**asked, parallel_tool_calls=parallel).choices[0]
+    body = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "seed": 5, "max_tokens": 900}
+    answer = client.chat.completions.create(**body, parallel_tool_calls=parallel).choices[0]
     calls = answer.message.tool_calls or []
     assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
     assert len(calls) == 1 or (calls and parallel)
@@ -175,10 +175,10 @@ def test_tools_are_called_as_required(client: openai.OpenAI, choice: Any, parall
 
 
 def test_streamed_arguments_equal_those_of_the_whole_answer(client: openai.OpenAI) -> None:
-    asked = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "seed": 6}
-    whole = client.chat.completions.create(**asked, max_tokens=900).choices[0].message.tool_calls or []
+    body = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "seed": 6}
+    whole = client.chat.completions.create(**body, max_tokens=900).choices[0].message.tool_calls or []
     found: list[list[str]] = []
-    for chunk in client.chat.completions.create(**asked, max_tokens=900, stream=True):
+    for chunk in client.chat.completions.create(**body, max_tokens=900, stream=True):
         for call in chunk.choices[0].delta.tool_calls or ():
             if call.id:
                 found.append([call.function.name, ""])
@@ -252,17 +252,17 @@ def test_a_prompt_is_scored_as_lm_eval_requests_it(client: openai.OpenAI) -> Non
 
 
 def test_a_stream_with_echo_begins_with_the_prompt(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 5, "temperature": 0}
-    answer = client.completions.create(**asked).choices[0].text
-    assert client.completions.create(**asked, echo=True).choices[0].text == "Hello" + answer
-    pieces = [chunk.choices[0].text for chunk in client.completions.create(**asked, echo=True, stream=True)]
+    body: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 5, "temperature": 0}
+    answer = client.completions.create(**body).choices[0].text
+    assert client.completions.create(**body, echo=True).choices[0].text == "Hello" + answer
+    pieces = [chunk.choices[0].text for chunk in client.completions.create(**body, echo=True, stream=True)]
     assert "".join(pieces) == "Hello" + answer and pieces[0].startswith("Hello")
 
 
 def test_best_of_returns_the_likeliest_choices(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 6, "temperature": 1, "seed": 3}
-    every = client.completions.create(**asked, n=6, logprobs=0)
-    best = client.completions.create(**asked, n=2, best_of=6)
+    body: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 6, "temperature": 1, "seed": 3}
+    every = client.completions.create(**body, n=6, logprobs=0)
+    best = client.completions.create(**body, n=2, best_of=6)
 
     def mean(choice: Any) -> float:
         return sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs)
@@ -288,8 +288,8 @@ def test_vllms_fields_return_token_ids_and_prompt_logprobs(client: openai.OpenAI
             model=MODEL, messages=MESSAGES, max_tokens=4, stream=True, extra_body={"return_token_ids": True}
         )
     ]
-    told = [chunk["prompt_token_ids"] for chunk in chunks if chunk.get("prompt_token_ids")]
-    assert told == [chat["prompt_token_ids"]]
+    reported = [chunk["prompt_token_ids"] for chunk in chunks if chunk.get("prompt_token_ids")]
+    assert reported == [chat["prompt_token_ids"]]
     assert sum(len(chunk["choices"][0].get("token_ids") or ()) for chunk in chunks) == 4
 
 

@@ -107,21 +107,25 @@ async def until_shared(alone: Control, sharing: tuple[Control, ...]) -> None:
 async def figures(service: Control, end_ms: int, span: str, scope: str) -> dict[str, Any]:
     """Return its data of the 100 ms windows of a span."""
     query = {"window": "100ms", "span": span, "scope": scope, "end_unix_ms": str(end_ms)}
-    told: dict[str, Any] = (await service.http.get("/v1/occupancy/history", params=query)).json()
-    return {name: told[name] for name in ("starts_unix_ms", "gpus", "coverage", "gpu_ns", "roles")}
+    answer: dict[str, Any] = (await service.http.get("/v1/occupancy/history", params=query)).json()
+    return {name: answer[name] for name in ("starts_unix_ms", "gpus", "coverage", "gpu_ns", "roles")}
 
 
 async def all_equal(services: tuple[Control, ...], end_ms: int, span: str) -> None:
     """Check that all services report the same whole nanoseconds of a span, for the cluster and for parts of it."""
     for scope in ("cluster", "pool:prefill", "pool:decode", "node:node-1", "worker:worker-03", "worker:worker-04"):
-        told: list[dict[str, Any]] = []
+        reported: list[dict[str, Any]] = []
         try:
             async with asyncio.timeout(SEEN_S):
-                while not told or min(told[0]["coverage"]) < 0.999 or any(each != told[0] for each in told):
-                    told = [await figures(service, end_ms, span, scope) for service in services]
+                while (
+                    not reported
+                    or min(reported[0]["coverage"]) < 0.999
+                    or any(each != reported[0] for each in reported)
+                ):
+                    reported = [await figures(service, end_ms, span, scope) for service in services]
         except TimeoutError:
-            raise AssertionError(f"{scope} differs or is not whole: {told}") from None
-        assert told[0]["gpus"][0] > 0
+            raise AssertionError(f"{scope} differs or is not whole: {reported}") from None
+        assert reported[0]["gpus"][0] > 0
 
 
 def now_ms() -> int:
@@ -134,7 +138,7 @@ async def test_two_services_share_the_telemetry_and_one_takes_over_from_the_othe
 ) -> None:
     async with services(embedded_kafka_server, cluster) as (alone, first, second):
         for service in (alone, first, second):
-            await service.until("/v1/occupancy", lambda told: told["gpus"] == WORKERS * 3 // 2, window="3s")
+            await service.until("/v1/occupancy", lambda reported: reported["gpus"] == WORKERS * 3 // 2, window="3s")
         await until_shared(alone, (first, second))
         await all_equal((alone, first, second), now_ms(), "2s")
         workers = (await first.http.get("/v1/occupancy")).json()["workers"]

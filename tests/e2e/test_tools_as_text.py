@@ -39,8 +39,8 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 
 
 def chat(client: openai.OpenAI, **fields: Any) -> Any:
-    asked = {"model": "sim", "messages": [ASKS], "tools": TOOLS, "max_tokens": 200, **fields}
-    return client.chat.completions.create(**asked)
+    body = {"model": "sim", "messages": [ASKS], "tools": TOOLS, "max_tokens": 200, **fields}
+    return client.chat.completions.create(**body)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])

@@ -105,7 +105,7 @@ async def bench(folder: Path) -> AsyncIterator[EngineBench]:
     await bench.close()
 
 
-def asked(
+def engine_request(
     prompt: Tokens, sampling: SamplingParams, phase: EnginePhase = EnginePhase.BOTH, **more: Any
 ) -> EngineRequest:
     key = next(keys)
@@ -129,18 +129,18 @@ async def ended(reader: EventReader, request: EngineRequest) -> SequenceLog:
 
 async def alone(bench: EngineBench, case: Case, sampling: SamplingParams) -> list[SequenceLog]:
     engine, reader = await bench.start("alone")
-    return [(await together(engine, reader, [asked(prompt, sampling)]))[0] for prompt in case.prompts]
+    return [(await together(engine, reader, [engine_request(prompt, sampling)]))[0] for prompt in case.prompts]
 
 
 async def batched(bench: EngineBench, case: Case, sampling: SamplingParams) -> list[SequenceLog]:
     engine, reader = await bench.start("batched")
-    return await together(engine, reader, [asked(prompt, sampling) for prompt in case.prompts])
+    return await together(engine, reader, [engine_request(prompt, sampling) for prompt in case.prompts])
 
 
 async def cached(bench: EngineBench, case: Case, sampling: SamplingParams) -> list[SequenceLog]:
     engine, reader = await bench.start("cached")
-    await together(engine, reader, [asked(prompt, sampling, EnginePhase.BOTH) for prompt in case.prompts])
-    logs = await together(engine, reader, [asked(prompt, sampling) for prompt in case.prompts])
+    await together(engine, reader, [engine_request(prompt, sampling, EnginePhase.BOTH) for prompt in case.prompts])
+    logs = await together(engine, reader, [engine_request(prompt, sampling) for prompt in case.prompts])
     size = engine.capabilities.block_size_tokens
     for prompt, log in zip(case.prompts, logs, strict=True):
         assert log.end is not None and log.end.cached_tokens == (len(prompt) - 1) // size * size
@@ -153,12 +153,12 @@ async def split(bench: EngineBench, case: Case, sampling: SamplingParams) -> lis
     target.set_prefill_budget(0)
 
     async def one(prompt: Tokens) -> SequenceLog:
-        request = asked(prompt, sampling, EnginePhase.PREFILL)
+        request = engine_request(prompt, sampling, EnginePhase.PREFILL)
         source.submit(request)
         first = await ended(source_reader, request)
         assert first.end is not None
         tokens = np.append(prompt, first.token_ids).astype(np.int32)
-        moved = asked(prompt, sampling, EnginePhase.DECODE, tokens=tokens, kv=first.end.handle)
+        moved = engine_request(prompt, sampling, EnginePhase.DECODE, tokens=tokens, kv=first.end.handle)
         (rest,) = await together(target, target_reader, [moved])
         return SequenceLog(first.token_ids + rest.token_ids, first.logprobs + rest.logprobs, end=rest.end)
 
@@ -179,11 +179,13 @@ async def preempted(bench: EngineBench, case: Case, sampling: SamplingParams) ->
         rest = engine.capabilities.kv_blocks - blocks
         if rest:  # held under a lease meanwhile
             await together(
-                engine, reader, [asked(np.arange(rest * TINY_BLOCK, dtype=np.int32), GREEDY, EnginePhase.PREFILL)]
+                engine,
+                reader,
+                [engine_request(np.arange(rest * TINY_BLOCK, dtype=np.int32), GREEDY, EnginePhase.PREFILL)],
             )
         assert engine.load().free_kv_blocks == blocks
         # Without prefix reuse, which would leave hardly anything to compute again.
-        requests = {place: replace(asked(case.prompts[place], sampling), chain_root=b"") for place in places}
+        requests = {place: replace(engine_request(case.prompts[place], sampling), chain_root=b"") for place in places}
         for request in list(requests.values())[:: -1 if group % 2 else 1]:
             engine.submit(request)
         for place, request in requests.items():
@@ -223,7 +225,7 @@ async def test_two_requests_that_share_1400_tokens_share_their_blocks(bench: Eng
     assert isinstance(engine, LocalEngine)
     prompt = text_tokens(folder, 1, 1450)
     other = np.append(prompt[:1400], prompt[:50]).astype(np.int32)
-    first, second = replace(asked(prompt, GREEDY), max_output_tokens=500), asked(other, GREEDY)
+    first, second = replace(engine_request(prompt, GREEDY), max_output_tokens=500), engine_request(other, GREEDY)
     engine.submit(first)
     await reader.tokens(first.sequence_id, 1)
     engine.submit(second)

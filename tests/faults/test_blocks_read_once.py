@@ -65,10 +65,10 @@ async def test_a_worker_lost_before_its_first_token_costs_a_second_prefill(
     async with AsyncExitStack() as stack:
         prefill, first, second = found = await workers(stack, "p0", "d0", "d1", d0=(HANGS,))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: first.pulled, what="the pull")
         lose(first)
-        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)
         assert len(prefill.submits) == 2
         assert not set(first.pulled[:1]) & set(second.pulled)
         assert prefill.aborts == [], "it may be alive, and still read them"
@@ -110,9 +110,9 @@ async def test_blocks_of_a_client_that_leaves_are_freed_by_their_reader(open_gat
     async with AsyncExitStack() as stack:
         prefill, decode = found = await workers(stack, "p0", "d0", d0=(HANGS,))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: decode.pulled, what="the pull")
-        asked.cancel()
+        completion.cancel()
         await until(lambda: decode.aborts == [decode.submits[0].sequence], what="the end of the decode")
         await until(gateway.idle, what="an idle gateway")
         assert (await gateway.complete(TOKENS)).status_code == 200  # whatever was on its way has come by now

@@ -52,9 +52,9 @@ async def loading(http: httpx.AsyncClient, suite: RunningSuite, model: str) -> d
 
 async def test_a_worker_killed_while_it_loads_costs_time_and_no_request(suite: RunningSuite) -> None:
     async with httpx.AsyncClient(timeout=WAIT_S) as http:
-        asked = [asyncio.ensure_future(ask(http, suite, "alpha")) for _ in range(3)]
+        requests = [asyncio.ensure_future(ask(http, suite, "alpha")) for _ in range(3)]
         os.kill((await loading(http, suite, "alpha"))["pid"], signal.SIGKILL)
-        answers = await asyncio.gather(*asked)
+        answers = await asyncio.gather(*requests)
     assert [each.status_code for each in answers] == [200] * 3
     assert all(each.json()["usage"]["completion_tokens"] == 4 for each in answers)
 
@@ -69,10 +69,10 @@ async def test_a_model_removed_while_it_is_requested_is_404_and_its_running_requ
         async with asyncio.timeout(WAIT_S):
             while (await http.get(f"{suite.gateway}/v1/models/doomed")).status_code == 404:
                 await asyncio.sleep(0.02)
-        asked = [asyncio.ensure_future(ask(http, suite, "doomed")) for _ in range(3)]
+        requests = [asyncio.ensure_future(ask(http, suite, "doomed")) for _ in range(3)]
         await loading(http, suite, "doomed")
         assert suite.fulcrum("models", "remove", "doomed").returncode == 0
-        for answer in await asyncio.gather(*asked):
+        for answer in await asyncio.gather(*requests):
             assert answer.status_code == 404
             assert answer.json()["error"]["message"] == "model 'doomed' was removed while the request waited for it"
         assert (await running).json()["usage"]["completion_tokens"] == 300

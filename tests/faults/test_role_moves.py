@@ -53,8 +53,8 @@ async def test_a_choice_that_moves_is_complete_whatever_fails(
     async with AsyncExitStack() as stack:
         prefill, first, other = found = await scripted(stack, d0=(LEAVES,), d1=second)
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        asked = asyncio.create_task(gateway.complete(TOKENS))
-        answer = await asked
+        completion = asyncio.create_task(gateway.complete(TOKENS))
+        answer = await completion
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
         (event,) = gateway.events()
@@ -113,14 +113,14 @@ async def test_a_role_change_of_the_chosen_worker_is_no_failure(open_gateway_ove
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
         first.in_step = True
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found), max_reroutes=0))
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: first.hand_overs, what="the word to hand over")
         other.assign("prefill")
         await until(lambda: other.epochs[-1:] == [2], what="news of the place's other role")
         first.end_step()
         await until(lambda: gateway.events() or gateway.live == gateway.waiting == 1, what="a choice that waits")
         other.assign("decode")
-        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)
         await until(gateway.idle, what="an idle gateway")
 
 
@@ -185,13 +185,13 @@ async def test_a_choice_does_not_move_to_a_silent_worker_until_it_answers_again(
         )
         other.voice.clear()
         await until(lambda: gateway.running.fleet.quiet == {"d1"}, what="news of a silence")
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: first.epochs[-1:] == [2], what="news of the first role")
         first.leave_again("standby")
         await until(lambda: first.epochs[-1:] == [3], what="news of the second role")
         assert not first.hand_overs
         other.voice.set()
-        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)
         assert (len(first.hand_overs), gateway.events()[0].moves) == (1, 1)
         await until(gateway.idle, what="an idle gateway")
 
@@ -212,10 +212,10 @@ async def test_a_choice_without_another_worker_stays_and_ends_where_it_is(open_g
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
         other.assign("standby")
         await until(lambda: other.epochs[-1:] == [2])
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: first.epochs[-1:] == [2])
         first.finish_leaving()
-        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)
         (event,) = gateway.events()
         assert (event.moves, event.reroutes, first.hand_overs) == (0, 0, [])
         await until(gateway.idle, what="an idle gateway")
@@ -227,23 +227,23 @@ async def test_a_worker_that_joins_later_is_used_and_one_no_longer_needed_is_not
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
         other.assign("standby")
         await until(lambda: other.epochs[-1:] == [2])
-        asked = [asyncio.create_task(gateway.complete(TOKENS))]
+        completions = [asyncio.create_task(gateway.complete(TOKENS))]
         await until(lambda: first.epochs[-1:] == [2])
         assert not first.hand_overs
         other.assign("decode")
-        answers = [await asked.pop()]
+        answers = [await completions.pop()]
         assert len(first.hand_overs) == 1
         other.assign("standby")
         first.assign("decode")
         await until(lambda: [*first.epochs[-1:], *other.epochs[-1:]] == [3, 4])
-        asked.append(asyncio.create_task(gateway.complete(TOKENS)))
+        completions.append(asyncio.create_task(gateway.complete(TOKENS)))
         await until(lambda: first.epochs[-1:] == [4])
         first.assign("decode")  # again: sequences offered before may stay
         await until(lambda: first.epochs[-1:] == [5])
         other.assign("decode")
         await until(lambda: [*first.epochs[-1:], *other.epochs[-1:]] == [5, 5])
         first.finish_leaving()
-        answers.append(await asked.pop())
+        answers.append(await completions.pop())
         assert {answer.json()["choices"][0]["text"] for answer in answers} == {expected_text(TOKENS)}
         await until(gateway.idle, what="an idle gateway")
 
@@ -252,9 +252,9 @@ async def test_a_client_that_leaves_while_its_choice_moves_frees_both_workers(op
     async with AsyncExitStack() as stack:
         _, first, other = found = await scripted(stack, d0=(LEAVES,), d1=(Plan(tokens=0, hang=True),))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: other.submits)
-        asked.cancel()
+        completion.cancel()
         await until(gateway.events)
         await until(lambda: first.aborts and other.aborts)
         (event,) = gateway.events()
@@ -275,14 +275,14 @@ async def test_a_choice_offered_twice_before_it_has_moved_takes_one_slot(
         first = found[1]
         first.in_step = True
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: first.hand_overs, what="the word to hand over")
         first.leave_again("standby")
         await until(lambda: first.epochs[-1:] == [3], what="news of the second role")
         links = [link for link in gateway.running.fleet.links if link.id in others]
         assert sum(link.decode.reserved for link in links) == 1
         first.end_step()
-        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)
         assert (len(first.hand_overs), gateway.events()[0].moves) == (1, 1)
         await until(gateway.idle, what="an idle gateway")
         assert sum(link.decode.free for link in links) == 4 * len(others)
@@ -294,7 +294,7 @@ async def test_a_choice_that_lost_its_worker_during_the_move_is_not_bound_twice(
         _, first, other = found = await scripted(stack, d0=(LEAVES,))
         first.in_step = True
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: first.hand_overs, what="the word to hand over")
         other.decode_credits = 0
         other.cut()
@@ -304,7 +304,7 @@ async def test_a_choice_that_lost_its_worker_during_the_move_is_not_bound_twice(
         first.end_step()
         await until(lambda: gateway.waiting == 1, what="a choice between two workers")
         other.tell(pb.WorkerFrame(credit=pb.Credit(decode_grant=4)))
-        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)
         assert (len(first.hand_overs), other.submits[0].kv.worker_id) == (1, "d0")
         await until(gateway.idle, what="an idle gateway")
 

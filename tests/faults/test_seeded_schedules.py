@@ -147,9 +147,13 @@ def test_time_that_metrics_counts_twice_is_detected(monkeypatch: pytest.MonkeyPa
     of = GpuTime.of
 
     def generous(time: Any) -> GpuTime:
-        told = of(time)
+        reported = of(time)
         return GpuTime(
-            covered=told.covered, prefill=told.prefill, decode=2 * told.decode, kv_wait=told.kv_wait, idle=told.idle
+            covered=reported.covered,
+            prefill=reported.prefill,
+            decode=2 * reported.decode,
+            kv_wait=reported.kv_wait,
+            idle=reported.idle,
         )
 
     monkeypatch.setattr(GpuTime, "of", generous)

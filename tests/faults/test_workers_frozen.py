@@ -40,11 +40,11 @@ async def ask_all(http: httpx.AsyncClient, suite: RunningSuite, prompt: str, tok
     """Send the same requests at each call, none of which finds its prefix cached."""
     tenant = uuid.uuid4().hex
     body = {"model": "sim", "max_tokens": tokens, "temperature": 0.8, "ignore_eos": True}
-    asked = (
+    streams = (
         stream(http, suite.gateway, tenant=tenant, **body, prompt=f"{number} {prompt}", seed=number)
         for number in range(REQUESTS)
     )
-    return await asyncio.gather(*asked)
+    return await asyncio.gather(*streams)
 
 
 def lasted_s(answers: list[Streamed]) -> float:
@@ -58,15 +58,15 @@ async def test_a_frozen_worker_is_routed_around(
     stage: tuple[str, tuple[str, int], float],
     record_property: Callable[[str, object], None],
 ) -> None:
-    role, asked, after_s = stage
+    role, requested, after_s = stage
     async with httpx.AsyncClient(timeout=60) as http:
         await until_whole(http, suite)
-        if asked not in undisturbed:
-            undisturbed[asked] = await ask_all(http, suite, *asked)
-        expected = undisturbed[asked]
+        if requested not in undisturbed:
+            undisturbed[requested] = await ask_all(http, suite, *requested)
+        expected = undisturbed[requested]
         before = await gateway_metrics(http, suite.gateway)
         pid = next(worker["pid"] for worker in await workers(http, suite) if worker["role"] == role)
-        asking = asyncio.ensure_future(ask_all(http, suite, *asked))
+        asking = asyncio.ensure_future(ask_all(http, suite, *requested))
         await asyncio.wait([asking], timeout=after_s)
         assert not asking.done()
         async with frozen(pid):
@@ -83,4 +83,4 @@ async def test_a_frozen_worker_is_routed_around(
         assert lasted_s(answers) < 2 * lasted_s(expected) + NOTICED_S + BUSY_S + late_s
         gap_s = max(each.longest_gap_s for each in answers) - max(each.longest_gap_s for each in expected)
         record_property("gap_s", round(gap_s, 3))
-        assert asked is LONG or gap_s < NOTICED_S + BUSY_S + late_s
+        assert requested is LONG or gap_s < NOTICED_S + BUSY_S + late_s

@@ -259,7 +259,7 @@ def test_any_frames_into_a_gateway_are_survived(runner: asyncio.Runner, fuzz: An
     served = Served(runner, gateway_and_babbler())
     with served as (gateway, worker):
 
-        async def asked(said: list[bytes]) -> None:
+        async def requested(said: list[bytes]) -> None:
             worker.said = said
             answer = await gateway.http.post("/v1/completions", json=REQUEST)
             fuzz.counts[f"WorkerFrame into a gateway: {answer.status_code}"] += 1
@@ -271,6 +271,6 @@ def test_any_frames_into_a_gateway_are_survived(runner: asyncio.Runner, fuzz: An
         @fuzz.settings(0.5)
         @given(said=frames)
         def holds(said: list[bytes]) -> None:
-            served.run(asked(said))
+            served.run(requested(said))
 
         holds()

@@ -65,8 +65,8 @@ async def test_the_named_pod_of_many_is_removed_and_the_deployment_records_why(o
         second, third = sorted(there - {drained})[:2]
         await actuator.have(1, first_to_end=[third, second])
         assert await ready(own, 1) == there - {drained, second, third}
-    told = await own.get("events", "--field-selector", "reason=ScaledByPlanner")
-    messages = [each["message"] for each in told["items"]]
+    reported = await own.get("events", "--field-selector", "reason=ScaledByPlanner")
+    messages = [each["message"] for each in reported["items"]]
     assert "the planner wishes for 4 workers of sim: 0 to 4" in messages
     assert f"the planner wishes for 3 workers of sim: 4 to 3; first to end: {drained}" in messages
     assert drained in await own.kubectl("describe", "deployment", "fulcrum-spare")
@@ -253,8 +253,8 @@ async def test_a_watch_that_ends_continues_and_lists_again_only_if_the_server_re
     ended, changes = [0], KubeApi.changes
 
     async def counted(self: KubeApi, selector: str, version: str) -> AsyncIterator[Change]:
-        asked = "1" if ended[0] == forgotten else version
-        async for change in changes(self, selector, asked):
+        requested = "1" if ended[0] == forgotten else version
+        async for change in changes(self, selector, requested):
             yield change
         ended[0] += 1
 

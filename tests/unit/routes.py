@@ -28,7 +28,7 @@ class Head(NamedTuple):
     body: bytes
 
 
-async def asked(app: Any, method: str, path: str, headers: dict[str, str]) -> Head:
+async def request_head(app: Any, method: str, path: str, headers: dict[str, str]) -> Head:
     """Call an ASGI app, and for GET read only the first part of the answer, as some never end."""
     found: list[Any] = []
     first = asyncio.Event()
@@ -65,7 +65,7 @@ async def asked(app: Any, method: str, path: str, headers: dict[str, str]) -> He
 
 async def head_differs(app: Any, path: str, headers: dict[str, str]) -> str:
     """Return the differences between HEAD and GET; empty if there are none. Live figures may differ in length."""
-    by_get, by_head = await asked(app, "GET", path, headers), await asked(app, "HEAD", path, headers)
+    by_get, by_head = await request_head(app, "GET", path, headers), await request_head(app, "HEAD", path, headers)
     if by_head.body:
         return "a body"
     if by_head.status != by_get.status:

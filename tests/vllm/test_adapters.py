@@ -69,7 +69,7 @@ class Adapter:
 
 
 @dataclass(eq=False)
-class Asked:
+class AdapterRequest:
     lora_request: Adapter | None
 
 
@@ -77,7 +77,12 @@ def test_a_request_waits_while_adapters_of_hidden_requests_take_all_slots() -> N
     """vLLM counts only adapters that it sees, and its engine fails once more run than there are slots."""
     from libs.engine.vllm.scheduler import StepScheduler
 
-    hidden, other, plain, same = Asked(Adapter(1)), Asked(Adapter(2)), Asked(None), Asked(Adapter(1))
+    hidden, other, plain, same = (
+        AdapterRequest(Adapter(1)),
+        AdapterRequest(Adapter(2)),
+        AdapterRequest(None),
+        AdapterRequest(Adapter(1)),
+    )
     scheduler: Any = SimpleNamespace(
         lora_config=SimpleNamespace(max_loras=1), running=[hidden], waiting=[other, plain, same], kv_holding_waiting=[]
     )

@@ -209,9 +209,10 @@ async def commanded(core: PlayedCore) -> Command:
     return decode_command((await core.got.get()).sampling_params.extra_args[COMMAND_KEY])
 
 
-def outputs(*told: Any, now_ns: int = 1, **news: Any) -> Any:
+def outputs(*reported: Any, now_ns: int = 1, **news: Any) -> Any:
     """Build a message of EngineCore's, with the report of an idle scheduler."""
     report = EngineReport(now_ns, 1, 0, 0, 0, 0, 0, BLOCKS, 0, 0, 0, **news)
     return vllm_engine.EngineCoreOutputs(
-        outputs=list(told), scheduler_stats=vllm_stats.SchedulerStats(kv_connector_stats={REPORT_KEY: encode(report)})
+        outputs=list(reported),
+        scheduler_stats=vllm_stats.SchedulerStats(kv_connector_stats={REPORT_KEY: encode(report)}),
     )

@@ -38,8 +38,8 @@ def built(folder: Path, shape: dict[str, Any], arguments: dict[str, Any], block_
     from libs.engine.vllm.launch import configured
 
     (folder / "config.json").write_text(json.dumps(shape))
-    asked = {name: value for name, value in arguments.items() if name not in NOT_ON_CPUS}
-    config = EngineConfig(folder, "m", block_size_tokens=block_size_tokens, vllm_arguments=asked)
+    wanted = {name: value for name, value in arguments.items() if name not in NOT_ON_CPUS}
+    config = EngineConfig(folder, "m", block_size_tokens=block_size_tokens, vllm_arguments=wanted)
     return configured(config, connector_of(config))
 
 
@@ -58,9 +58,9 @@ def test_vllm_accepts_the_arguments_of_a_profile(name: str, tmp_path: Path) -> N
 def test_vllm_spreads_a_tensor_parallel_group_over_nodes_as_it_is_registered(node: int, tmp_path: Path) -> None:
     arguments = NODES | {"node_rank": node}
     parallel = built(tmp_path, LLAMA_70B, arguments).parallel_config
-    asked = parallel_of(arguments)
-    assert (parallel.world_size, parallel.nnodes_within_dp) == (asked.gpus, asked.nodes)
-    assert (parallel.local_world_size, parallel.node_rank_within_dp) == (asked.gpus_here, node)
+    requested = parallel_of(arguments)
+    assert (parallel.world_size, parallel.nnodes_within_dp) == (requested.gpus, requested.nodes)
+    assert (parallel.local_world_size, parallel.node_rank_within_dp) == (requested.gpus_here, node)
 
 
 def test_kv_with_other_blocks_or_connectors_has_another_layout(tmp_path: Path) -> None:
@@ -114,11 +114,11 @@ def test_nixl_accepts_equal_weights_in_different_folders_and_detects_other_kv(
     here.mkdir()
     there.mkdir()
     configs = [built(folder, LLAMA_70B, {}) for folder in (here, there)]
-    asked = [(config, backend) for config in configs for backend in ("FLASH_ATTN", "FLASHINFER")]
+    requested = [(config, backend) for config in configs for backend in ("FLASH_ATTN", "FLASHINFER")]
     monkeypatch.setattr(utils, "hash_factors", utils.hash_factors)  # put back after the test
-    assert len({metadata.compute_nixl_compatibility_hash(*each) for each in asked}) == 4
+    assert len({metadata.compute_nixl_compatibility_hash(*each) for each in requested}) == 4
     plugin.name_model("revision", tmp_path / "handshake")
-    hashes = [metadata.compute_nixl_compatibility_hash(*each) for each in asked]
+    hashes = [metadata.compute_nixl_compatibility_hash(*each) for each in requested]
     assert hashes[:2] == hashes[2:] and hashes[0] != hashes[1]
     assert (tmp_path / "handshake").read_text() == hashes[-1]
 

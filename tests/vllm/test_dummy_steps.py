@@ -41,7 +41,7 @@ async def side(tmp_path: Path) -> AsyncIterator[Side]:
     await reader.finished()
 
 
-def told(reader: EventReader) -> list[tuple[int, int]]:
+def reported_steps(reader: EventReader) -> list[tuple[int, int]]:
     return [span for event in reader.events for span in event.dummy_steps]
 
 
@@ -52,8 +52,8 @@ async def test_each_dummy_step_is_reported_once_not_as_a_step_and_counts_as_idle
     for _ in range(STEPS):
         await core._running.execute_dummy_batch_async()
     ended_ns = time.time_ns()
-    await until(lambda: len(told(reader)) == STEPS)
-    spans = told(reader)
+    await until(lambda: len(reported_steps(reader)) == STEPS)
+    spans = reported_steps(reader)
     assert begun_ns < spans[0][0] and spans[-1][1] < ended_ns
     assert all(start < end for start, end in spans)
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
@@ -79,7 +79,7 @@ async def test_dummy_steps_between_those_of_a_sequence_do_not_change_it(side: Si
     engine.submit(ask(2))
     await asyncio.gather(*(core._running.execute_dummy_batch_async() for _ in range(STEPS)))
     assert (await reader.ended(2)).token_ids == alone
-    await until(lambda: len(told(reader)) == STEPS)
+    await until(lambda: len(reported_steps(reader)) == STEPS)
     steps = [event.step for event in reader.events if event.step and event.step.end_unix_ns]
     assert sum(step.decode_sequences for step in steps) == 2 * (OUTPUT_TOKENS - 1)
 

@@ -103,8 +103,8 @@ def truth(model: Path, pair: Pair) -> dict[str, list[list[int]]]:
             temperature=sampling.temperature, top_p=sampling.top_p, seed=sampling.seed, detokenize=False,
             presence_penalty=sampling.presence_penalty, ignore_eos=True, max_tokens=OUTPUT_TOKENS,
         )  # fmt: skip
-        asked = [vllm.TokensPrompt(prompt_token_ids=prompt.tolist()) for prompt in prompts()]
-        outputs = llm.generate(asked, parameters, use_tqdm=False)
+        requested = [vllm.TokensPrompt(prompt_token_ids=prompt.tolist()) for prompt in prompts()]
+        outputs = llm.generate(requested, parameters, use_tqdm=False)
         answers[name] = [list(output.outputs[0].token_ids) for output in outputs]
     llm.llm_engine.engine_core.shutdown()
     return answers
@@ -151,8 +151,8 @@ async def test_tokens_of_whole_sequences_equal_those_of_vllm_itself(
 
 async def test_steps_never_overlap_and_never_lie_within_a_kv_wait(pair: Pair, truth: object) -> None:
     for _, reader in pair:
-        told = [event.step for event in reader.events if event.step]
-        steps = [(step.start_unix_ns, step.end_unix_ns) for step in told if step.end_unix_ns]  # not announcements
+        reported = [event.step for event in reader.events if event.step]
+        steps = [(step.start_unix_ns, step.end_unix_ns) for step in reported if step.end_unix_ns]  # not announcements
         waits = [wait for event in reader.events for wait in event.kv_waits]
         spans = sorted(steps + waits)
         assert steps and all(start < end for start, end in spans)
@@ -186,8 +186,8 @@ async def test_guided_sequences_follow_their_guide_over_a_hand_off_and_resume_fr
     (source, source_reader), (target, target_reader) = pair
     tokenizer = load_tokenizer(load_model_info(model))
     guide = "start: " + json_rule(CITY)
-    asked = [{"role": "user", "content": "Name a city and how many people live there, in JSON."}]
-    prompt = np.array(tokenizer.encode(tokenizer.render_chat(asked), add_special_tokens=False), np.int32)
+    requested = [{"role": "user", "content": "Name a city and how many people live there, in JSON."}]
+    prompt = np.array(tokenizer.encode(tokenizer.render_chat(requested), add_special_tokens=False), np.int32)
     whole = []
     greedy = replace(GUIDED, guide=guide)
     for key, sampling in enumerate((greedy, replace(greedy, temperature=0.9, seed=7)), 5000):

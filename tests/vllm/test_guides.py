@@ -27,7 +27,7 @@ def test_vllm_compiles_a_guide_that_none_of_its_servers_has_checked() -> None:
     serve_guides(manager)
     sampling = SamplingParams(guide='start: "{" /[a-c]{3}/ "}"')
     tokens = np.array([1, 2, 3], np.int32)
-    asked = core_request(
+    parsed = core_request(
         EngineRequest(1, "one", EnginePhase.BOTH, tokens, len(tokens), 8, sampling),
         "one",
         None,
@@ -36,7 +36,7 @@ def test_vllm_compiles_a_guide_that_none_of_its_servers_has_checked() -> None:
         handing=ConnectorSession(connector, "engine"),
         adapters={},
     )
-    arrived = MsgpackDecoder(EngineCoreRequest).decode(MsgpackEncoder().encode(asked))
+    arrived = MsgpackDecoder(EngineCoreRequest).decode(MsgpackEncoder().encode(parsed))
     request = Request.from_engine_core_request(arrived, None)
     manager.grammar_init(request)
     grammar = request.structured_output_request._grammar.result()

@@ -74,8 +74,8 @@ async def test_chats_about_pictures_are_answered_over_a_hand_off_behind_a_gatewa
             found = await client.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": content}], max_tokens=TOKENS, temperature=0
             )
-            asked = [{"role": "user", "content": [*[{"type": "image"}] * len(files), text]}]
-            prompt, expected = reference.chat(asked, files, TOKENS)
+            requested = [{"role": "user", "content": [*[{"type": "image"}] * len(files), text]}]
+            prompt, expected = reference.chat(requested, files, TOKENS)
             assert found.choices[0].message.content == expected
             assert found.usage is not None and found.usage.prompt_tokens == len(prompt)
         assert prefill.host.engine.load().images_encoded == 2, "the others were kept, or their KV was"

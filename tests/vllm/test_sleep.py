@@ -55,10 +55,10 @@ def test_a_configured_share_of_memory_leaves_sleeping_engines_their_part(
 
     from libs.engine.vllm import launch
 
-    asked: dict[str, Any] = {}
+    passed: dict[str, Any] = {}
 
     def recorded(**arguments: Any) -> SimpleNamespace:
-        asked.update(arguments)
+        passed.update(arguments)
         built = SimpleNamespace(
             scheduler_config=SimpleNamespace(async_scheduling=False),
             model_config=SimpleNamespace(runner_type="generate"),
@@ -75,8 +75,8 @@ def test_a_configured_share_of_memory_leaves_sleeping_engines_their_part(
         vllm_arguments={"gpu_memory_utilization": 0.9, "max_model_len": 256},
     )  # fmt: skip
     launch.configured(config, connector_of(config))
-    assert asked["gpu_memory_utilization"] == pytest.approx(0.9 - 0.1)
-    assert (asked["enable_sleep_mode"], asked["max_model_len"]) == (True, 256)
+    assert passed["gpu_memory_utilization"] == pytest.approx(0.9 - 0.1)
+    assert (passed["enable_sleep_mode"], passed["max_model_len"]) == (True, 256)
 
 
 @pytest.mark.parametrize(

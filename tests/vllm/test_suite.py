@@ -140,8 +140,8 @@ async def test_workers_that_fail_or_have_other_kv_report_it_and_the_others_keep_
             workers = (await http.get(f"{suite.ready['planner']}/v1/workers")).json()
             logged = other.err.read_text()
     assert "there is no KV connector 'Pigeon' here" in pigeon.err.read_text().splitlines()[-1]
-    told = {worker["id"]: worker["unpaired"] for worker in workers if worker["unpaired"]}
-    assert told.keys() == {"other"} and "sim here, vllm there" in told["other"] and told["other"] in logged
+    reported = {worker["id"]: worker["unpaired"] for worker in workers if worker["unpaired"]}
+    assert reported.keys() == {"other"} and "sim here, vllm there" in reported["other"] and reported["other"] in logged
     assert (traffic.failed, traffic.wrong) == ([], [])
 
 

@@ -24,8 +24,8 @@ from services.planner.http.answers import DecisionAnswer, PlannerAnswer, decisio
 from services.planner.http.limits_api import LimitsApi
 from services.planner.kept import Lead
 from services.planner.messages import NS_PER_MS, action_word, seen
-from services.planner.orders import CallOutcome, OrderExecutor
 from services.planner.regret import MAX_HOURS, RegretLedger
+from services.planner.role_planner import CallOutcome, OrderExecutor
 from services.planner.state import PlannerState
 
 _WINDOW: Final = re.compile(r"([0-9]{1,4})(m|h)", re.ASCII)

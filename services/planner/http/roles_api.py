@@ -10,7 +10,7 @@ from libs.contracts.roles import PLANNERS, role_from_name, role_name
 from libs.policy.roles import MAX_BUDGET_TOKENS, end_refusal, ended_by
 from libs.runtime.web import JsonRoute
 from services.planner.http.admin import Admin
-from services.planner.orders import OrderExecutor
+from services.planner.role_planner import OrderExecutor
 
 # Budget of role mixed if the request names none.
 BUDGET_TOKENS = 256

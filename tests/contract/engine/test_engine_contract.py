@@ -76,9 +76,9 @@ async def test_a_moved_sequence_goes_on_as_if_it_had_stayed(
     assert transfer.shared is (bench.fetcher.maps is not None)
     assert 0 < transfer.start_unix_ns <= transfer.end_unix_ns
     # The last of several prompt tokens costs a step as much as a decode, and is reported as one.
-    told = again if size == 1 else 0
+    reported = again if size == 1 else 0
     ended = [each.step for each in target_reader.events if each.step and each.step.end_unix_ns]  # else only announced
-    assert sum(step.prefill_tokens for step in ended) == told
+    assert sum(step.prefill_tokens for step in ended) == reported
     await until(lambda: source.integrity() == target.integrity() == IDLE)
 
 

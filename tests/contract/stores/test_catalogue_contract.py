@@ -68,13 +68,13 @@ async def test_clusters_have_separate_catalogues(database: Database, catalogue: 
 async def test_an_outlook_holds_until_its_lease_ends(catalogue: ModelCatalogue) -> None:
     outlooks = {"a": ModelOutlook("loading", wait_s=3.5, ready_unix_ms=17), "b": ModelOutlook("disk")}
 
-    async def told() -> Any:
+    async def reported() -> Any:
         return (await catalogue.read()).outlooks
 
     await catalogue.tell(outlooks, lease_ms=LONG_MS)
-    assert await told() == outlooks
+    assert await reported() == outlooks
     await catalogue.tell({"a": ModelOutlook("serving")}, lease_ms=150)
-    await eventually(told, {})
+    await eventually(reported, {})
 
 
 async def test_the_use_reported_by_each_gateway_lasts_until_its_lease_ends(catalogue: ModelCatalogue) -> None:

@@ -264,12 +264,12 @@ async def test_a_pull_requested_while_a_silent_stream_ends_uses_the_next_stream(
     monkeypatch.setattr(kv_client, "TICK_S", 0.02)  # its keepalives are too far apart now
     chunks = await begin(served, served.sender.prompt("slow", 2, ready=1))
     whole = served.sender.prompt("whole", 3)
-    asked: list[asyncio.Task[list[bytes]]] = []
-    served.ending = lambda: asked or asked.append(asyncio.create_task(served.blocks(whole)))
+    calls: list[asyncio.Task[list[bytes]]] = []
+    served.ending = lambda: calls or calls.append(asyncio.create_task(served.blocks(whole)))
     with pytest.raises(KvLost, match="does not answer"):
         await anext(chunks)
-    await until(lambda: asked, what="the end of the stream")
-    assert await asked[0] == served.sender.expected(whole)
+    await until(lambda: calls, what="the end of the stream")
+    assert await calls[0] == served.sender.expected(whole)
     assert served.connections == 2
 
 

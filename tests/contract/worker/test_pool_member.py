@@ -37,15 +37,15 @@ async def test_a_member_starts_without_a_model_and_serves_the_assigned_one() -> 
     async with local_pool_member("w", MemoryStore()) as local:
         empty = await local.registered()
         assert (empty.state, empty.assignment.model, empty.assignment.role) == (WORKER_STATE_ASLEEP, "", ROLE_STANDBY)
-        told = local.assign("a")
-        assert told.assignment.epoch == empty.assignment.epoch + 1
+        reported = local.assign("a")
+        assert reported.assignment.epoch == empty.assignment.epoch + 1
         # 16 GB at 4 GB/s and half a second, a hundred times as fast.
-        assert told.expected_ns == pytest.approx(45e6)
+        assert reported.expected_ns == pytest.approx(45e6)
         loading = await local.until(WORKER_STATE_LOADING, "a")
         assert loading.pool.expected_ns == pytest.approx(45e6)
         ready = await local.until(WORKER_STATE_READY, "a")
         assert ready.assignment.role == ROLE_MIXED and ready.assignment.budget_tokens > 0
-        assert ready.assignment.epoch == told.assignment.epoch
+        assert ready.assignment.epoch == reported.assignment.epoch
         assert ready.incarnation > loading.incarnation > empty.incarnation
         assert (ready.pool.last.model, ready.pool.last.from_host) == ("a", False)
         assert ready.pool.last.took_ns >= 45e6

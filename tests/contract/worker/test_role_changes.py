@@ -73,8 +73,8 @@ async def test_exactly_one_rival_wins_each_epoch_and_epochs_only_grow() -> None:
         last = worker.host.assignment.current.epoch
         assert sorted(won) == list(range(2, last + 1))
         await gateway.until(lambda: gateway.worker and gateway.worker.assignment.epoch == last)
-        told = [frame.worker.assignment.epoch for frame in gateway.frames if frame.HasField("worker")]
-        assert told == sorted(set(told))
+        reported = [frame.worker.assignment.epoch for frame in gateway.frames if frame.HasField("worker")]
+        assert reported == sorted(set(reported))
 
 
 async def test_epochs_keep_growing_while_redis_dies_and_comes_back(cluster: str) -> None:

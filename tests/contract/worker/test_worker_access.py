@@ -278,7 +278,7 @@ class CallOf:
         return {"x509_subject_alternative_name": self._names}
 
 
-@pytest.mark.parametrize(("role", "told", "recorded"), [
+@pytest.mark.parametrize(("role", "reported", "recorded"), [
     ("planner", "key_0a1b2c3d4e5f", "key_0a1b2c3d4e5f"),
     (None, "key_0a1b2c3d4e5f", "key_0a1b2c3d4e5f"),
     ("operator", "key_0a1b2c3d4e5f", "token (key_0a1b2c3d4e5f)"),
@@ -289,6 +289,6 @@ class CallOf:
     (None, "sk-fulcrum-" + "x" * 43, "sk-fulcrum-***"),
 ])  # fmt: skip
 def test_a_claimed_actor_is_accepted_only_from_callers_that_may_act_for_others(
-    role: CertificateRole | None, told: str, recorded: str
+    role: CertificateRole | None, reported: str, recorded: str
 ) -> None:
-    assert actor_from(CallOf(role), told) == recorded  # type: ignore[arg-type]
+    assert actor_from(CallOf(role), reported) == recorded  # type: ignore[arg-type]

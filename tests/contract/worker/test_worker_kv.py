@@ -252,8 +252,8 @@ async def test_the_pool_stays_private_if_the_folder_has_no_room(
     settings = torch_settings(model, tmp_path / "absent")
     async with local_worker("prefill-0", "prefill", **settings) as prefill:
         assert prefill.host.engine.capabilities.kv_nonce == b""
-    told = [line for line in "".join(capfd.readouterr()).splitlines() if "private memory" in line]
-    assert len(told) == 1
+    reported = [line for line in "".join(capfd.readouterr()).splitlines() if "private memory" in line]
+    assert len(reported) == 1
 
 
 async def test_a_worker_with_another_layout_refuses_the_sequence(model: Path, tmp_path: Path) -> None:

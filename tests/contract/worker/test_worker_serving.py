@@ -142,8 +142,8 @@ async def test_telemetry_spans_are_contiguous_and_contain_every_step_once() -> N
         await gateway.submit(*(submit(i, pb.PHASE_BOTH, PROMPT[i:], output=40) for i in range(1, 6)))
         for i in range(1, 6):
             await gateway.event(i, "finished")
-        told = len(worker.batches())
-        await eventually(lambda: len(worker.batches()) > told)
+        reported = len(worker.batches())
+        await eventually(lambda: len(worker.batches()) > reported)
     batches = worker.batches()
     assert [batch.sequence for batch in batches] == list(range(1, len(batches) + 1))
     for earlier, later in itertools.pairwise(batches):

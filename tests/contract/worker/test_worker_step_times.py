@@ -20,8 +20,8 @@ async def test_step_times_are_learned_reported_in_telemetry_and_stored_at_the_en
             await gateway.submit(submit(1, pb.PHASE_BOTH, range(64), output=80))
             await gateway.event(1, "finished")
             await eventually(lambda: worker.batches()[-1].step_time.decode.steps)
-        told = fitted_model(worker.batches()[-1].step_time)
-        assert told is not None and told.decode.steps >= 79
+        fitted = fitted_model(worker.batches()[-1].step_time)
+        assert fitted is not None and fitted.decode.steps >= 79
         kept = worker.step_times
     fits = await kept.load(StepTimeKey("sim", "sim@builtin-sim-1", DEVICE))
     assert set(fits) == {StepKind.DECODE}, "one prompt step does not suffice for a fit"

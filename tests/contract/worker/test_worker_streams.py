@@ -72,13 +72,13 @@ async def test_logprobs_accompany_their_tokens() -> None:
         sampling = pb.Sampling(repetition_penalty=1, ignore_eos=True, logprobs=True, top_logprobs=2)
         await gateway.submit(submit(1, pb.PHASE_BOTH, PROMPT, sampling=sampling, output=3))
         await gateway.event(1, "finished")
-        told = [
+        reported = [
             (unpack_u32(frame.token_ids)[entry.index], unpack_u32(entry.top_ids))
             for frame in gateway.frames
             for entry in frame.logprobs
         ]
-        assert [token for token, _ in told] == gateway.tokens[1]
-        assert all(token in top for token, top in told)
+        assert [token for token, _ in reported] == gateway.tokens[1]
+        assert all(token in top for token, top in reported)
 
 
 async def test_tokens_of_steps_shorter_than_the_pause_leave_in_one_frame() -> None:

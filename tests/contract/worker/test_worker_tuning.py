@@ -116,9 +116,9 @@ async def test_the_next_worker_of_its_kind_uses_the_stored_result_and_measures_n
     async with local_worker("next", "prefill", step_times=kept, **AT_ONCE) as worker:
         assert worker.host.speed.speed.chunk_tokens == 208
         assert trial_tokens(worker) == []
-        told = await tune(worker, kept=True)
-        assert told.chunk_tokens == told.chunk_tokens_before == 208 and told.chunk_tokens_default == 512
-        assert len(told.curve) == 1 and told.measured_unix_ns == CURVE.unix_ns
+        reported = await tune(worker, kept=True)
+        assert reported.chunk_tokens == reported.chunk_tokens_before == 208 and reported.chunk_tokens_default == 512
+        assert len(reported.curve) == 1 and reported.measured_unix_ns == CURVE.unix_ns
         assert trial_tokens(worker) == [], "a report is no measurement either"
 
 
@@ -168,5 +168,5 @@ async def test_a_prefill_worker_that_did_not_measure_at_its_start_logs_the_reaso
     with capture_logs() as logs:
         async with local_worker("p", "prefill", **settings):
             pass
-    (told,) = [entry for entry in logs if entry["event"] == "prefill not measured at start"]
-    assert reason in told["reason"] and told["chunk_tokens"] == (chunk_tokens or 512)
+    (reported,) = [entry for entry in logs if entry["event"] == "prefill not measured at start"]
+    assert reason in reported["reason"] and reported["chunk_tokens"] == (chunk_tokens or 512)

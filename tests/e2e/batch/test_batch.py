@@ -108,10 +108,10 @@ def test_a_line_obeys_min_tokens_and_stop_as_a_request_does(client: openai.OpenA
         {"max_tokens": 12, "stop": [text[0]], "min_tokens": 12},
         {"max_tokens": 12, "stop": [text[-1]], "min_tokens": 3},
     ]
-    asked = [line("it", body=body) | {"custom_id": str(number)} for number, body in enumerate(bodies)]
-    batch = run(client, upload(client, asked))
+    lines = [line("it", body=body) | {"custom_id": str(number)} for number, body in enumerate(bodies)]
+    batch = run(client, upload(client, lines))
     answers = {entry["custom_id"]: entry["response"]["body"] for entry in read(client, batch.output_file_id)}
-    for entry in asked:
+    for entry in lines:
         body = dict(entry["body"])
         extra = {"min_tokens": body.pop("min_tokens")} if "min_tokens" in body else None
         alone = client.chat.completions.create(**body, extra_body=extra)
@@ -259,9 +259,9 @@ def test_files_and_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
 def test_an_invalid_batch_is_refused_with_the_name_of_its_field(
     client: openai.OpenAI, change: dict[str, Any], status: int, param: str
 ) -> None:
-    asked = {"input_file_id": upload(client, [line("a")]), "endpoint": CHAT, "completion_window": "24h"}
+    body = {"input_file_id": upload(client, [line("a")]), "endpoint": CHAT, "completion_window": "24h"}
     with pytest.raises(openai.APIStatusError) as caught:
-        client.batches.create(**{**asked, **change})
+        client.batches.create(**{**body, **change})
     assert (caught.value.status_code, caught.value.param) == (status, param)
 
 

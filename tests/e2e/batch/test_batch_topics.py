@@ -100,13 +100,13 @@ async def test_a_job_submitted_as_a_record_reads_a_topic_and_answers_on_a_topic(
         foreign = suite.fulcrum("batch", "submit", "--topic", "payments", "--endpoint", ENDPOINT, "--wait")
         assert (foreign.returncode, "FULCRUM_GATEWAY_BATCH_TOPICS" in foreign.stderr) == (1, True), foreign.stderr
 
-        asked = {"input_topic": lines_topic, "endpoint": ENDPOINT, "metadata": {"tenant": "ann", "priority": "3"}}
-        misspelt = {**asked, "output_topic": typo, "metadata": {"tenant": "typo"}}
+        body = {"input_topic": lines_topic, "endpoint": ENDPOINT, "metadata": {"tenant": "ann", "priority": "3"}}
+        misspelt = {**body, "output_topic": typo, "metadata": {"tenant": "typo"}}
         answer = httpx.post(f"{suite.gateway}/v1/batches", json=misspelt, timeout=30)
-        told = answer.json()["error"]
-        assert (answer.status_code, told["code"], told["param"]) == (404, "topic_not_found", "output_topic")
-        unfit = {**asked, "output_topic": small, "metadata": {"tenant": "small"}}
-        for record in (b"{no job", *(json.dumps(job).encode() for job in (misspelt, unfit, asked))):
+        shown = answer.json()["error"]
+        assert (answer.status_code, shown["code"], shown["param"]) == (404, "topic_not_found", "output_topic")
+        unfit = {**body, "output_topic": small, "metadata": {"tenant": "small"}}
+        for record in (b"{no job", *(json.dumps(job).encode() for job in (misspelt, unfit, body))):
             await producer.send_and_wait(BATCH_SUBMIT.name(cluster), record)
         await producer.stop()
         misspelt_job = ended(suite, "typo")

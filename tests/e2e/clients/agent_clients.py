@@ -49,10 +49,10 @@ def ask(url: str, body: str) -> None:
     """Request one whole answer and one stream with OpenAI's client; `body` is the request in JSON."""
     import openai
 
-    client, asked = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0), json.loads(body)
-    whole = client.chat.completions.create(**asked)
-    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-    assert whole.usage.completion_tokens == chunks[-1].usage.completion_tokens == asked["max_tokens"]
+    client, requested = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0), json.loads(body)
+    whole = client.chat.completions.create(**requested)
+    chunks = list(client.chat.completions.create(**requested, stream=True, stream_options={"include_usage": True}))
+    assert whole.usage.completion_tokens == chunks[-1].usage.completion_tokens == requested["max_tokens"]
     print(whole.choices[0].message.model_dump_json())
 
 

@@ -28,8 +28,8 @@ CLIENT_TIMEOUT_S = 600
 # Bound on a suite's start: beside other work two workers import torch for minutes.
 START_S = 300.0
 TOKENS = 8
-ASKED = {"model": "sim", "messages": [{"role": "user", "content": "Say something."}], "max_tokens": TOKENS}
-BODY = json.dumps(ASKED)
+REQUEST_BODY = {"model": "sim", "messages": [{"role": "user", "content": "Say something."}], "max_tokens": TOKENS}
+BODY = json.dumps(REQUEST_BODY)
 BENCHMARK_REQUESTS = 8
 
 Client = Callable[[str, Path], Sequence[str]]
@@ -68,7 +68,7 @@ def curl_http2(gateway: str, _folder: Path) -> Sequence[str]:
 
 
 def curl_http10(gateway: str, _folder: Path) -> Sequence[str]:
-    return _curl(gateway, "--http1.0", json.dumps({**ASKED, "stream": True}))
+    return _curl(gateway, "--http1.0", json.dumps({**REQUEST_BODY, "stream": True}))
 
 
 def openai_python(gateway: str, _folder: Path) -> Sequence[str]:

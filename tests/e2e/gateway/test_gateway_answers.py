@@ -236,7 +236,7 @@ async def contents(http: httpx.AsyncClient, path: str, body: dict[str, object]) 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize(
-    ("asked", "answer"),
+    ("requested", "answer"),
     [
         ((2, ["c"]), ("ab", "stop", 3)),
         ((3, ["c"]), ("abcdefghij", "length", 10)),
@@ -249,10 +249,10 @@ async def test_no_stop_string_ends_within_min_tokens(
     http: httpx.AsyncClient,
     worker: ScriptedWorker,
     path: str,
-    asked: tuple[int, list[str]],
+    requested: tuple[int, list[str]],
     answer: tuple[str, str, int],
 ) -> None:
-    min_tokens, stops = asked
+    min_tokens, stops = requested
     prompt = {"messages": CHAT["messages"]} if "chat" in path else {"prompt": "hi"}
     body = {"model": "sim", **prompt, "max_tokens": 10, "min_tokens": min_tokens, "stop": stops}
     assert await contents(http, path, body) == {answer}

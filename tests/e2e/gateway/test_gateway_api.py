@@ -145,15 +145,15 @@ async def test_the_bytes_of_a_stream_are_exact(http: httpx.AsyncClient) -> None:
     assert chunks[-1]["fulcrum"]["decode_worker"] == "m0"
 
 
-@pytest.mark.parametrize("asked", [True, False])
-async def test_chunks_include_the_tokens_so_far_on_request(http: httpx.AsyncClient, asked: bool) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": asked}
+@pytest.mark.parametrize("requested", [True, False])
+async def test_chunks_include_the_tokens_so_far_on_request(http: httpx.AsyncClient, requested: bool) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": requested}
     body = {"model": "sim", "prompt": ["xx", "yyy"], "max_tokens": 5, "stream": True, "stream_options": options}
     answer = await http.post("/v1/completions", json=body)
     *events, _, _ = answer.text.split("\n\n")
     *chunks, closing = [json.loads(event.removeprefix("data: ")) for event in events]
     assert closing["usage"]["prompt_tokens"] == 5 and closing["usage"]["completion_tokens"] == 10
-    if not asked:
+    if not requested:
         assert all(chunk["usage"] is None for chunk in chunks)
         return
     sent = [0, 0]

@@ -88,10 +88,10 @@ def catalogue() -> dict[str, Any]:
 
 async def answers(page: Page, **found: Any) -> list[str]:
     """Set the service's answers by the last part of a path, where an int is a refusal; return the requested paths."""
-    asked: list[str] = []
+    calls: list[str] = []
 
     async def say(route: Route) -> None:
-        asked.append(route.request.url)
+        calls.append(route.request.url)
         value = found[route.request.url.partition("?")[0].rsplit("/", 1)[-1]]
         if isinstance(value, str):
             await route.fulfill(status=400, json={"error": {"message": value}})
@@ -101,4 +101,4 @@ async def answers(page: Page, **found: Any) -> list[str]:
     for name in found:
         await page.route(f"**/v1/**/{name}**", say)
         await page.route(f"**/v1/{name}**", say)
-    return asked
+    return calls

@@ -29,12 +29,12 @@ async def test_figures_equal_the_api_and_stay_live() -> None:
         await page.keyboard.press(" ")
         await expect(page.locator("#pause")).to_have_text("go on")
         shown = await figures(page, bool)
-        told = await occupancy(service, shown)
-        assert shown["gpu_ns"] == told["gpu_ns"]
-        assert shown["coverage"] == told["coverage"] == 1.0
+        answer = await occupancy(service, shown)
+        assert shown["gpu_ns"] == answer["gpu_ns"]
+        assert shown["coverage"] == answer["coverage"] == 1.0
         ratio = float(await page.locator("#ratio").inner_text())
-        assert ratio == pytest.approx(told["ratio"], rel=0.01) == pytest.approx(8.0)
-        assert await page.locator("#share-prefill").inner_text() == f"{100 * told['prefill']:.1f} %"
+        assert ratio == pytest.approx(answer["ratio"], rel=0.01) == pytest.approx(8.0)
+        assert await page.locator("#share-prefill").inner_text() == f"{100 * answer['prefill']:.1f} %"
         assert "3 requests · 40 tokens" in await page.locator("#queue-prefill").inner_text()
         await page.keyboard.press(" ")
         await figures(page, lambda later: int(later["asOfUnixMs"]) > int(shown["asOfUnixMs"]))
@@ -96,8 +96,8 @@ async def test_a_worker_that_stops_sending_lowers_coverage_and_does_not_become_i
         service.workers["decode-0"].silent = True
         shown = await figures(page, lambda shown: shown["coverage"] == 0.5)
         assert shown["gpu_ns"]["idle"] == 0
-        told = await occupancy(service, shown)
-        assert (told["coverage"], told["gpus"], told["gpu_ns"]) == (0.5, 2, shown["gpu_ns"])
+        answer = await occupancy(service, shown)
+        assert (answer["coverage"], answer["gpus"], answer["gpu_ns"]) == (0.5, 2, shown["gpu_ns"])
         assert await page.locator("#share-idle").inner_text() == "0.0 %"
         assert await page.locator("#coverage").inner_text() == "50 %"
         await expect(page.locator("tr.uncovered", has_text="decode-0")).to_be_visible(timeout=WAIT_MS)

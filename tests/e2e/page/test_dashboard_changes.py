@@ -14,7 +14,7 @@ TOKEN = "the-suites-token"
 WORKER = "/#scope=worker%3Adecode-0"
 
 
-async def the_planner(page: Page, asked: list[dict[str, Any]]) -> None:
+async def the_planner(page: Page, requested: list[dict[str, Any]]) -> None:
     """Accept role changes from callers with the token."""
 
     async def answer(route: Route) -> None:
@@ -22,7 +22,7 @@ async def the_planner(page: Page, asked: list[dict[str, Any]]) -> None:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             await route.fulfill(status=401, json={"error": {"message": "changing a role needs the token"}})
             return
-        asked.append(json.loads(request.post_data or ""))
+        requested.append(json.loads(request.post_data or ""))
         moved = {"worker": "decode-0", "role": "prefill", "budget_tokens": 0, "epoch": 5, "changed": True}
         await route.fulfill(json=moved | {"effect_ms": 12.5, "gateways_behind": 0})
 
@@ -30,9 +30,9 @@ async def the_planner(page: Page, asked: list[dict[str, Any]]) -> None:
 
 
 async def test_a_role_change_needs_a_confirmation_and_the_token() -> None:
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     async with serving(*half_busy()) as service, looking(service, WORKER, refused=True) as page:
-        await the_planner(page, asked)
+        await the_planner(page, calls)
         await expect(page.locator("#role-now")).to_contain_text("decode-0 is decode", timeout=WAIT_MS)
         buttons = page.locator("#role-buttons")
         await expect(buttons.get_by_role("button", name="decode")).to_have_attribute("aria-pressed", "true")
@@ -44,13 +44,13 @@ async def test_a_role_change_needs_a_confirmation_and_the_token() -> None:
         await page.locator("#ask-role-token").fill("wrong")
         await page.locator("#ask-role-yes").click()
         await expect(page.locator("#ask-role-refused")).to_contain_text("Not done: changing a role needs the token")
-        assert asked == []
+        assert calls == []
         await page.locator("#ask-role-reason").fill("prompts wait")
         await page.locator("#ask-role-token").fill(TOKEN)
         await page.locator("#ask-role-yes").click()
         said = "decode-0 is prefill since epoch 5, in effect after 12.5 ms"
         await expect(page.locator("#role-now")).to_contain_text(said)
-        assert asked == [{"role": "prefill", "actor": "the page", "reason": "prompts wait"}]
+        assert calls == [{"role": "prefill", "actor": "the page", "reason": "prompts wait"}]
         await buttons.get_by_role("button", name="standby").click()  # the token was right, so the page stores it
         await expect(page.locator("#ask-role-token")).to_have_value(TOKEN)
 

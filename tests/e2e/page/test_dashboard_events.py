@@ -39,8 +39,8 @@ async def test_an_alert_shows_badge_mark_reason_and_runbook_and_disappears_once_
         await expect(page.locator("#move dl")).to_contain_text("32 prompt tokens queued")
         await page.keyboard.press("Escape")
         async with httpx.AsyncClient(base_url=service.url) as http:
-            told = (await http.get("/v1/alerts")).json()
-        assert [alert["name"] for alert in told["firing"]] == ["FulcrumImbalance"]
+            answer = (await http.get("/v1/alerts")).json()
+        assert [alert["name"] for alert in answer["firing"]] == ["FulcrumImbalance"]
         service.workers["prefill-0"].busy = 0.2
         await expect(page.locator("#badge")).to_be_hidden(timeout=WAIT_MS)
         await expect(page.locator("#alerts")).to_be_hidden()

@@ -130,14 +130,14 @@ async def test_a_stream_that_falls_silent_is_reported_and_reopened() -> None:
 async def test_a_refusal_without_a_body_does_not_stop_the_page_from_retrying() -> None:
     async with serving(*half_busy()) as service, browser() as running:
         page = await running.new_page()
-        asked = 0
+        requested = 0
 
         async def refuse_then_hang(route: Route) -> None:
-            nonlocal asked
-            asked += 1
-            if asked == 1:
+            nonlocal requested
+            requested += 1
+            if requested == 1:
                 await route.fulfill(status=503, json={"error": {"message": "no room"}})
-            elif asked > 2:  # the second request, which asks for the reason, is never answered
+            elif requested > 2:  # the second request, which asks for the reason, is never answered
                 await route.continue_()
 
         await page.route("**/v1/occupancy/stream", refuse_then_hang)

@@ -16,7 +16,7 @@ def ranks() -> list[Worker]:
     ]
 
 
-async def told(service: Service, scope: str, shown: dict[str, object]) -> tuple[dict[str, int], float]:
+async def shown_group(service: Service, scope: str, shown: dict[str, object]) -> tuple[dict[str, int], float]:
     """Return GPU-nanoseconds and coverage of the group, or of a worker, from the API."""
     body = await occupancy(service, shown)
     found = next(each for each in (*body["groups"], *body["workers"]) if scope in {each.get("scope"), each.get("id")})
@@ -58,11 +58,11 @@ async def test_a_groups_figures_equal_the_services_and_the_breadcrumb_leads_from
         await rows.first.locator("th button").first.click()
         scope = f"group:sim/{GROUP}"
         shown = await figures(page, lambda found: found["scope"] == scope and found["coverage"] == 1)
-        assert (shown["gpu_ns"], shown["coverage"]) == await told(service, scope, shown)
+        assert (shown["gpu_ns"], shown["coverage"]) == await shown_group(service, scope, shown)
         await expect(rows).to_have_count(3, timeout=WAIT_MS)
         await page.locator(".of-worker tbody th button", has_text="decode-dp1").click()
         shown = await figures(page, lambda found: found["scope"] == "worker:decode-dp1" and found["coverage"] == 1)
-        assert (shown["gpu_ns"], shown["coverage"]) == await told(service, "decode-dp1", shown)
+        assert (shown["gpu_ns"], shown["coverage"]) == await shown_group(service, "decode-dp1", shown)
         await expect(page.locator("#trail button")).to_have_text(["cluster", f"group sim/{GROUP}", "worker decode-dp1"])
 
 

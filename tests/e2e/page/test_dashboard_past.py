@@ -46,12 +46,12 @@ async def saved(page: Page, kind: str) -> str:
 async def history_rows(service: Service, query: dict[str, str]) -> list[dict[str, Any]]:
     """Return the API's data of the same windows, in the format of the page's files."""
     async with httpx.AsyncClient() as http:
-        told = (await http.get(f"{service.url}/v1/occupancy/history", params=query)).json()
+        answer = (await http.get(f"{service.url}/v1/occupancy/history", params=query)).json()
     parts = ("covered", "prefill", "decode", "kv_wait", "idle")
     return [
-        {"start_unix_ms": start, **{f"{part}_gpu_ns": told["gpu_ns"][part][at] for part in parts},
-         "gpus": told["gpus"][at], "coverage": told["coverage"][at]}
-        for at, start in enumerate(told["starts_unix_ms"])
+        {"start_unix_ms": start, **{f"{part}_gpu_ns": answer["gpu_ns"][part][at] for part in parts},
+         "gpus": answer["gpus"][at], "coverage": answer["coverage"][at]}
+        for at, start in enumerate(answer["starts_unix_ms"])
     ]  # fmt: skip
 
 
@@ -69,9 +69,9 @@ async def test_downloaded_files_match_the_page_and_the_api() -> None:
             assert summed == shown["gpu_ns"]
             assert last[-1]["start_unix_ms"] + 100 == int(shown["asOfUnixMs"])
             query = {"window": "100ms", "span": "30s", "scope": scope, "end_unix_ms": shown["asOfUnixMs"]}
-            told = {row["start_unix_ms"]: row for row in await history_rows(service, query)}
+            reported = {row["start_unix_ms"]: row for row in await history_rows(service, query)}
             assert [{name: row[name] for name in row if name != "provisional"} for row in rows] == [
-                told[row["start_unix_ms"]] for row in rows
+                reported[row["start_unix_ms"]] for row in rows
             ]
             table = list(csv.DictReader((await saved(page, "csv")).splitlines()))
             assert [{name: json.loads(value) for name, value in row.items()} for row in table] == rows
@@ -101,7 +101,7 @@ async def test_a_replay_of_past_hours_shows_what_the_api_returns() -> None:
             assert int(live["asOfUnixMs"]) - int(past["asOfUnixMs"]) == pytest.approx(90 * 60_000, abs=20_000)
             past = await figures(page, lambda shown: shown["windowMs"] == "10000" and shown["coverage"] == 1)
             await expect(page.locator("#queue-prefill")).to_have_text("–")  # of which nothing is kept
-            assert past["gpu_ns"] == await _told_of(service, past)
+            assert past["gpu_ns"] == await _reported_of(service, past)
             assert past["gpu_ns"]["prefill"] == 4 * _busy(now_ns, past)
             await expect(page.locator("tr", has_text="prefill-0")).to_contain_text("100 %")
 
@@ -110,7 +110,7 @@ async def test_a_replay_of_past_hours_shows_what_the_api_returns() -> None:
             await page.keyboard.press("p")
             await expect(page.locator("#replay")).to_have_text("replay")
             later = await figures(page, lambda shown: shown["coverage"] == 1)
-            assert later["gpu_ns"] == await _told_of(service, later)
+            assert later["gpu_ns"] == await _reported_of(service, later)
             rows = json.loads(await saved(page, "json"))
             query = {"window": "10s", "span": "1h", "scope": "cluster", "end_unix_ms": later["asOfUnixMs"]}
             assert [{name: row[name] for name in row if name != "provisional"} for row in rows] == (
@@ -128,7 +128,7 @@ def _busy(now_ns: int, shown: dict[str, Any]) -> int:
     return (now_ns // SECOND_NS - int(shown["asOfUnixMs"]) // 1000 + 10) // 10 % 100 * SECOND_NS // 20
 
 
-async def _told_of(service: Service, shown: dict[str, Any]) -> dict[str, int]:
+async def _reported_of(service: Service, shown: dict[str, Any]) -> dict[str, int]:
     """Return what the API reports for the past window that the page shows."""
     query = {"window": "10s", "span": "10s", "scope": shown["scope"], "end_unix_ms": shown["asOfUnixMs"]}
     (row,) = await history_rows(service, query)
@@ -267,7 +267,7 @@ async def test_page_and_api_agree_on_every_part_across_a_role_move() -> None:
         moved_ns = service.clock.now_ns()
         await until(lambda: (service.state.history.written_to_ns or 0) > moved_ns + 3 * SECOND_NS)
         async with looking(service, f"/#range=30s&end={(moved_ns // MS // 100 + 10) * 100}") as page:
-            told = await occupancy(service, await figures(page, lambda shown: shown["coverage"] == 1))
+            answer = await occupancy(service, await figures(page, lambda shown: shown["coverage"] == 1))
             parts = {
                 "pools": ("pool", "role"),
                 "nodes": ("node", "node"),
@@ -275,18 +275,18 @@ async def test_page_and_api_agree_on_every_part_across_a_role_move() -> None:
                 "workers": ("worker", "id"),
             }
             for name, (kind, named) in parts.items():
-                for part in told[name]:
+                for part in answer[name]:
                     scope = f"{kind}:{part[named]}"
                     await page.locator(f'#tables [data-scope="{scope}"]').click()
                     shown = await figures(page, lambda shown, scope=scope: shown["scope"] == scope)
                     assert (scope, shown["gpu_ns"], shown["coverage"]) == (scope, part["gpu_ns"], part["coverage"])
                     await page.locator("#trail button").first.click()
                     await figures(page, lambda shown: shown["scope"] == "cluster")
-            assert {pool["role"]: pool["gpus"] for pool in told["pools"]} == {"prefill": 3, "decode": 3}
-            assert (await figures(page, bool))["gpu_ns"] == told["gpu_ns"]
+            assert {pool["role"]: pool["gpus"] for pool in answer["pools"]} == {"prefill": 3, "decode": 3}
+            assert (await figures(page, bool))["gpu_ns"] == answer["gpu_ns"]
             async with httpx.AsyncClient() as http:
-                query = {"window": "100ms", "span": "2s", "end_unix_ms": told["as_of_unix_ns"] // MS}
-                for pool in told["pools"]:
+                query = {"window": "100ms", "span": "2s", "end_unix_ms": answer["as_of_unix_ns"] // MS}
+                for pool in answer["pools"]:
                     scope = {"scope": f"pool:{pool['role']}"}
                     windows = (await http.get(f"{service.url}/v1/occupancy/history", params=query | scope)).json()
                     assert {part: sum(each) for part, each in windows["gpu_ns"].items()} == pool["gpu_ns"]

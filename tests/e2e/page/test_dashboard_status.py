@@ -28,7 +28,7 @@ POLL_S: Final = 3.2
 pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 
-async def told(page: Page, status: dict[str, Any], history: dict[str, Any] | None = None) -> None:
+async def show_status(page: Page, status: dict[str, Any], history: dict[str, Any] | None = None) -> None:
     """Set the status that the service reports from now on."""
 
     async def say(route: Route) -> None:
@@ -41,7 +41,7 @@ async def told(page: Page, status: dict[str, Any], history: dict[str, Any] | Non
 
 async def test_the_verdict_comes_first_with_its_advice_and_an_old_one_is_not_shown_as_live() -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
-        await told(page, answer())
+        await show_status(page, answer())
         sentence = page.locator("#verdict-sentence")
         await expect(sentence).to_have_text("Prefill-bound: pressure 1.8 against 0.2.", timeout=WAIT_MS)
         await expect(page.locator("#verdict")).to_have_class("panel wrong")
@@ -57,7 +57,7 @@ async def test_the_verdict_comes_first_with_its_advice_and_an_old_one_is_not_sho
         await expect(gauges.nth(1)).to_contain_text("6 sequences, room for 160 within TPOT (192 slots)")
         seeing = answer()
         seeing["models"][0]["prefill"] |= {"busy": 0.75, "encode": 0.25}
-        await told(page, seeing)
+        await show_status(page, seeing)
         await expect(gauges.nth(0)).to_contain_text(
             "busy 75 % of the time · encode 25 %, the rest 50 %", timeout=WAIT_MS
         )
@@ -65,12 +65,12 @@ async def test_the_verdict_comes_first_with_its_advice_and_an_old_one_is_not_sho
         await expect(page.locator("#advice-kept")).to_be_hidden()
         counts = [("pressure", 9, 10), ("backlog", 4, 5), ("ttft", 4, 5)]
         kept = [{"figure": figure, "kept": kept, "of": of, "by_cause": []} for figure, kept, of in counts]
-        await told(page, answer(advice_kept=kept))
+        await show_status(page, answer(advice_kept=kept))
         said = "advice kept: pressure 9 of 10, backlog 4 of 5, TTFT 4 of 5"
         await expect(page.locator("#advice-kept")).to_have_text(said, timeout=WAIT_MS)
         above = [(await page.locator(each).bounding_box() or {})["y"] for each in ("#verdict", "#pressures", "#charts")]
         assert above == sorted(above)
-        await told(page, answer(live=False, not_live_because="nothing came for 95 s", age_ms=95_000))
+        await show_status(page, answer(live=False, not_live_because="nothing came for 95 s", age_ms=95_000))
         await expect(page.locator("#verdict-facts")).to_contain_text("Not live: nothing came for 95 s", timeout=WAIT_MS)
         await expect(page.locator("#verdict")).to_have_class("panel unknown")
 
@@ -87,7 +87,7 @@ async def test_the_past_shows_the_verdict_of_that_time() -> None:
                 "command": "fulcrum role gpu-1 decode",
             }],
         }  # fmt: skip
-        await told(page, answer(), history)
+        await show_status(page, answer(), history)
         await page.goto(f"{service.url}/#end={end_ms}")
         await page.reload()
         await expect(page.locator("#verdict-sentence")).to_have_text("Decode-bound.", timeout=WAIT_MS)
@@ -159,7 +159,7 @@ async def test_a_decision_and_its_outcome_are_fetched_as_soon_as_the_stream_anno
 
 async def test_the_toolbar_of_a_phone_is_one_row_and_nothing_overflows() -> None:
     async with serving(*half_busy()) as service, looking(service, viewport=PHONE) as page:
-        await told(page, answer())
+        await show_status(page, answer())
         await expect(page.locator("#pressures")).to_be_visible(timeout=WAIT_MS)
         boxes = [
             await page.locator(each).bounding_box() for each in ("#state", "#range-choice", "#pause", "#help-open")

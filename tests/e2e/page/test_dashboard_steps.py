@@ -50,8 +50,8 @@ async def test_a_click_leads_from_a_gpu_to_the_steps_behind_its_figures() -> Non
         await expect(rows).to_have_count(20)
         assert (await rows.first.locator("td").all_inner_texts())[1:5] == ["60.00 ms", "prefill", "64", "1"]
         async with httpx.AsyncClient(base_url=service.url) as http:
-            told = (await http.get(str(await page.locator("#steps a").get_attribute("href")))).json()
-        assert sum(step["prefill_ns"] for step in told["steps"]) * 8 == parts["prefill"]
+            answer = (await http.get(str(await page.locator("#steps a").get_attribute("href")))).json()
+        assert sum(step["prefill_ns"] for step in answer["steps"]) * 8 == parts["prefill"]
 
         await page.locator("#steps canvas").focus()
         await page.keyboard.press("ArrowLeft")

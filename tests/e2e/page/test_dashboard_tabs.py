@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.suite, pytest.mark.usefixtures("chromium")]
 
 async def test_the_forecast_shows_fans_the_trend_and_needed_against_present_gpus(tmp_path: Path) -> None:
     async with serving(*half_busy()) as service, looking(service) as page:
-        asked = await answers(page, forecast=forecast(), plans=[plan(tmp_path)])
+        calls = await answers(page, forecast=forecast(), plans=[plan(tmp_path)])
         await page.get_by_role("button", name="Forecast").click()
         await expect(page.locator("#live")).to_be_hidden()
         await expect(page.locator("#forecast-said")).to_contain_text("llama-70b", timeout=WAIT_MS)
@@ -28,7 +28,7 @@ async def test_the_forecast_shows_fans_the_trend_and_needed_against_present_gpus
         plot = page.locator("#fans .u-over").first
         await plot.hover(position={"x": 250, "y": 40})
         await expect(page.locator("#fans h3 small").first).to_contain_text("90 %:")
-        assert any("horizon=24h" in url for url in asked)
+        assert any("horizon=24h" in url for url in calls)
         async with page.expect_request("**/v1/forecast?**horizon=7d**"):
             await page.locator("#forecast-horizon").select_option("7d")
         await page.reload()  # the URL names the view
@@ -45,11 +45,11 @@ async def test_the_view_without_demand_or_a_plan_gives_advice_and_makes_a_plan_o
         await expect(page.locator("#forecast-charts")).to_be_hidden()
         await expect(page.locator("#capacity-note")).to_contain_text("FULCRUM_METRICS_CAPACITY_SLO")
         await expect(page.locator("#capacity-table")).to_be_hidden()
-        asked = await answers(page, capacity=plan(tmp_path))
+        calls = await answers(page, capacity=plan(tmp_path))
         await page.locator("#capacity-slo").fill("ttft=1s,tpot=40ms")
         await page.get_by_role("button", name="plan", exact=True).click()
         await expect(page.locator("#capacity-table")).to_be_visible(timeout=WAIT_MS)
-        assert "ttft%3D1s%2Ctpot%3D40ms" in asked[-1]
+        assert "ttft%3D1s%2Ctpot%3D40ms" in calls[-1]
 
 
 async def test_models_show_state_load_next_use_and_the_next_eviction() -> None:

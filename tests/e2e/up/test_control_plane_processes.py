@@ -247,9 +247,9 @@ async def test_history_has_no_gap_and_no_duplicate_after_a_stop_and_a_kill(store
             await metrics.process.wait()
         async with control("metrics", *stores, cluster, **env) as metrics:
             bounds["to_ms"] = now_ms() // 1000 * 1000
-            asked = (bounds["to_ms"] - bounds["from_ms"]) // 1000
+            requested = (bounds["to_ms"] - bounds["from_ms"]) // 1000
             found = await metrics.until(  # data reported before are there at once, the rest once it is read again
-                "/v1/occupancy/history", lambda body: seconds(body)[asked - 1 :] > [0.99], **whole
+                "/v1/occupancy/history", lambda body: seconds(body)[requested - 1 :] > [0.99], **whole
             )
-    assert len(seconds(found)) == asked > 3
+    assert len(seconds(found)) == requested > 3
     assert seconds(found) == [1.0] * len(seconds(found))

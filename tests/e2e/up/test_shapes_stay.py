@@ -137,8 +137,8 @@ def test_answers_of_planner_and_metrics_have_a_stable_shape(suite: RunningSuite,
 
 def chunks(suite: RunningSuite, path: str, body: dict[str, Any]) -> list[Any]:
     """Return the JSON of each event of a streamed answer."""
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    lines = httpx.post(suite.gateway + path, json=asked, timeout=ANSWER_S).text.splitlines()
+    request_body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    lines = httpx.post(suite.gateway + path, json=request_body, timeout=ANSWER_S).text.splitlines()
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert data[-1] == "[DONE]"
     return [json.loads(each) for each in data[:-1]]
@@ -171,7 +171,7 @@ def streamed(url: str, named: set[str]) -> dict[str, Shape]:
 def paths(openapi: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of each method of each route."""
     return {
-        f"{method.upper()} {path}": {each["name"]: each["in"] for each in asked.get("parameters", [])}
+        f"{method.upper()} {path}": {each["name"]: each["in"] for each in requested.get("parameters", [])}
         for path, methods in openapi["paths"].items()
-        for method, asked in methods.items()
+        for method, requested in methods.items()
     }

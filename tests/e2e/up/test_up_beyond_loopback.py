@@ -36,11 +36,11 @@ def test_a_request_passes_from_gateway_over_prefill_to_decode(suite: RunningSuit
 
 def test_the_command_line_sends_the_token_in_plain_text_only_if_that_is_allowed(suite: RunningSuite) -> None:
     assert not any(address.startswith("127.") for address in addresses(suite))
-    asked = ("role", "decode-1", "mixed", "--json")
-    done = suite.fulcrum(*asked)
+    arguments = ("role", "decode-1", "mixed", "--json")
+    done = suite.fulcrum(*arguments)
     assert done.returncode == 0, done.stderr
     del suite.env["FULCRUM_ALLOW_PLAINTEXT_TOKEN"]
-    refused = suite.fulcrum(*asked)
+    refused = suite.fulcrum(*arguments)
     suite.env.update(BEYOND)
     assert refused.returncode == 1 and "FULCRUM_ALLOW_PLAINTEXT_TOKEN" in refused.stderr, refused.stderr
     assert "Traceback" not in refused.stderr

@@ -74,8 +74,8 @@ def test_the_largest_decode_batch_within_a_target_is_printed_for_each_decode_wor
     found = one_json_line(suite, "tune", "decode", "--tpot", "20", "--context", "500")
     assert {each["worker"] for each in found} == {"decode-1", "decode-2", "mixed-1"}
     assert all(0 < each["decode_batch"] <= each["max_sequences"] for each in found)
-    told = suite.fulcrum("tune", "decode", "decode-1", "--tpot", "0.001")
-    assert told.returncode == 0 and "no sequence holds a TPOT of 0.001 ms" in told.stdout
+    result = suite.fulcrum("tune", "decode", "decode-1", "--tpot", "0.001")
+    assert result.returncode == 0 and "no sequence holds a TPOT of 0.001 ms" in result.stdout
 
 
 def test_the_ready_file_lists_every_address_and_only_its_owner_can_read_it(suite: RunningSuite) -> None:
@@ -167,8 +167,8 @@ def test_a_role_change_of_a_worker_shows_everywhere(suite: RunningSuite) -> None
     assert (moved["first_step_ms"], moved["gateways_behind"], moved["running"]) == (None, 0, 0)
     stale = suite.fulcrum("role", "decode-2", "decode", "--epoch", "1")
     assert stale.returncode == 1 and "expected epoch 1, the worker is at 2" in stale.stderr
-    told = suite.fulcrum("role", "decode-2", "decode", "--first-step-s", "0")
-    assert told.returncode == 0 and "since epoch 3" in told.stdout
+    result = suite.fulcrum("role", "decode-2", "decode", "--first-step-s", "0")
+    assert result.returncode == 0 and "since epoch 3" in result.stdout
     (worker,) = [each for each in one_json_line(suite, "workers") if each["id"] == "decode-2"]
     assert (worker["role"], worker["epoch"], worker["moves"], worker["moved_by"]) == (
         "decode",

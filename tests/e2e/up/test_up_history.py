@@ -14,7 +14,7 @@ pytestmark = pytest.mark.suite
 WAIT_S = 30.0
 
 
-async def _asked(suite: RunningSuite, least: int) -> int:
+async def _request_count(suite: RunningSuite, least: int) -> int:
     """Return the requests so far, once at least that many are counted: a bin counts once it has ended."""
     async with httpx.AsyncClient(timeout=WAIT_S) as http, asyncio.timeout(WAIT_S):
         while True:
@@ -40,10 +40,10 @@ async def test_demand_is_known_after_the_suite_is_restarted(tmp_path: Path) -> N
                     f"{suite.gateway}/v1/completions", json={"model": suite.ready["model"], **body}
                 )
                 assert answer.status_code == 200
-        assert await _asked(suite, 5) == 5
+        assert await _request_count(suite, 5) == 5
     assert (tmp_path / "kept" / "history.db.demand").stat().st_mode & 0o077 == 0
     with running_suite(tmp_path, *shape, env=env) as suite:
-        assert await _asked(suite, 5) == 5
+        assert await _request_count(suite, 5) == 5
         async with httpx.AsyncClient(timeout=WAIT_S) as http:
             await http.post(f"{suite.gateway}/v1/completions", json={"model": suite.ready["model"], **body})
-        assert await _asked(suite, 6) == 6
+        assert await _request_count(suite, 6) == 6

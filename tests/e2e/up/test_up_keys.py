@@ -69,9 +69,9 @@ def test_from_the_first_key_on_each_caller_sees_only_its_own_data(suite: Running
     assert [each["tenant"] for each in listed] == ["ops", "a", "b"]
     assert not any("digest" in each or "key" in each for each in listed)
     assert seconds_until(suite, admin["key"], 200) < SOON_S
-    asked = statuses(suite, users["a"])
-    assert [name for name, status in asked.items() if status == 200] == ["gateway", "second gateway"]
-    assert [name for name, status in asked.items() if status == 403] == ["planner", "metrics", "prometheus"]
+    requested = statuses(suite, users["a"])
+    assert [name for name, status in requested.items() if status == 200] == ["gateway", "second gateway"]
+    assert [name for name, status in requested.items() if status == 403] == ["planner", "metrics", "prometheus"]
 
     a, b = (openai.OpenAI(base_url=f"{suite.gateway}/v1", api_key=users[name]) for name in ("a", "b"))
     assert a.chat.completions.create(**QUESTION).usage  # type: ignore[call-overload]
@@ -114,7 +114,7 @@ def test_a_tenant_over_its_limit_gets_a_retry_after(suite: RunningSuite) -> None
 
 
 def test_two_gateways_enforce_a_limit_to_within_five_percent(suite: RunningSuite) -> None:
-    limit, asked, headers = 200, 400, bearer(command(suite, "create", "--tenant", "shared")["key"])
+    limit, requested, headers = 200, 400, bearer(command(suite, "create", "--tenant", "shared")["key"])
     command(suite, "limits", "shared", "--requests", str(limit))
 
     def counted(number: int) -> bool | None:
@@ -130,7 +130,7 @@ def test_two_gateways_enforce_a_limit_to_within_five_percent(suite: RunningSuite
             assert time.monotonic() - began_s < 10
         admitted += known
     with ThreadPoolExecutor(8) as threads:
-        admitted += sum(map(bool, threads.map(counted, range(asked))))
+        admitted += sum(map(bool, threads.map(counted, range(requested))))
     assert time.monotonic() - began_s < 60, "a minute has passed, so the limit starts anew"
     assert limit * 0.95 <= admitted <= limit * 1.05
 

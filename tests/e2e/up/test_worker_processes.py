@@ -45,10 +45,10 @@ class Child:
         assert self.process.stdout is not None
         async with asyncio.timeout(START_S):
             async for line in self.process.stdout:
-                self.told.append(json.loads(line))
-                if self.told[-1]["event"] == event:
-                    return self.told[-1]
-        raise AssertionError(f"no {event!r}, exit code {await self.process.wait()}: {self.told}")
+                self.events.append(json.loads(line))
+                if self.events[-1]["event"] == event:
+                    return self.events[-1]
+        raise AssertionError(f"no {event!r}, exit code {await self.process.wait()}: {self.events}")
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -143,13 +143,13 @@ async def test_two_services_serve_a_request_and_leave_on_sigterm(tmp_path: Path)
             await to_decode.submit(rest)
             assert (await to_decode.event(1, "finished")).output_tokens == 8
 
-        await _told_on_kafka(bus)
+        await _reported_on_kafka(bus)
         await _found_in_index(index, workers[1])
         assert [await service.stop() for service in (prefill, decode)] == [0, 0]
         assert await registry.workers() == []
 
 
-async def _told_on_kafka(bus: KafkaBus) -> None:
+async def _reported_on_kafka(bus: KafkaBus) -> None:
     """Read the steps of both workers and the transfer between them."""
     seen: set[str] = set()
     async with asyncio.timeout(STOP_S):

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.suite
 
 
 async def test_workers_that_share_a_process_serve_side_by_side_and_return_after_a_kill(tmp_path: Path) -> None:
-    asked = ("--engine", "sim", "--prefill", "3", "--decode", "2", "--workers-per-process", "2")
-    with running_suite(tmp_path, *asked, env={"FULCRUM_CACHE": str(tmp_path / "cache")}) as suite:
+    arguments = ("--engine", "sim", "--prefill", "3", "--decode", "2", "--workers-per-process", "2")
+    with running_suite(tmp_path, *arguments, env={"FULCRUM_CACHE": str(tmp_path / "cache")}) as suite:
         async with httpx.AsyncClient(timeout=10) as http:
             listed = {each["id"]: each["pid"] for each in await workers(http, suite)}
             assert set(listed) == {"prefill-1", "prefill-2", "prefill-3", "decode-1", "decode-2"}

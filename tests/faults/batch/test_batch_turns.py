@@ -39,8 +39,8 @@ async def test_many_jobs_of_one_tenant_delay_neither_another_tenants_job_nor_an_
             return str((await gateway.http.post("/v1/files", **form)).json()["id"])
 
         async def submit(tenant: str, file_id: str, priority: int = 0) -> str:
-            asked = {"input_file_id": file_id, "endpoint": ENDPOINT, "priority": priority}
-            answer = await gateway.http.post("/v1/batches", json=asked, headers={"x-fulcrum-tenant": tenant})
+            body = {"input_file_id": file_id, "endpoint": ENDPOINT, "priority": priority}
+            answer = await gateway.http.post("/v1/batches", json=body, headers={"x-fulcrum-tenant": tenant})
             return str(answer.json()["id"])
 
         files = [await upload(lines) for lines in (LINES, OTHER_LINES, URGENT_LINES)]

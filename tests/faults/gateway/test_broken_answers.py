@@ -14,8 +14,8 @@ from libs.testing.workers.scripted import expected_text, scripted_worker
 WHOLE_TOKENS = 4
 TOKENS = 12
 BAD_TOKEN = ord(expected_text(TOKENS)[8])
-ASKED = {"whole": {}, "with stop strings": {"stop": ["never"]}, "stream": {"stream": True}}
-ASKED |= {"stream with stop strings": {"stream": True, "stop": ["never"]}}
+FIELDS = {"whole": {}, "with stop strings": {"stop": ["never"]}, "stream": {"stream": True}}
+FIELDS |= {"stream with stop strings": {"stream": True, "stop": ["never"]}}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def _bad_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Decoder, "push", fails)
 
 
-@pytest.mark.parametrize("fields", ASKED.values(), ids=ASKED.keys())
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS.keys())
 async def test_a_token_that_cannot_be_decoded_ends_only_its_own_answer(
     open_gateway_over: Any, fields: dict[str, Any]
 ) -> None:

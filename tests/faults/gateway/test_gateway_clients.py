@@ -227,8 +227,8 @@ async def test_two_gateways_alternate_on_shared_workers(open_gateway_over: Any) 
         decode = await stack.enter_async_context(local_worker("d0", "decode", max_sequences=2))
         registered = [await registration(worker) for worker in (prefill, decode)]
         gateways = [await stack.enter_async_context(open_gateway_over(*registered, id=f"g{i}")) for i in range(2)]
-        asked = [gateways[i % 2].complete(20, seed=i // 2) for i in range(24)]
-        answers = [answer.json()["choices"][0]["text"] for answer in await asyncio.gather(*asked)]
+        completions = [gateways[i % 2].complete(20, seed=i // 2) for i in range(24)]
+        answers = [answer.json()["choices"][0]["text"] for answer in await asyncio.gather(*completions)]
         assert answers[0::2] == answers[1::2]  # a seed's text is the same on any worker
         await until(lambda: all(gateway.idle() for gateway in gateways), what="idle gateways")
 
@@ -253,8 +253,8 @@ async def test_submits_that_exceed_one_frame_follow_in_the_next(open_gateway_ove
     count = 2 * MAX_SUBMIT_BYTES // (4 * len(prompt))
     async with scripted_worker("m0", "mixed", slots=count) as worker, open_gateway_over(worker.worker) as gateway:
         (link,) = gateway.running.fleet.links
-        asked = [gateway.complete(3, prompt=[prompt] * 100, n=1) for _ in range(count // 100)]
-        answers = await asyncio.gather(*asked)
+        completions = [gateway.complete(3, prompt=[prompt] * 100, n=1) for _ in range(count // 100)]
+        answers = await asyncio.gather(*completions)
         assert {choice["text"] for answer in answers for choice in answer.json()["choices"]} == {"abc"}
         assert link.connected
         assert worker.streams == 1
@@ -358,9 +358,9 @@ async def test_the_loss_of_the_last_prefill_worker_ends_only_the_prompts_it_was_
             await until(lambda: len(prefill.submits) == 2, what="one in its prompt")
             await gateway.registry.withdraw("p0", prefill.worker.incarnation)
         waiting = asyncio.ensure_future(gateway.complete(5))
-        for told in (await prefilling, await waiting):
-            assert (told.status_code, told.json()["error"]["code"]) == (503, "no_workers")
-            assert int(told.headers["retry-after"]) >= 1
+        for reported in (await prefilling, await waiting):
+            assert (reported.status_code, reported.json()["error"]["code"]) == (503, "no_workers")
+            assert int(reported.headers["retry-after"]) >= 1
         assert not decoding.done()
         sequence = decode.submits[0].sequence
         event = pb.SequenceEvent(sequence=sequence, finished=pb.Finished(reason=pb.FINISH_REASON_LENGTH))

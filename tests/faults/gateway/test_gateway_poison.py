@@ -120,15 +120,15 @@ async def test_a_stream_that_has_begun_ends_with_the_error(
     async with cluster(open_gateway_over, *MIXED, dies=lambda _: False) as (gateway, found):
         for worker in found:
             worker.plans.extend((Plan(tokens=3, hang=True), Plan(tokens=1, hang=True)))
-        asked = asyncio.create_task(gateway.complete(TOKENS, stream=True))
+        completion = asyncio.create_task(gateway.complete(TOKENS, stream=True))
         for number in (1, 2):
             await until(lambda: [attempt.tokens >= 1 for attempt in attempts(gateway)] == [True], what="its tokens")
             (attempt,) = attempts(gateway)
             worker = next(worker for worker in found if worker.worker.id == attempt.worker[0])
             worker.dead.set()
             gone = worker.worker.id
-            await until(lambda gone=gone: asked.done() or gone not in gateway.connected, what=f"death {number}")
-        text = (await asked).text
+            await until(lambda gone=gone: completion.done() or gone not in gateway.connected, what=f"death {number}")
+        text = (await completion).text
         assert '"code":"poison_request"' in text and "data: [DONE]" not in text
         assert dead(found) == 2
 
@@ -140,10 +140,14 @@ def attempts(gateway: Any) -> list[Any]:
 async def test_neighbours_of_the_prompt_are_answered_in_any_state(open_gateway_over: Any) -> None:
     """Four requests on each of its workers, all of them before their first token."""
     async with cluster(open_gateway_over, *MIXED) as (gateway, workers):
-        asked = [asyncio.create_task(gateway.complete(TOKENS, prompt=f"innocent {number}")) for number in range(12)]
+        completions = [
+            asyncio.create_task(gateway.complete(TOKENS, prompt=f"innocent {number}")) for number in range(12)
+        ]
         poison = asyncio.create_task(gateway.complete(TOKENS, prompt=POISON))
-        asked += [asyncio.create_task(gateway.complete(TOKENS, prompt=f"harmless {number}")) for number in range(12)]
-        answers = await asyncio.gather(*asked)
+        completions += [
+            asyncio.create_task(gateway.complete(TOKENS, prompt=f"harmless {number}")) for number in range(12)
+        ]
+        answers = await asyncio.gather(*completions)
         assert [answer.status_code for answer in answers] == [200] * len(answers)
         assert {answer.json()["choices"][0]["text"] for answer in answers} == {expected_text(TOKENS)}
         assert is_refused(await poison)
@@ -154,9 +158,11 @@ async def test_a_neighbour_in_prefill_on_both_workers_is_not_blamed(open_gateway
     """Each worker computes several prompts and dies of one; the others are retried one by one."""
     async with cluster(open_gateway_over, "p0", "p1", "p2", "d0") as (gateway, workers):
         prompts = [worker for worker in workers if worker.worker.id.startswith("p")]
-        asked = [asyncio.create_task(gateway.complete(TOKENS, prompt=f"innocent {number}")) for number in range(9)]
+        completions = [
+            asyncio.create_task(gateway.complete(TOKENS, prompt=f"innocent {number}")) for number in range(9)
+        ]
         poison = asyncio.create_task(gateway.complete(TOKENS, prompt=POISON))
-        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 9
+        assert [answer.status_code for answer in await asyncio.gather(*completions)] == [200] * 9
         assert is_refused(await poison)
         assert dead(prompts) == 2
 
@@ -183,11 +189,11 @@ async def test_a_prompt_that_was_computed_lately_goes_to_all_workers_at_once(ope
         for worker in workers:
             worker.submits.clear()
             worker.plans.extend([Plan(tokens=0, hang=True)] * 12)
-        asked = [asyncio.create_task(gateway.complete(TOKENS)) for _ in range(12)]
+        completions = [asyncio.create_task(gateway.complete(TOKENS)) for _ in range(12)]
         await until(lambda: sum(len(worker.submits) for worker in workers) == 12, what="all of them on workers")
-        for each in asked:
+        for each in completions:
             each.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*completions, return_exceptions=True)
 
 
 async def test_a_client_that_leaves_and_retries_kills_no_more_workers(open_gateway_over: Any) -> None:
@@ -221,7 +227,7 @@ async def test_workers_that_drain_and_end_do_not_count_as_killed(open_gateway_ov
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
         found[3].assign("standby")
         await until(lambda: sum(link.takes(pb.PHASE_BOTH) for link in gateway.running.fleet.links) == 3)
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         for number in range(3):
             await until(lambda number=number: sum(bool(each.submits) for each in found) == number + 1, what="a worker")
             if number == 2:
@@ -232,7 +238,7 @@ async def test_workers_that_drain_and_end_do_not_count_as_killed(open_gateway_ov
             worker.tell(pb.WorkerFrame(worker=worker.worker))
             await until(lambda worker=worker: all(not (k.id == worker.worker.id and k.serving) for k in links(gateway)))
             worker.dead.set()
-        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)
 
 
 def links(gateway: Any) -> list[Any]:

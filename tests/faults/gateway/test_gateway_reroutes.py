@@ -116,11 +116,11 @@ async def test_a_decode_submitted_during_prefill_continues_from_the_prompts_firs
         prefill, decode = found = await workers(stack, "p0", "d0", p0=(Plan(opens=True),))
         prefill.gate.clear()
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: decode.submits)
         assert decode.submits[0].kv.streamed and not decode.proceeds
         prefill.gate.set()
-        answer = await asked
+        answer = await completion
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
         assert [proceed.token_ids for proceed in decode.proceeds] == [pack_u32([ord("a")])]
         (event,) = gateway.events()
@@ -137,11 +137,11 @@ async def test_a_decode_worker_lost_in_mid_stream_costs_no_second_prefill(open_g
         prefill, first, _ = found = await workers(stack, "p0", "d0", "d1", p0=(Plan(opens=True),), d0=(plan,))
         prefill.gate.clear()
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: first.submits)
         await until(lambda: not any(link.running for link in gateway.running.fleet.links if link.id == "d0"))
         prefill.gate.set()
-        assert (await asked).json()["choices"][0]["text"] == expected_text(TOKENS)
+        assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)
         assert phases(prefill) == ["prefill"]
         assert gateway.events()[0].reroutes == 1
         await until(gateway.idle)
@@ -152,10 +152,10 @@ async def test_a_first_token_that_ends_the_answer_ends_the_streamed_decode(open_
         prefill, decode = found = await workers(stack, "p0", "d0", p0=(Plan(opens=True),))
         prefill.gate.clear()
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        asked = asyncio.create_task(gateway.complete(TOKENS, stop=["a"]))
+        completion = asyncio.create_task(gateway.complete(TOKENS, stop=["a"]))
         await until(lambda: decode.submits)
         prefill.gate.set()
-        assert (await asked).json()["choices"][0]["finish_reason"] == "stop"
+        assert (await completion).json()["choices"][0]["finish_reason"] == "stop"
         await until(lambda: decode.aborts == [decode.submits[0].sequence])
         assert not decode.proceeds
         await until(gateway.idle)
@@ -290,10 +290,10 @@ async def test_a_worker_that_sends_garbage_is_disconnected_and_the_gateway_keeps
     async with AsyncExitStack() as stack:
         found = await workers(stack, "m0", m0=(Plan(tokens=3, hang=True),))
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
-        asked = asyncio.create_task(gateway.complete(TOKENS))
+        completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: found[0].submits)
         found[0].tell(frame)
-        answer = await asked
+        answer = await completion
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
         assert found[0].streams == 2
         await until(gateway.idle, what="an idle gateway")

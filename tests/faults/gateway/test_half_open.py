@@ -42,9 +42,9 @@ async def test_a_worker_that_vanishes_is_routed_around_and_forgets_the_gateway(o
         proxy = await stack.enter_async_context(vanishing_proxy(mixed[0].address))
         listed = [behind(proxy, mixed[0].host.worker()), mixed[1].host.worker()]
         gateway = await stack.enter_async_context(open_gateway_over(*listed))
-        asked = [{"seed": number, "temperature": 0.8, "ignore_eos": True} for number in range(6)]
-        expected = await asyncio.gather(*(gateway.complete(TOKENS, **fields) for fields in asked))
-        asking = asyncio.gather(*(gateway.complete(TOKENS, **fields) for fields in asked))
+        requested = [{"seed": number, "temperature": 0.8, "ignore_eos": True} for number in range(6)]
+        expected = await asyncio.gather(*(gateway.complete(TOKENS, **fields) for fields in requested))
+        asking = asyncio.gather(*(gateway.complete(TOKENS, **fields) for fields in requested))
         await until(lambda: mixed[0].host.integrity().live_sequences > 1, what="sequences there")
         proxy.forwards.clear()
         answers = await asking
@@ -98,8 +98,8 @@ async def test_a_source_of_blocks_that_vanishes_costs_one_attempt(open_gateway_o
         listed.address = proxy.target
         gateway = await stack.enter_async_context(open_gateway_over(listed, decode.host.worker()))
         proxy.forwards.clear()
-        asked = {"prompt": "x" * 1024, "seed": 1, "ignore_eos": True}
-        asking = asyncio.ensure_future(gateway.complete(TOKENS, **asked))
+        body = {"prompt": "x" * 1024, "seed": 1, "ignore_eos": True}
+        asking = asyncio.ensure_future(gateway.complete(TOKENS, **body))
         await until(lambda: decode.host.engine.load().awaiting_kv, what="the pull")
         await gateway.registry.announce(spare.host.worker(), lease_ms=1000)
         answer = await asking
@@ -107,4 +107,4 @@ async def test_a_source_of_blocks_that_vanishes_costs_one_attempt(open_gateway_o
         await until(lambda: holds_nothing(prefill, spare, decode), timeout_s=FOUND_S + BUSY_S)
         await until(gateway.idle, what="an idle gateway")
         proxy.forwards.set()
-        assert answer.json()["choices"] == (await gateway.complete(TOKENS, **asked)).json()["choices"]
+        assert answer.json()["choices"] == (await gateway.complete(TOKENS, **body)).json()["choices"]

@@ -104,11 +104,11 @@ async def test_an_index_that_is_emptied_under_load_is_rebuilt_by_the_workers(
     async with _cluster(redis, cluster, open_gateway_over) as gateway:
         await _ask(gateway, PROMPT)
         before = await _until_listed(redis, cluster, CACHED_TOKENS // 16)
-        asked = [asyncio.create_task(_ask(gateway, [number, *PROMPT[:600]])) for number in range(200, 240)]
-        await until(lambda: sum(task.done() for task in asked) > 5)
+        requests = [asyncio.create_task(_ask(gateway, [number, *PROMPT[:600]])) for number in range(200, 240)]
+        await until(lambda: sum(task.done() for task in requests) > 5)
         async with Redis.from_url(redis.url) as client:
             await client.flushall()
-        assert await asyncio.gather(*asked) == [0] * len(asked)
+        assert await asyncio.gather(*requests) == [0] * len(requests)
         assert before <= await _until_listed(redis, cluster, CACHED_TOKENS // 16 + 40 * (600 // 16))
 
 
@@ -117,11 +117,11 @@ async def test_a_redis_that_dies_under_traffic_costs_reuse_and_nothing_else(
 ) -> None:
     async with _cluster(redis, cluster, open_gateway_over) as gateway:
         await _ask(gateway, PROMPT)
-        asked = [asyncio.create_task(_ask(gateway, [number, *PROMPT[:600]])) for number in range(200, 220)]
-        await until(lambda: any(task.done() for task in asked))
+        requests = [asyncio.create_task(_ask(gateway, [number, *PROMPT[:600]])) for number in range(200, 220)]
+        await until(lambda: any(task.done() for task in requests))
         redis.server.kill()
         try:
-            await asyncio.gather(*asked)
+            await asyncio.gather(*requests)
             await asyncio.gather(*(_ask(gateway, PROMPT) for _ in range(5)))
         finally:
             redis.server.start()
@@ -171,18 +171,18 @@ async def test_one_round_trip_finds_the_prefixes_of_all_requests_of_a_loop_turn(
 async def test_a_prompt_of_100k_tokens_looks_up_a_bounded_number_of_blocks(
     redis: RedisServer, cluster: str, open_gateway_over: Any
 ) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     class Counting(RedisKvIndex):
         async def longest_prefix(self, queries: Any) -> Any:
-            asked.extend(len(prompt) for query in queries for prompt in query.prompts)
+            calls.extend(len(prompt) for query in queries for prompt in query.prompts)
             return [[{"p1": 48} for _ in query.prompts] for query in queries]
 
     async with _hints(redis, cluster, open_gateway_over, ("p0", "p1")) as (hints, _):
         hints._index = Counting(redis.url, cluster)
         found = await hints.cached_tokens("sim", PROMPT * 25, "default")
         await until(lambda: found)  # hashed on another thread, and perhaps late
-        assert asked == [MAX_PROBES]
+        assert calls == [MAX_PROBES]
         assert found == {"p1": 6250 * 48 // 64 * 16}
         await hints._index.close()
 

@@ -20,8 +20,8 @@ JSON = {"content-type": "application/json"}
 
 def body(tokens: int, size_bytes: int = BODY_BYTES) -> bytes:
     """Build a large body of little content, so that its prompt fits the model."""
-    asked = json.dumps({"model": "sim", "prompt": PROMPT, "max_tokens": tokens, "stream": True}).encode()
-    return asked + b" " * (size_bytes - len(asked))
+    request_body = json.dumps({"model": "sim", "prompt": PROMPT, "max_tokens": tokens, "stream": True}).encode()
+    return request_body + b" " * (size_bytes - len(request_body))
 
 
 async def test_bodies_over_the_bound_are_refused_until_earlier_answers_have_ended(open_gateway_over: Any) -> None:

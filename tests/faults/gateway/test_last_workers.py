@@ -41,7 +41,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSuite]:
 async def streams(http: httpx.AsyncClient, suite: RunningSuite, into: list[Streamed]) -> None:
     """Send the same requests at each call, none of which finds its prefix cached."""
     tenant = uuid.uuid4().hex
-    asked = (
+    sent = (
         stream(
             http,
             suite.gateway,
@@ -54,7 +54,7 @@ async def streams(http: httpx.AsyncClient, suite: RunningSuite, into: list[Strea
         )
         for number, answer in enumerate(into)
     )
-    await asyncio.gather(*asked)
+    await asyncio.gather(*sent)
 
 
 def answers() -> list[Streamed]:
@@ -123,7 +123,7 @@ async def assert_bounded(http: httpx.AsyncClient, suite: RunningSuite) -> None:
         return answer, asyncio.get_running_loop().time() - began_s
 
     found = await asyncio.gather(*(ask() for _ in range(2 * WAITING)))
-    told = [(answer.status_code, answer.json()["error"]["code"]) for answer, _ in found]
-    assert told.count((503, "no_workers")) == told.count((429, "queue_full")) == WAITING
+    shown = [(answer.status_code, answer.json()["error"]["code"]) for answer, _ in found]
+    assert shown.count((503, "no_workers")) == shown.count((429, "queue_full")) == WAITING
     assert all(int(answer.headers["retry-after"]) >= 1 for answer, _ in found)
     assert max(waited_s for _, waited_s in found) < NO_WORKERS_MS / 1000 + BUSY_S

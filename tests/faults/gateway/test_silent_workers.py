@@ -97,8 +97,8 @@ async def test_the_wait_for_the_last_worker_of_a_role_is_bounded(
         await until(lambda: last.submits and not last.plans, what="a stream that hangs")
         last.voice.clear()
         asking = asyncio.ensure_future(gateway.complete(TOKENS))
-        told = (await asyncio.wait_for(stream, 5)).text
-        assert expected_text(1) in told and '"no_workers"' in told
+        reported = (await asyncio.wait_for(stream, 5)).text
+        assert expected_text(1) in reported and '"no_workers"' in reported
         answer = await asyncio.wait_for(asking, 5)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_workers")
         assert int(answer.headers["retry-after"]) >= 1

@@ -147,8 +147,8 @@ class Story:
             await self.fate.at(of_lane=True)
             book.apply(event)
 
-        async def save(told: pb.Assembled) -> None:
-            await publish(pb.JobEvent(job_id="job", assembled=pb.Assembled.FromString(told.SerializeToString())))
+        async def save(reported: pb.Assembled) -> None:
+            await publish(pb.JobEvent(job_id="job", assembled=pb.Assembled.FromString(reported.SerializeToString())))
 
         while not job.finished:
             self.attempts += 1
@@ -193,11 +193,11 @@ class Story:
 
     def told(self) -> set[str]:
         """Return the ids of the parts that are needed."""
-        told = self._job().assembled or pb.Assembled()
+        reported = self._job().assembled or pb.Assembled()
         parts = {
-            "output": told.output.parts,
-            "errors": told.errors.parts,
-            "places": [told.places] if told.places else [],
+            "output": reported.output.parts,
+            "errors": reported.errors.parts,
+            "places": [reported.places] if reported.places else [],
         }
         return {f"file-job-{kind}-{part:016x}" for kind, those in parts.items() for part in those}
 

@@ -113,11 +113,11 @@ def standing(left_s: float) -> OpenJob:
 
 @given(st.floats(1, 1e5), st.floats(0, 2e5))
 def test_a_job_is_late_beyond_its_window_and_reported_once(left_s: float, end_s: float) -> None:
-    told = news(standing(left_s), None, end_s, NOW_NS)
-    assert told is not None
-    assert told.late == (end_s > 1.05 * left_s)
-    assert news(standing(left_s), told, end_s, NOW_NS) is None
-    assert news(standing(left_s), told, None, NOW_NS) == (pb.Foretold(late=True))
+    reported = news(standing(left_s), None, end_s, NOW_NS)
+    assert reported is not None
+    assert reported.late == (end_s > 1.05 * left_s)
+    assert news(standing(left_s), reported, end_s, NOW_NS) is None
+    assert news(standing(left_s), reported, None, NOW_NS) == (pb.Foretold(late=True))
 
 
 def test_the_pace_counts_only_time_with_work_and_nothing_before_it() -> None:
@@ -143,5 +143,5 @@ def test_lines_with_equal_prompt_prefixes_are_neighbours_and_each_occurs_once(li
     ]
     order = by_prefix(made)
     assert sorted(order) == list(range(len(lines)))
-    asked = [lines[place][0] + '"' for place in order if lines[place][1]]
-    assert asked == sorted(asked)
+    requested = [lines[place][0] + '"' for place in order if lines[place][1]]
+    assert requested == sorted(requested)

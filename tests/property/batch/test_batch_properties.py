@@ -171,8 +171,8 @@ def test_a_reader_that_starts_at_a_repeated_created_event_learns_what_all_others
         keeper.apply(event)
     job = keeper.get("job")
     assert job is not None
-    told = pb.JobEvent(job_id="job", at_unix_ns=10, snapshot=snapshot(job))
-    for event in (*meanwhile, told, *then):
+    reported = pb.JobEvent(job_id="job", at_unix_ns=10, snapshot=snapshot(job))
+    for event in (*meanwhile, reported, *then):
         keeper.apply(event)
         late.apply(pb.JobEvent.FromString(event.SerializeToString()))
     assert late.get("job") == keeper.get("job")
@@ -191,13 +191,18 @@ def test_a_second_created_event_hides_nothing_of_a_snapshot(data: st.DataObject)
         for share, lines in enumerate(shares)
         for done in range(1, lines + 1)
     ]
-    told = sorted(progress, key=lambda event: data.draw(st.integers(0, 5)) + 10 * event.progress.completed)
+    reported = sorted(progress, key=lambda event: data.draw(st.integers(0, 5)) + 10 * event.progress.completed)
     started = pb.JobEvent(job_id="job", at_unix_ns=2, started=pb.Started(lines=sum(shares)))
     created = pb.JobEvent(job_id="job", at_unix_ns=1, created=pb.Created(tenant="ann"))
     again = pb.JobEvent(job_id="job", at_unix_ns=5, created=pb.Created(tenant="ann"))
     keeper, late = JobTable(), JobTable()
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(told)), min_size=3, max_size=3)))
-    before, early, meanwhile, then = told[: cuts[0]], told[cuts[0] : cuts[1]], told[cuts[1] : cuts[2]], told[cuts[2] :]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(reported)), min_size=3, max_size=3)))
+    before, early, meanwhile, then = (
+        reported[: cuts[0]],
+        reported[cuts[0] : cuts[1]],
+        reported[cuts[1] : cuts[2]],
+        reported[cuts[2] :],
+    )
     for event in (created, started, *before):
         keeper.apply(event)
     job = keeper.get("job")

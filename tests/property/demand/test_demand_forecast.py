@@ -24,7 +24,7 @@ def kept(draw: st.DrawFn) -> DemandBins:
     """Draw bins with gaps, bursts, zeros, and models that start and stop."""
     count = draw(st.integers(0, 120))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    heard = rng.random(count) < draw(st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+    received = rng.random(count) < draw(st.sampled_from([0.0, 0.5, 0.95, 1.0]))
     rows = {}
     for tenant in draw(st.lists(st.sampled_from(["acme", "beta", "other"]), unique=True)):
         rate = draw(st.sampled_from([0.0, 0.2, 5.0, 1000.0]))
@@ -37,7 +37,7 @@ def kept(draw: st.DrawFn) -> DemandBins:
         row = np.zeros((count, FIELDS), np.int64)
         row.T[:] = requests, known, known * 300, known * 100, ended * 50 + known, ended, requests - known
         rows[DemandKey("m", "online", tenant)] = row
-    return DemandBins(BIN_NS, 1_900_000, heard, rows)
+    return DemandBins(BIN_NS, 1_900_000, received, rows)
 
 
 @given(kept())

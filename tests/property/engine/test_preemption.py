@@ -51,14 +51,14 @@ wanted = st.builds(
 def request(sequence_id: int, one: Wanted) -> EngineRequest:
     prompt = np.arange(one.prompt, dtype=np.int32) * (one.family + 3) % 250
     sampling = Sampling(temperature=0.8, seed=sequence_id, ignore_eos=True)
-    asked = EngineRequest(
+    requested = EngineRequest(
         sequence_id, "r", EnginePhase.BOTH, prompt, one.prompt, one.output, sampling, b"root" if one.reuse else b""
     )
     if not one.moved:
-        return asked
-    first = reference(asked, frozenset(), CONTEXT)[0][:1]
+        return requested
+    first = reference(requested, frozenset(), CONTEXT)[0][:1]
     kv = KvHandle("other", 1, "", b"", tokens=one.prompt, blocks=-(-one.prompt // BLOCK))
-    return replace(asked, phase=EnginePhase.DECODE, token_ids=np.append(prompt, first).astype(np.int32), kv=kv)
+    return replace(requested, phase=EnginePhase.DECODE, token_ids=np.append(prompt, first).astype(np.int32), kv=kv)
 
 
 class Run:
@@ -75,10 +75,10 @@ class Run:
         self.oldest_start: tuple[int, int] = (0, 0)
         self.computed = 0
 
-    def submit(self, asked: EngineRequest) -> None:
-        self.core.submit(asked, NOW)
-        self.live[asked.sequence_id] = asked
-        self.tokens[asked.sequence_id] = []
+    def submit(self, requested: EngineRequest) -> None:
+        self.core.submit(requested, NOW)
+        self.live[requested.sequence_id] = requested
+        self.tokens[requested.sequence_id] = []
         self.observe()
 
     def step(self) -> None:
@@ -108,9 +108,9 @@ class Run:
         for output in happened.outputs if happened else ():
             self.tokens[output.sequence_id] += output.token_ids
             if output.finish is not None:
-                asked = self.live.pop(output.sequence_id)
-                assert (self.tokens[output.sequence_id], output.finish) == reference(asked, frozenset(), CONTEXT)
-                assert output.cached_tokens + output.computed_prompt_tokens <= asked.prompt_tokens
+                requested = self.live.pop(output.sequence_id)
+                assert (self.tokens[output.sequence_id], output.finish) == reference(requested, frozenset(), CONTEXT)
+                assert output.cached_tokens + output.computed_prompt_tokens <= requested.prompt_tokens
 
 
 @given(st.lists(wanted, min_size=2, max_size=8), st.booleans())
@@ -120,11 +120,11 @@ def test_every_sequence_ends_with_the_tokens_it_would_have_alone(to_come: list[W
     to_come = [replace(one, moved=one.moved or decode_role) for one in to_come]
     run = Run(0 if decode_role else CHUNK)
     queue = [(one.after_steps, request(sequence_id, one)) for sequence_id, one in enumerate(to_come, start=1)]
-    bound = sum(asked.prompt_tokens + asked.max_output_tokens for _, asked in queue) + 20
+    bound = sum(requested.prompt_tokens + requested.max_output_tokens for _, requested in queue) + 20
     for step in range(bound):
-        for after, asked in queue:
+        for after, requested in queue:
             if after == step:
-                run.submit(asked)
+                run.submit(requested)
         if run.live:
             run.step()
     assert not run.live and len(run.tokens) == len(queue), "a sequence was never finished"
@@ -132,8 +132,8 @@ def test_every_sequence_ends_with_the_tokens_it_would_have_alone(to_come: list[W
     load = run.core.load()
     event(f"preempted {min(load.preemptions, 3)} times")
     assert (load.recomputed_tokens == 0) or load.preemptions
-    sent = sum(asked.kv.tokens if asked.kv else 0 for _, asked in queue)
-    tokens = sum(len(asked.token_ids) + len(run.tokens[asked.sequence_id]) - 1 for _, asked in queue)
+    sent = sum(requested.kv.tokens if requested.kv else 0 for _, requested in queue)
+    tokens = sum(len(requested.token_ids) + len(run.tokens[requested.sequence_id]) - 1 for _, requested in queue)
     assert run.computed - load.recomputed_tokens <= tokens - sent + load.preemptions
 
 

@@ -108,9 +108,9 @@ def test_covers_are_contiguous_and_every_interval_is_reported_once_within_its_co
             assert step.start_unix_ns >= covered_to or step.start_unix_ns in announced
         for wait in batch.kv_waits:
             assert covered_to <= wait.start_unix_ns < wait.end_unix_ns <= batch.covered_to_unix_ns
-            told = set(range(wait.start_unix_ns, wait.end_unix_ns))
-            assert not told & waited
-            waited |= told
+            reported = set(range(wait.start_unix_ns, wait.end_unix_ns))
+            assert not reported & waited
+            waited |= reported
         ended = [(span.start_unix_ns, span.end_unix_ns) for span in batch.dummy_steps.spans]
         assert all(end <= batch.covered_to_unix_ns for _, end in ended)
         dummies += ended

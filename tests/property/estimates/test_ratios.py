@@ -24,33 +24,33 @@ def test_no_quantile_is_known_before_some_answers_have_arrived() -> None:
 @settings(max_examples=25)
 @given(st.integers(0, 1 << 30), st.floats(0.05, 0.8), st.floats(-1, 1))
 def test_each_quantile_covers_its_share(seed: int, spread: float, off: float) -> None:
-    ratios, covered, told, random = Ratios(), dict.fromkeys(LEVELS, 0), 0, Random(seed)
+    ratios, covered, reported, random = Ratios(), dict.fromkeys(LEVELS, 0), 0, Random(seed)
     for _ in range(2000):
         actual = exp(random.gauss(off, spread))
         bounds = {level: ratios.quantile(level) for level in LEVELS}
         if None not in bounds.values():
-            told += 1
+            reported += 1
             for level, bound in bounds.items():
                 covered[level] += actual <= (bound or 0.0)
         ratios.add(S, actual * S)
     for level in LEVELS:
-        assert covered[level] / told == pytest.approx(level, abs=0.05)
+        assert covered[level] / reported == pytest.approx(level, abs=0.05)
 
 
 @settings(max_examples=10)
 @given(st.integers(0, 1 << 30))
 def test_coverage_recovers_after_predictions_become_wrong(seed: int) -> None:
     """After every 400 answers the same predictions are off by twice as much, or half."""
-    ratios, covered, told, random = Ratios(), dict.fromkeys(LEVELS, 0), 0, Random(seed)
+    ratios, covered, reported, random = Ratios(), dict.fromkeys(LEVELS, 0), 0, Random(seed)
     for number in range(4000):
         actual = exp(random.gauss(0.0, 0.2)) * (2.0 if number // 400 % 2 else 1.0)
         for level in LEVELS:
             bound = ratios.quantile(level)
             covered[level] += bound is not None and actual <= bound
-        told += ratios.quantile(0.5) is not None
+        reported += ratios.quantile(0.5) is not None
         ratios.add(S, actual * S)
     for level in LEVELS:
-        assert covered[level] / told == pytest.approx(level, abs=0.1)
+        assert covered[level] / reported == pytest.approx(level, abs=0.1)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e12), st.floats(0, 1e12)), max_size=200))

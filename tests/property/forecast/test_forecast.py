@@ -86,8 +86,8 @@ def test_a_backtest_forecasts_the_same_whatever_follows(seed: int, bins: int, ba
     for name in SERIES:
         assert np.array_equal(*(each.ours[name][: origin + 1] for each in found), equal_nan=True)
         for baseline in found[0].baselines:
-            told = [each.baselines[baseline][name][: origin + 1] for each in found]
-            assert np.allclose(told[0], told[1], equal_nan=True)
+            reported = [each.baselines[baseline][name][: origin + 1] for each in found]
+            assert np.allclose(reported[0], reported[1], equal_nan=True)
     assert all(record["wis"] >= 0 for record in score(found[0]))
 
 

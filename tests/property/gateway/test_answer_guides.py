@@ -79,16 +79,16 @@ class Family:
         size = inner.get_vocab_size()
         self.guides = Guides(LLTokenizer(inner.to_str(), n_vocab=size, eos_token=[SIM_EOS]))
 
-    def answer(self, random: Random, **asked: Any) -> list[int]:
+    def answer(self, random: Random, **requested: Any) -> list[int]:
         """Draw tokens among those that the guide allows, with the end wherever it is possible."""
-        guide = guide_of(self.format, self.special, **{"parallel": True, "thinks": False, "tools": (), **asked})
+        guide = guide_of(self.format, self.special, **{"parallel": True, "thinks": False, "tools": (), **requested})
         tokens = [0]
         while len(tokens) < MAX_TOKENS:
             allowed: list[int] = np.flatnonzero(self.guides.allowed(chunk(tokens, guide))).tolist()
             among = set(allowed)  # an array would be searched from its start for each of the tokens below
             if SIM_EOS in among:
                 return tokens[1:]
-            if self.reasons(tokens[1:], asked.get("thinks", False)) and random.random() < 0.1:
+            if self.reasons(tokens[1:], requested.get("thinks", False)) and random.random() < 0.1:
                 assert self.format.thinking is not None
                 tokens += self.format.thinking.closes.encode()
                 continue

@@ -48,7 +48,7 @@ def asks(draw: st.DrawFn) -> list[BindingRequest]:
     ]
 
 
-def spent(bindings: list[Binding]) -> dict[tuple[str, str], int]:
+def used_credits(bindings: list[Binding]) -> dict[tuple[str, str], int]:
     """Return the used credits, by worker and kind."""
     used: dict[tuple[str, str], int] = {}
     for binding in bindings:
@@ -65,7 +65,7 @@ def test_a_binding_is_covered_by_credits_and_fits_roles_model_and_blocks(
 ) -> None:
     bindings = bind(waiting, workers, policy)
     by_id, by_key = {view.id: view for view in workers}, {ask.sequence_id: ask for ask in waiting}
-    for (worker, kind), count in spent(bindings).items():
+    for (worker, kind), count in used_credits(bindings).items():
         held = by_id[worker].prefill_credits if kind == "prefill" else by_id[worker].decode_credits
         assert count <= held
     assert len({binding.sequence_id for binding in bindings}) == len(bindings)

@@ -28,67 +28,69 @@ demands = st.dictionaries(
 frees = st.integers(0, 60)
 
 
-def places_of(asked: dict[str, PlaceDemand], free: int) -> int:
-    return free + sum(demand.running for demand in asked.values())
+def places_of(requested: dict[str, PlaceDemand], free: int) -> int:
+    return free + sum(demand.running for demand in requested.values())
 
 
-def given_out(asked: dict[str, PlaceDemand], places: int, free: int, first: list[str]) -> dict[str, int]:
+def given_out(requested: dict[str, PlaceDemand], places: int, free: int, first: list[str]) -> dict[str, int]:
     """Return the places that each tenant gets, with the choices of `first` at the head of the queue."""
-    allowance, taken = PlaceAllowance(places, free, asked), dict.fromkeys(asked, 0)
+    allowance, taken = PlaceAllowance(places, free, requested), dict.fromkeys(requested, 0)
     for tenant in first:
-        for _ in range(asked[tenant].waiting):
+        for _ in range(requested[tenant].waiting):
             if sum(taken.values()) < free and allowance.take(tenant):
                 taken[tenant] += 1
     return taken
 
 
 @given(demands, frees, st.randoms())
-def test_no_place_stays_free_while_a_choice_waits(asked: dict[str, PlaceDemand], free: int, chance: Random) -> None:
-    order = chance.sample(sorted(asked), len(asked))
-    taken = given_out(asked, places_of(asked, free), free, order)
-    assert sum(taken.values()) == min(free, sum(demand.waiting for demand in asked.values()))
+def test_no_place_stays_free_while_a_choice_waits(by_tenant: dict[str, PlaceDemand], free: int, chance: Random) -> None:
+    order = chance.sample(sorted(by_tenant), len(by_tenant))
+    taken = given_out(by_tenant, places_of(by_tenant, free), free, order)
+    assert sum(taken.values()) == min(free, sum(demand.waiting for demand in by_tenant.values()))
 
 
 @given(demands, frees)
-def test_a_tenant_below_its_share_gets_a_place_whatever_others_hold(asked: dict[str, PlaceDemand], free: int) -> None:
+def test_a_tenant_below_its_share_gets_a_place_whatever_others_hold(
+    by_tenant: dict[str, PlaceDemand], free: int
+) -> None:
     """Together with preempted places there is a place for each eligible choice."""
-    places = places_of(asked, free)
-    shares, yields = place_shares(places, asked), places_to_yield(places, free, asked)
-    due = sum(max(shares[tenant].least - asked[tenant].running, 0) for tenant in shares)
+    places = places_of(by_tenant, free)
+    shares, yields = place_shares(places, by_tenant), places_to_yield(places, free, by_tenant)
+    due = sum(max(shares[tenant].least - by_tenant[tenant].running, 0) for tenant in shares)
     assert free + sum(yields.values()) >= due
-    wanted = sum(max(shares[tenant].most - asked[tenant].running, 0) for tenant in shares)
+    wanted = sum(max(shares[tenant].most - by_tenant[tenant].running, 0) for tenant in shares)
     assert sum(yields.values()) <= max(wanted - free, 0), "no more than it takes"
 
 
 @given(demands, frees)
-def test_no_tenant_is_preempted_below_its_share(asked: dict[str, PlaceDemand], free: int) -> None:
-    places = places_of(asked, free)
-    shares = place_shares(places, asked)
-    for tenant, count in places_to_yield(places, free, asked).items():
-        assert asked[tenant].running - count >= shares[tenant].least
+def test_no_tenant_is_preempted_below_its_share(by_tenant: dict[str, PlaceDemand], free: int) -> None:
+    places = places_of(by_tenant, free)
+    shares = place_shares(places, by_tenant)
+    for tenant, count in places_to_yield(places, free, by_tenant).items():
+        assert by_tenant[tenant].running - count >= shares[tenant].least
 
 
 @given(demands, st.integers(0, 200))
-def test_shares_follow_weights_if_every_tenant_wants_more(asked: dict[str, PlaceDemand], places: int) -> None:
-    shares = place_shares(places, asked)
+def test_shares_follow_weights_if_every_tenant_wants_more(by_tenant: dict[str, PlaceDemand], places: int) -> None:
+    shares = place_shares(places, by_tenant)
     for one, share in shares.items():
-        assert share.least <= share.most <= min(share.least + 1, asked[one].wanted)
+        assert share.least <= share.most <= min(share.least + 1, by_tenant[one].wanted)
         for other, others_share in shares.items():
-            if share.most < asked[one].wanted:  # it could use more, so the other has no more for its weight
-                assert others_share.least / asked[other].weight <= share.most / asked[one].weight + 1e-9
+            if share.most < by_tenant[one].wanted:  # it could use more, so the other has no more for its weight
+                assert others_share.least / by_tenant[other].weight <= share.most / by_tenant[one].weight + 1e-9
     assert sum(share.least for share in shares.values()) <= places
-    assert sum(share.most for share in shares.values()) >= min(places, sum(each.wanted for each in asked.values()))
+    assert sum(share.most for share in shares.values()) >= min(places, sum(each.wanted for each in by_tenant.values()))
 
 
 @given(demands, frees, st.randoms())
 def test_preempted_places_go_to_those_they_were_preempted_for(
-    asked: dict[str, PlaceDemand], free: int, chance: Random
+    by_tenant: dict[str, PlaceDemand], free: int, chance: Random
 ) -> None:
     """This holds in any order, so no choice is preempted again, and two tenants never alternate forever."""
-    places = places_of(asked, free)
-    yields = places_to_yield(places, free, asked)
+    places = places_of(by_tenant, free)
+    yields = places_to_yield(places, free, by_tenant)
     now = {t: PlaceDemand(each.running - yields.get(t, 0), each.waiting + yields.get(t, 0), each.weight)
-           for t, each in asked.items()}  # fmt: skip
+           for t, each in by_tenant.items()}  # fmt: skip
     left = free + sum(yields.values())
     taken = given_out(now, places, left, chance.sample(sorted(now), len(now)))
     after = {t: each._replace(running=each.running + taken[t], waiting=each.waiting - taken[t])
@@ -120,11 +122,11 @@ def yielded_one_by_one(places: int, free: int, demands: Mapping[str, PlaceDemand
 @settings(max_examples=500)
 @given(demands, st.integers(0, 12), st.integers(-40, 40))
 def test_the_tenant_furthest_above_its_weighted_share_is_preempted_one_by_one(
-    asked: dict[str, PlaceDemand], free: int, more: int
+    by_tenant: dict[str, PlaceDemand], free: int, more: int
 ) -> None:
     """This includes fewer places than are held, and more."""
-    places = max(places_of(asked, free) + more, 0)
-    assert places_to_yield(places, free, asked) == yielded_one_by_one(places, free, asked)
+    places = max(places_of(by_tenant, free) + more, 0)
+    assert places_to_yield(places, free, by_tenant) == yielded_one_by_one(places, free, by_tenant)
 
 
 def shares_level_by_level(places: int, demands: Mapping[str, PlaceDemand]) -> dict[str, PlaceShare]:
@@ -148,14 +150,14 @@ def shares_level_by_level(places: int, demands: Mapping[str, PlaceDemand]) -> di
 
 
 @given(demands, st.integers(0, 200))
-def test_shares_equal_those_of_a_rising_level(asked: dict[str, PlaceDemand], places: int) -> None:
-    assert place_shares(places, asked) == shares_level_by_level(places, asked)
+def test_shares_equal_those_of_a_rising_level(by_tenant: dict[str, PlaceDemand], places: int) -> None:
+    assert place_shares(places, by_tenant) == shares_level_by_level(places, by_tenant)
 
 
 def test_large_counts_take_no_longer() -> None:
     """A turn for each place would take minutes."""
-    asked = {"x": PlaceDemand(10**9, 0), "y": PlaceDemand(0, 10**9)}
-    assert places_to_yield(10**9, 0, asked) == {"x": 10**9 // 2}
+    by_tenant = {"x": PlaceDemand(10**9, 0), "y": PlaceDemand(0, 10**9)}
+    assert places_to_yield(10**9, 0, by_tenant) == {"x": 10**9 // 2}
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 40), st.integers(0, 4), st.randoms())
@@ -164,13 +166,13 @@ def test_a_tenant_that_holds_everything_leaves_others_their_places(
 ) -> None:
     names = [f"t{number}" for number in range(len(weights))]
     flood = names[flooded % len(names)]
-    asked = {name: PlaceDemand(places if name == flood else 0, 100, weight)
+    by_tenant = {name: PlaceDemand(places if name == flood else 0, 100, weight)
              for name, weight in zip(names, weights, strict=True)}  # fmt: skip
-    asked[flood] = asked[flood]._replace(running=places - places_to_yield(places, 0, asked).get(flood, 0))
-    free = places - asked[flood].running
-    taken = given_out(asked, places, free, chance.sample(names, len(names)))
+    by_tenant[flood] = by_tenant[flood]._replace(running=places - places_to_yield(places, 0, by_tenant).get(flood, 0))
+    free = places - by_tenant[flood].running
+    taken = given_out(by_tenant, places, free, chance.sample(names, len(names)))
     for name, weight in zip(names, weights, strict=True):
-        held, share = asked[name].running + taken[name], places * weight / sum(weights)
+        held, share = by_tenant[name].running + taken[name], places * weight / sum(weights)
         assert share - 1 < held < share + 1
 
 
@@ -247,14 +249,14 @@ def test_two_gateways_grant_what_one_would(
 ) -> None:
     """Each gateway knows the other's state."""
     nobody, phase = PlaceDemand(0, 0), phase_at(now_ns)
-    asked = {t: PlaceDemand(*(sum(each.get(t, nobody)[at] for each in (one, two)) for at in (0, 1)))
+    by_tenant = {t: PlaceDemand(*(sum(each.get(t, nobody)[at] for each in (one, two)) for at in (0, 1)))
              for t in one.keys() | two.keys()}  # fmt: skip
-    free = sum(each.waiting for each in asked.values())
-    places = places_of(asked, free)
-    whole = PlaceAllowance(places, free, asked).asked({t: each.waiting for t, each in asked.items()})
+    free = sum(each.waiting for each in by_tenant.values())
+    places = places_of(by_tenant, free)
+    whole = PlaceAllowance(places, free, by_tenant).asked({t: each.waiting for t, each in by_tenant.items()})
     parts = 0
     for first, here, before in ((True, one, {}), (False, two, one)):
-        of = {t: GatewayPart(before.get(t, nobody).waiting, here.get(t, nobody).waiting) for t in asked}
-        found = PlaceAllowance(places, free, asked, of, phase)
+        of = {t: GatewayPart(before.get(t, nobody).waiting, here.get(t, nobody).waiting) for t in by_tenant}
+        found = PlaceAllowance(places, free, by_tenant, of, phase)
         parts += found.asked({t: each.waiting for t, each in here.items()})
         assert first or parts == whole

@@ -24,7 +24,7 @@ ROLES = {"prefill": (True, False, False), "decode": (False, True, False), "mixed
 
 
 @st.composite
-def heard(draw: st.DrawFn) -> list[WorkerSilence]:
+def silences(draw: st.DrawFn) -> list[WorkerSilence]:
     found = []
     for place in range(draw(st.integers(0, 8))):
         model = draw(st.sampled_from(["a", "b"]))
@@ -49,7 +49,7 @@ def counts(most: int = 4) -> st.SearchStrategy[Counter[str]]:
     return st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, most)).map(Counter)
 
 
-@given(heard(), counts())
+@given(silences(), counts())
 def test_only_silent_workers_are_avoided_and_the_others_serve_their_model(
     all_heard: list[WorkerSilence], away: Counter[str]
 ):
@@ -61,14 +61,14 @@ def test_only_silent_workers_are_avoided_and_the_others_serve_their_model(
         assert serves(heard_of, each.model)
 
 
-@given(heard(), counts())
+@given(silences(), counts())
 def test_at_most_a_share_of_a_models_workers_is_avoided_at_once(all_heard: list[WorkerSilence], away: Counter[str]):
     for model, leaving in Counter(each.model for each in whom_to_leave(all_heard, away)).items():
         workers = sum(each.model == model for each in all_heard) + away[model]
         assert away[model] + leaving <= max(1, MAX_AWAY_SHARE * workers)
 
 
-@given(heard(), counts())
+@given(silences(), counts())
 def test_no_worker_is_avoided_if_more_than_a_share_is_silent_at_once(
     all_heard: list[WorkerSilence], away: Counter[str]
 ):
@@ -80,7 +80,7 @@ def test_no_worker_is_avoided_if_more_than_a_share_is_silent_at_once(
             assert not [each for each in leaving if each.model == model]
 
 
-@given(heard(), counts(), st.sets(st.integers(0, 7)))
+@given(silences(), counts(), st.sets(st.integers(0, 7)))
 def test_a_permanently_silent_worker_is_avoided_whatever_the_others_do(
     all_heard: list[WorkerSilence], away: Counter[str], endless: set[int]
 ):
@@ -89,7 +89,7 @@ def test_a_permanently_silent_worker_is_avoided_whatever_the_others_do(
     assert left >= {each.place for each in found if each.place in endless}
 
 
-@given(heard())
+@given(silences())
 def test_one_silent_worker_beside_others_that_serve_is_always_avoided(all_heard: list[WorkerSilence]):
     quiet = [each for each in all_heard if each.silent_ms >= QUIET_MS]
     rest = [each.view for each in all_heard if each.silent_ms < SILENT_MS and each.view]

@@ -136,9 +136,9 @@ def test_turns_that_never_arrived_count_as_unfinished() -> None:
 @pytest.mark.parametrize("policy", ["fulcrum:1:1", "arrow"])
 def test_clients_that_wait_for_answers_load_an_overloaded_cluster_less(policy: str) -> None:
     trace = generate("poisson:rate=30,seconds=8,sessions=40,turns=6,think=1,osl=100", seed=2)
-    asked = Experiment(trace, resolve("llama-3.1-8b", "h100"), 2, parse_slo("ttft=max(2s,3x),tpot=50ms"))
+    experiment = Experiment(trace, resolve("llama-3.1-8b", "h100"), 2, parse_slo("ttft=max(2s,3x),tpot=50ms"))
     (recorded, _), (closed, result) = (
-        run(replace(asked, closed_loop=each), policy_named(policy, 2)) for each in (False, True)
+        run(replace(experiment, closed_loop=each), policy_named(policy, 2)) for each in (False, True)
     )
     assert closed.score.requests == recorded.score.requests == len(trace.requests)
     assert closed.score.completed == len(trace.requests)

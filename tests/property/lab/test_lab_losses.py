@@ -156,7 +156,7 @@ def test_every_policy_serves_an_easy_trace_completely_though_workers_die(name: s
     trace = generate("poisson:rate=6,seconds=20", seed=3)
     slo = parse_slo("ttft=max(2s,3x),tpot=50ms")
     dying = (PlannedLoss(4.0, 0, 5.0), PlannedLoss(8.1, 3, 3.0), PlannedLoss(12.3, 1, 2.0))
-    asked = Experiment(trace, resolve("llama-3.1-8b", "h100"), 4, slo, losses=dying)
-    report, result = run(asked, policy_named(name, 4))
+    experiment = Experiment(trace, resolve("llama-3.1-8b", "h100"), 4, slo, losses=dying)
+    report, result = run(experiment, policy_named(name, 4))
     assert report.score.completed == len(trace.requests), report.score
     assert sum(answer.tokens for answer in result.answers) == sum(each.output_tokens for each in trace.requests)

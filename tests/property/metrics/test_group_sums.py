@@ -95,14 +95,14 @@ def test_the_history_of_a_group_is_the_sum_of_its_ranks_to_the_nanosecond(ranks:
     kept = Kept([batch_of(*each) for each in enumerate(ranks)])
     tier = kept.rollups.tiers[0]
 
-    def told(scope: str) -> dict[str, list[int]]:
+    def reported(scope: str) -> dict[str, list[int]]:
         wanted = parse_scope(scope)
         found = list(sums(kept.members, kept.rollups, wanted, tier, (at(0), at(SPAN_MS))))
         answer = history(found, wanted, tier.window_ns, at(1000))
         return {**dataclasses.asdict(answer.gpu_ns), "gpus": answer.gpus}
 
     for group in kept.occupancy().groups:
-        whole, parts = told(group.scope), [told(f"worker:{rank}") for rank in group.ranks]
+        whole, parts = reported(group.scope), [reported(f"worker:{rank}") for rank in group.ranks]
         assert whole == {
             name: [sum(each) for each in zip(*(part[name] for part in parts), strict=True)] for name in whole
         }

@@ -38,11 +38,11 @@ class Instance:
     """A metrics service's state; what it tells is in `told`."""
 
     def __init__(self, name: str | None) -> None:
-        self.told: list[SharedWindows] = []
+        self.published: list[SharedWindows] = []
         self.unsent = 0
         sharing = None
         if name:
-            sharing = Sharing(Shares(name), self.told.append, began_ns=ORIGIN_NS, unsent=lambda: self.unsent)
+            sharing = Sharing(Shares(name), self.published.append, began_ns=ORIGIN_NS, unsent=lambda: self.unsent)
         self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), sharing)
 
     def read(self, batch: StepBatch, now_ns: int) -> None:
@@ -164,14 +164,14 @@ def _introduce(pair: list[Instance], upgraded: list[int]) -> None:
 
 def _exchange(pair: list[Instance], older: list[bool], now_ns: int) -> None:
     for teller, hearer, of_older, to_older in zip(pair, pair[::-1], older, older[::-1], strict=True):
-        for message in teller.told:
+        for message in teller.published:
             copy = SharedWindows.FromString(message.SerializeToString())
             if of_older:
                 copy.ClearField("reads_loads")
             if to_older:
                 copy.ClearField("loads")  # an unknown field
             hearer.hear(copy, now_ns)
-        teller.told.clear()
+        teller.published.clear()
 
 
 def test_partitions_are_distributed_among_live_instances() -> None:

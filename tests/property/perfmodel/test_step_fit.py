@@ -252,9 +252,9 @@ def test_reported_errors_are_of_predictions_made_before_the_step() -> None:
     for _ in range(100):
         work = some_work(DECODE, random)
         learner.add(work, round(GPU.step_ns(work)))
-    told = learner.fitted()
-    assert told.decode.steps == 100 and told.decode.error_p50 == pytest.approx(1.0)
-    assert told.prefill == told.mixed == KindFit()
+    fitted = learner.fitted()
+    assert fitted.decode.steps == 100 and fitted.decode.error_p50 == pytest.approx(1.0)
+    assert fitted.prefill == fitted.mixed == KindFit()
     assert learner.refit()
     assert not learner.refit()
     for _ in range(300):
@@ -296,8 +296,8 @@ def test_unequal_chunks_cost_their_squares_exactly(model: StepTimeModel, sizes: 
 
 @given(models, st.builds(KindFit, st.integers(0, 10**9), st.floats(0, 1, width=32), st.floats(0, 9, width=32)))
 def test_a_model_round_trips_over_the_wire(model: StepTimeModel, fit: KindFit) -> None:
-    told = FittedModel(model, prefill=fit, mixed=fit)
-    assert fitted_model(step_time_message(told)) == told
+    fitted = FittedModel(model, prefill=fit, mixed=fit)
+    assert fitted_model(step_time_message(fitted)) == fitted
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,11 @@ def pool(prefill: int, mixed: int, budget_tokens: int = 2048) -> list[PlannedWor
 
 
 def after(workers: list[PlannedWorker], assigned: RolePlan) -> list[PlannedWorker]:
-    told = {each.worker_id: each for each in assigned.changes}
+    reported = {each.worker_id: each for each in assigned.changes}
     return [
-        each._replace(role=told[each.id].role, budget_tokens=told[each.id].budget_tokens) if each.id in told else each
+        each._replace(role=reported[each.id].role, budget_tokens=reported[each.id].budget_tokens)
+        if each.id in reported
+        else each
         for each in workers
     ]
 

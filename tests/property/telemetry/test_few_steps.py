@@ -58,12 +58,12 @@ def test_prefill_of_a_steps_parts_in_several_windows_adds_up_to_the_whole(length
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_roles_reported_every_window_are_known_in_any_order_of_arrival(lengths, random):
-    told = [role for index, length in enumerate(lengths) for role in ["ab"[index % 2]] * length]
-    log, order = RoleLog(), list(range(len(told)))
+    reported = [role for index, length in enumerate(lengths) for role in ["ab"[index % 2]] * length]
+    log, order = RoleLog(), list(range(len(reported)))
     random.shuffle(order)
     for at in order:
-        log.add(10 * at, 10 * at + 10, told[at])
-    assert [log.at(10 * at + 9) for at in range(len(told))] == told
+        log.add(10 * at, 10 * at + 10, reported[at])
+    assert [log.at(10 * at + 9) for at in range(len(reported))] == reported
 
 
 @given(st.integers(0, 100), st.integers(0, 100))

@@ -52,12 +52,12 @@ class Cluster:
             self.fleet.add(batch, at(self.now_ms))
 
 
-def told_anew(roll, now_ns):
+def reported_again(roll, now_ns):
     """Return the list made from the newest reports of all workers."""
     by_id = {facts.worker_id: facts for facts in roll.known()}
-    heard = [by_id[facts.worker_id] for facts in roll.listed(now_ns)]
+    received = [by_id[facts.worker_id] for facts in roll.listed(now_ns)]
     return [
-        listed_of(each, own=roll.is_own(each.worker_id), reader=roll.reader(each.worker_id) or "") for each in heard
+        listed_of(each, own=roll.is_own(each.worker_id), reader=roll.reader(each.worker_id) or "") for each in received
     ]
 
 
@@ -68,14 +68,14 @@ def test_the_list_shows_new_reports_at_once_and_silence_within_its_time(happened
         cluster.happen(*event)
         now_ns, roll = at(cluster.now_ms), cluster.fleet.directory
         listed = {each.worker_id: each for each in roll.listing(now_ns).workers}
-        anew = {each.worker_id: each for each in told_anew(roll, now_ns)}
+        anew = {each.worker_id: each for each in reported_again(roll, now_ns)}
         # Who has fallen silent, or left, since the list was made may still be on it.
         assert listed == {name: anew.get(name, each) for name, each in listed.items()}
         assert anew.keys() <= listed.keys()
         cluster.now_ms += RELIST_NS // MS
         now_ns = at(cluster.now_ms)
         late = roll.listing(now_ns)
-        assert list(late.workers) == told_anew(roll, now_ns)
+        assert list(late.workers) == reported_again(roll, now_ns)
         assert roll.listing(now_ns) is late
 
 
@@ -89,10 +89,10 @@ def test_loads_are_the_last_reported_ones_without_silent_workers(happened):
         by_id = {facts.worker_id: facts for facts in roll.known()}
         for place, name in enumerate(found.listing.ids):
             facts = by_id[name]
-            heard = facts.covered_to_unix_ns > now_ns - LOAD_NS
-            expected = [getattr(facts.load, count) * heard for count in COUNTS]
+            received = facts.covered_to_unix_ns > now_ns - LOAD_NS
+            expected = [getattr(facts.load, count) * received for count in COUNTS]
             assert [int(getattr(found, count)[place]) for count in COUNTS] == expected
-            assert (bool(found.heard[place]), int(found.covered_to_ns[place])) == (heard, facts.covered_to_unix_ns)
+            assert (bool(found.heard[place]), int(found.covered_to_ns[place])) == (received, facts.covered_to_unix_ns)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -78,8 +78,8 @@ def cut(fleet, worker, start_ns):
 
 
 def added(fleet, start_ns):
-    told = fleet.cells(WORKERS, start_ns, start_ns + WINDOW_NS)
-    rows = zip(told.worker_ids, told.times_ns.tolist(), told.roles.tolist(), strict=True)
+    reported = fleet.cells(WORKERS, start_ns, start_ns + WINDOW_NS)
+    rows = zip(reported.worker_ids, reported.times_ns.tolist(), reported.roles.tolist(), strict=True)
     return {worker: (times, role) for worker, times, role in rows}
 
 

@@ -71,8 +71,8 @@ def timeline_of(batches):
     return timeline
 
 
-def parts(spent):
-    return (spent.covered_ns, spent.prefill_ns, spent.decode_ns, spent.kv_wait_ns, spent.idle_ns)
+def parts(used):
+    return (used.covered_ns, used.prefill_ns, used.decode_ns, used.kv_wait_ns, used.idle_ns)
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -82,18 +82,18 @@ def test_phases_equal_the_reference_whatever_is_lost(layout, cuts, data):
     kept = [batch for batch in batches if data.draw(st.booleans())]
     low, high = sorted((data.draw(st.integers(0, end_ms)), data.draw(st.integers(0, end_ms))))
     # A step whose end was lost with its batch is known only as far as covers reach, so the reference needs all ends.
-    told = {s.start_unix_ns for batch in kept for s in step_rows(batch.steps) if s.end_unix_ns}
-    known = [span for span in spans if span[0] in ("wait", "idle") or at(span[1]) in told]
-    unfinished = {s.start_unix_ns for batch in kept for s in step_rows(batch.steps)} - told
-    spent = timeline_of(kept).phases(at(low), at(high))
+    reported = {s.start_unix_ns for batch in kept for s in step_rows(batch.steps) if s.end_unix_ns}
+    known = [span for span in spans if span[0] in ("wait", "idle") or at(span[1]) in reported]
+    unfinished = {s.start_unix_ns for batch in kept for s in step_rows(batch.steps)} - reported
+    used = timeline_of(kept).phases(at(low), at(high))
     covers = [(round((b.covered_from_unix_ns - at(0)) / MS), round((b.covered_to_unix_ns - at(0)) / MS)) for b in kept]
     covered, busy, wait = reference(known, covers, low, high)
-    assert spent.covered_ns == covered * MS
-    assert min(parts(spent)) >= 0
-    assert sum(parts(spent)[1:]) == spent.covered_ns
+    assert used.covered_ns == covered * MS
+    assert min(parts(used)) >= 0
+    assert sum(parts(used)[1:]) == used.covered_ns
     if not unfinished:
-        assert spent.prefill_ns + spent.decode_ns == busy * MS
-        assert spent.kv_wait_ns == wait * MS
+        assert used.prefill_ns + used.decode_ns == busy * MS
+        assert used.kv_wait_ns == wait * MS
 
 
 @settings(max_examples=examples(100), deadline=None)

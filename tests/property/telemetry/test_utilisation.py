@@ -122,8 +122,8 @@ def test_a_truncated_step_has_no_effort_and_the_columns_stay_aligned() -> None:
     assert effort_within(LLAMA_8B, log.finished(600, 700), 600, 700) == Effort()
     log.forget_before(190)
     log.forget_from(450)
-    told = [(step.start_ns, step.counts.decode_sequences) for step in log.ran(0, 1000, int)]
-    assert told == [(200, 3), (300, 4), (400, 0)]
+    reported = [(step.start_ns, step.counts.decode_sequences) for step in log.ran(0, 1000, int)]
+    assert reported == [(200, 3), (300, 4), (400, 0)]
     assert effort_within(LLAMA_8B, log.finished(400, 500), 400, 500) == Effort()
     kv = effort_within(LLAMA_8B, log.finished(0, 1000), 0, 1000).decode_bytes - 2 * LLAMA_8B.weight_bytes
     assert kv == pytest.approx(7 * LLAMA_8B.kv_token_bytes)

@@ -35,10 +35,10 @@ class Gateway:
     def __init__(self, app: FastAPI, view: JobView) -> None:
         self._app = app
         self.view = view
-        self.asked = 0
+        self.requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.asked += 1
+        self.requests += 1
         await self._app(scope, receive, send)
 
 
@@ -72,12 +72,12 @@ async def test_a_permanent_error_is_not_retried(tmp_path: Path) -> None:
         assert client.max_retries > 0
         with pytest.raises(openai.APIStatusError) as full:
             await client.files.create(file=("f", b"x" * STORE_BYTES), purpose="batch")
-        assert (full.value.status_code, full.value.code, gateway.asked) == (507, "store_full", 1)
+        assert (full.value.status_code, full.value.code, gateway.requests) == (507, "store_full", 1)
         gateway.view.apply(created(JOB))
         gateway.view.apply(pb.JobEvent(job_id=JOB, finished=pb.Finished(outcome=pb.OUTCOME_COMPLETED)))
         with pytest.raises(openai.ConflictError):
             await client.batches.cancel(JOB)
-        assert gateway.asked == 2
+        assert gateway.requests == 2
 
 
 async def test_a_job_created_twice_with_one_key_in_extra_headers_is_one_job(tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ async def test_an_answer_too_large_for_a_topic_is_in_the_file_and_all_others_are
     assert sorted(result.place for result in results) == list(range(LINES))
     answers = [int(raw.key) for raw in work.copied if raw.topic == "answers"]
     assert sorted(answers) == [place for place in range(LINES) if place != LARGE]
-    told = [json.loads(raw.value) for raw in work.copied if raw.topic == "errors"]
-    assert [(error["custom_id"], error["error"]["code"]) for error in told] == (
+    reported = [json.loads(raw.value) for raw in work.copied if raw.topic == "errors"]
+    assert [(error["custom_id"], error["error"]["code"]) for error in reported] == (
         [(f"{LARGE:03d}", "answer_too_large")] if error_topic else []
     )
     notes = [event.progress for event in work.values_of(BATCH_JOBS) if isinstance(event, pb.JobEvent)]

@@ -42,8 +42,8 @@ async def test_no_lines_follow_those_dealt_as_missing_even_if_the_file_returns(t
     assert [(span.first_place, span.bytes) for span in spans] == [(256, 0), (512, 0)]
 
 
-@pytest.mark.parametrize("told", [b"", b"{}\n"])
-async def test_a_file_that_the_store_fails_to_read_is_not_dealt_as_missing(tmp_path: Path, told: bytes) -> None:
+@pytest.mark.parametrize("reported", [b"", b"{}\n"])
+async def test_a_file_that_the_store_fails_to_read_is_not_dealt_as_missing(tmp_path: Path, reported: bytes) -> None:
     class Faulty(LocalFiles):
         well = False
 
@@ -51,8 +51,8 @@ async def test_a_file_that_the_store_fails_to_read_is_not_dealt_as_missing(tmp_p
             if self.well:
                 async for part in super().read(file_id, first_byte, length):
                     yield part
-            elif told:
-                yield told
+            elif reported:
+                yield reported
             else:
                 raise FileNotFound("no such file")
 

@@ -34,7 +34,7 @@ from services.gateway.batch.job import Job
 from services.gateway.batch.routes import make_batch_router, show_batch, show_page
 from services.gateway.batch.view import MAX_TENANT_UNFINISHED, MAX_UNFINISHED, JobTable, JobView
 
-ASKED = {"endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "24h"}
+BATCH_BODY = {"endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "24h"}
 
 TOPICS = AllowedTopics("batch.*")
 
@@ -91,7 +91,7 @@ def test_a_tenants_finished_jobs_evict_only_its_own() -> None:
 
 async def test_a_created_job_is_listed_at_once_even_if_the_broker_is_slow_to_return_it(tmp_path: Path) -> None:
     async with gateway(HandleBlocks(), tmp_path) as (http, _):
-        job = (await http.post("/v1/batches", json=ASKED)).json()
+        job = (await http.post("/v1/batches", json=BATCH_BODY)).json()
         assert job["status"] == "validating"
         assert (await http.get(f"/v1/batches/{job['id']}")).json() == job
         assert [each["id"] for each in (await http.get("/v1/batches")).json()["data"]] == [job["id"]]
@@ -117,7 +117,7 @@ async def test_a_job_requested_again_with_its_key_is_the_same_job(tmp_path: Path
 
     async def post(http: httpx.AsyncClient, key: str = "mine", **change: Any) -> str:
         headers = {"Idempotency-Key": key}
-        return str((await http.post("/v1/batches", json={**ASKED, **change}, headers=headers)).json()["id"])
+        return str((await http.post("/v1/batches", json={**BATCH_BODY, **change}, headers=headers)).json()["id"])
 
     async with gateway(work, tmp_path) as (http, view), gateway(work, tmp_path) as (another, other_view):
         job_id = await post(http)
@@ -143,7 +143,7 @@ async def test_a_job_is_created_only_from_a_json_body(tmp_path: Path) -> None:
     async with gateway(work, tmp_path) as (http, _):
         for headers in ({}, {"content-type": "text/plain"}, {"content-encoding": "gzip"}):
             with pytest.raises(UnsupportedMediaType):
-                await http.post("/v1/batches", content=json.dumps(ASKED), headers=headers)
+                await http.post("/v1/batches", content=json.dumps(BATCH_BODY), headers=headers)
         with pytest.raises(UnsupportedMediaType):
             await http.post("/v1/files", content=b"{}", headers={"content-type": "application/jsonl"})
         form = {"files": {"file": ("f", b"{}")}, "data": {"purpose": "batch"}}
@@ -164,8 +164,8 @@ async def test_an_error_of_files_and_batches_is_short_whatever_it_names(tmp_path
             ("GET", f"/v1/batches/{long}", {}),
             ("GET", f"/v1/batches?after={long}", {}),
             ("POST", "/v1/files", form),
-            ("POST", "/v1/batches", {"json": {**ASKED, long: 1}}),
-            ("POST", "/v1/batches", {"json": {**ASKED, "input_file_id": long}}),
+            ("POST", "/v1/batches", {"json": {**BATCH_BODY, long: 1}}),
+            ("POST", "/v1/batches", {"json": {**BATCH_BODY, "input_file_id": long}}),
         ):
             with pytest.raises(FulcrumError) as refused:
                 await http.request(method, path, **more)  # type: ignore[arg-type]
@@ -177,10 +177,10 @@ async def test_an_error_of_files_and_batches_is_short_whatever_it_names(tmp_path
 async def test_an_unsupported_field_of_batches_is_refused_by_name(tmp_path: Path, change: dict[str, Any]) -> None:
     async with gateway(HandleBlocks(), tmp_path) as (http, _):
         with pytest.raises(UnsupportedField) as refused:
-            await http.post("/v1/batches", json={**ASKED, **change})
+            await http.post("/v1/batches", json={**BATCH_BODY, **change})
         (name,) = change
         assert (refused.value.code, refused.value.param) == ("unsupported_field", name)
-        asked_for_nothing = {**ASKED, **dict.fromkeys(change)}
+        asked_for_nothing = {**BATCH_BODY, **dict.fromkeys(change)}
         assert (await http.post("/v1/batches", json=asked_for_nothing)).status_code == 200
 
 
@@ -211,7 +211,7 @@ async def test_a_job_that_does_not_fit_is_refused_by_field_name(tmp_path: Path) 
     async with gateway(HandleBlocks(), tmp_path) as (http, _):
         for change, param in (({"priority": "high"}, "priority"), ({"metadata": {"a": 1}}, "metadata")):
             with pytest.raises(InvalidRequest) as refused:
-                await http.post("/v1/batches", json={**ASKED, **change})
+                await http.post("/v1/batches", json={**BATCH_BODY, **change})
             assert refused.value.param == param
 
 
@@ -223,7 +223,7 @@ async def test_clients_do_not_retry_a_request_that_may_have_created_a_job(tmp_pa
     async with gateway(Unsure(), tmp_path) as (http, _):
         for headers, repeatable in (({}, False), ({"Idempotency-Key": "mine"}, True)):
             with pytest.raises(FulcrumError) as unsure:
-                await http.post("/v1/batches", json=ASKED, headers=headers)
+                await http.post("/v1/batches", json=BATCH_BODY, headers=headers)
             assert (unsure.value.code, unsure.value.repeatable) == ("broker_unavailable", repeatable)
 
 

@@ -81,8 +81,8 @@ async def test_a_job_without_room_reports_it_and_copies_nothing_until_there_is_r
         assert (shown()["status"], files.parts_read) == ("finalizing", 0)
         tell(shown(), as_json=False)
         assert "room" in capsys.readouterr().err
-        told = len(work.values_of(BATCH_JOBS))
-        assert told < 40, "the wait is logged once"
+        reported = len(work.values_of(BATCH_JOBS))
+        assert reported < 40, "the wait is logged once"
         await files.delete("file-2")
         await until(lambda: not view.unfinished(), what="the end")
         assert (shown()["status"], shown()["fulcrum"]["waits_for"]) == ("completed", None)
@@ -96,8 +96,8 @@ async def test_a_cancelled_job_that_finds_no_room_ends_without_its_answers_and_g
         ends_ns = clock.now_ns() + HOUR_NS
         await work.send(BATCH_JOBS, created("job", input_file_id="file-1", expires_unix_ns=ends_ns))
         await answer_all(work)
-        asked = pb.JobEvent(job_id="job", at_unix_ns=clock.now_ns(), cancel_asked=pb.CancelAsked())
-        await work.send(BATCH_JOBS, asked)
+        requested = pb.JobEvent(job_id="job", at_unix_ns=clock.now_ns(), cancel_asked=pb.CancelAsked())
+        await work.send(BATCH_JOBS, requested)
         await until(lambda: view.jobs()[0].waits_for, what="word of the wait")
         assert view.unfinished(), "room may be made yet"
         clock.advance_ms(CANCELLED_WAITS_S * 1000 + 1)

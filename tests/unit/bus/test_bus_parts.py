@@ -34,7 +34,7 @@ def test_min_insync_replicas_is_two_from_three_copies_on_and_otherwise_one(topic
 
 
 @pytest.mark.parametrize(
-    ("asked", "brokers", "servers", "copies"),
+    ("requested", "brokers", "servers", "copies"),
     [
         (0, 1, "a:1", 1),
         (0, 2, "a:1", 2),
@@ -46,17 +46,17 @@ def test_min_insync_replicas_is_two_from_three_copies_on_and_otherwise_one(topic
     ],
 )
 def test_a_topic_has_three_copies_if_at_least_three_brokers_are_named(
-    asked: int, brokers: int, servers: str, copies: int
+    requested: int, brokers: int, servers: str, copies: int
 ) -> None:
-    assert Copies(asked).wanted(brokers, named_brokers(servers)) == copies
+    assert Copies(requested).wanted(brokers, named_brokers(servers)) == copies
 
 
-@given(copies=st.integers(1, 9), asked=st.integers(0, 9))
-def test_min_insync_replicas_never_exceeds_the_number_of_copies(copies: int, asked: int) -> None:
-    needed = Copies(in_sync=asked).needed(copies)
+@given(copies=st.integers(1, 9), requested=st.integers(0, 9))
+def test_min_insync_replicas_never_exceeds_the_number_of_copies(copies: int, requested: int) -> None:
+    needed = Copies(in_sync=requested).needed(copies)
     assert needed <= copies
-    assert not asked or needed == min(asked, copies)
-    assert topic_settings(STEPS, copies, Copies(in_sync=asked)).get("min.insync.replicas") == (
+    assert not requested or needed == min(requested, copies)
+    assert topic_settings(STEPS, copies, Copies(in_sync=requested)).get("min.insync.replicas") == (
         str(needed) if needed else None
     )
 
@@ -70,8 +70,8 @@ def test_a_topic_is_reported_if_any_of_its_partitions_has_too_few_copies() -> No
 
 def test_a_topic_without_a_description_is_not_reported_as_weak() -> None:
     one, two = ("min.insync.replicas", "1", False), ("min.insync.replicas", "2", False)
-    told = [(0, "", 2, "strong", [two]), (0, "", 2, "weak", [one]), (29, "refused", 2, "secret", [])]
-    assert weak_topics(told) == ["weak"]
+    reported = [(0, "", 2, "strong", [two]), (0, "", 2, "weak", [one]), (29, "refused", 2, "secret", [])]
+    assert weak_topics(reported) == ["weak"]
 
 
 @given(
@@ -154,8 +154,8 @@ class Broker:
     async def offsets_for_times(
         self, times: dict[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        told = await self._told(list(times), 800)
-        return {partition: OffsetAndTimestamp(offset, 0) for partition, offset in told.items()}
+        reported = await self._told(list(times), 800)
+        return {partition: OffsetAndTimestamp(offset, 0) for partition, offset in reported.items()}
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         self.sought = {}

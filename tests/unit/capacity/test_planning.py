@@ -49,18 +49,18 @@ def daily(days: int = 6) -> PlanInput:
     )
 
 
-def table_folder(folder: Path, found: PlanInput, asked: PlanQuery) -> Path:
+def table_folder(folder: Path, found: PlanInput, requested: PlanQuery) -> Path:
     """Write tables as if the lab had measured 0.6, 1.4 and 3.2 workers' worth of work on 1, 2 and 4."""
     table = {"workers": [1, 2, 4], "work": [0.6, 1.4, 3.2]}
-    name = fingerprint(rounded(bench_of(found, asked, HARDWARE)))
+    name = fingerprint(rounded(bench_of(found, requested, HARDWARE)))
     (folder / f"{name}.json").write_text(json.dumps({"prefill": table, "decode": table}))
     return folder
 
 
-def plan_row(tmp_path: Path, asked: PlanQuery) -> dict[str, Any]:
+def plan_row(tmp_path: Path, requested: PlanQuery) -> dict[str, Any]:
     found = daily()
-    planned = plan_capacity(found, asked, HARDWARE, table_folder(tmp_path, found, asked))
-    return plan_json(found, asked, planned, None)
+    planned = plan_capacity(found, requested, HARDWARE, table_folder(tmp_path, found, requested))
+    return plan_json(found, requested, planned, None)
 
 
 def test_the_plan_follows_the_day_and_reports_when_capacity_runs_short(tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_the_plan_follows_the_day_and_reports_when_capacity_runs_short(tmp_path:
 
 def test_more_traffic_and_longer_prompts_need_more_gpus_in_their_pool(tmp_path: Path) -> None:
     most = {}
-    for name, asked in {
+    for name, requested in {
         "now": PlanQuery(SLO, 86_400.0),
         "traffic": PlanQuery(SLO, 86_400.0, traffic=1.5),
         "isl": PlanQuery(SLO, 86_400.0, isl=2.0),
     }.items():
-        row = plan_row(tmp_path, asked)
+        row = plan_row(tmp_path, requested)
         most[name] = {phase: row["pools"][phase]["most"] for phase in ("prefill", "decode")}
     assert most["traffic"]["prefill"] > most["now"]["prefill"]
     assert most["traffic"]["decode"] > most["now"]["decode"]
@@ -95,9 +95,9 @@ def test_more_traffic_and_longer_prompts_need_more_gpus_in_their_pool(tmp_path: 
 
 @pytest.mark.parametrize("days, ahead_days, said", [(2, 5, True), (6, 1, False)])
 def test_a_plan_far_beyond_past_demand_says_so(tmp_path: Path, days: int, ahead_days: int, said: bool) -> None:
-    found, asked = daily(days), PlanQuery(SLO, ahead_days * 86_400.0)
-    folder = table_folder(tmp_path, found, asked)
-    notes = plan_capacity(found, asked, HARDWARE, folder).notes
+    found, requested = daily(days), PlanQuery(SLO, ahead_days * 86_400.0)
+    folder = table_folder(tmp_path, found, requested)
+    notes = plan_capacity(found, requested, HARDWARE, folder).notes
     assert any("times the busiest stretch so far" in note for note in notes) == said
 
 
@@ -137,9 +137,9 @@ def test_a_trace_is_planned_with_its_own_lengths_and_bursts() -> None:
 
 
 def test_an_slo_that_even_a_single_sequence_misses_is_refused_with_a_message() -> None:
-    found, asked = daily(), PlanQuery(parse_slo("ttft=2s,tpot=1ms"), 3600.0)
+    found, requested = daily(), PlanQuery(parse_slo("ttft=2s,tpot=1ms"), 3600.0)
     with pytest.raises(InvalidRequest, match=r"one sequence alone takes [0-9.]+ ms a token; set --slo with") as caught:
-        plan_capacity(found, asked, HARDWARE)
+        plan_capacity(found, requested, HARDWARE)
     least = re.search(r"with (tpot=[0-9]+ms) or more", caught.value.message)
     assert least is not None
     plan_capacity(found, PlanQuery(parse_slo(f"ttft=2s,{least.group(1)}"), 3600.0), HARDWARE)
@@ -165,10 +165,10 @@ def test_hardware_reported_by_workers_is_used_as_reported() -> None:
 
 @pytest.mark.slow
 def test_a_plan_measures_its_pools_in_the_lab_once_and_then_uses_the_cached_result(tmp_path: Path) -> None:
-    found, asked, notes = daily(), PlanQuery(SLO, 7200.0), list[str]()
-    first = plan_capacity(found, asked, HARDWARE, tmp_path, notes.append)
+    found, requested, notes = daily(), PlanQuery(SLO, 7200.0), list[str]()
+    first = plan_capacity(found, requested, HARDWARE, tmp_path, notes.append)
     measured = list(notes)
-    again = plan_capacity(found, asked, HARDWARE, tmp_path, notes.append)
+    again = plan_capacity(found, requested, HARDWARE, tmp_path, notes.append)
     assert {note.split()[1] for note in measured} == {"prefill", "decode"}
     assert notes == measured
     assert first.tables == again.tables

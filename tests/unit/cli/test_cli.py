@@ -235,8 +235,8 @@ def test_an_error_of_one_worker_leaves_the_figures_of_the_others(capsys: pytest.
     assert failed == ["two: another measurement runs"]
     (line,) = capsys.readouterr().out.splitlines()
     assert [each.get("error") for each in json.loads(line)] == [None, "two: another measurement runs", None]
-    told: list[dict[str, Any]] = []
-    assert of_each(workers, ask, told.append) == (told, failed)
+    published: list[dict[str, Any]] = []
+    assert of_each(workers, ask, published.append) == (published, failed)
     assert capsys.readouterr().out == ""
 
 

@@ -30,7 +30,7 @@ class Gateway(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.sent = b""
         """The body of the last POST."""
         self.refuses = ""
@@ -52,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.server.sent = self.rfile.read(int(self.headers["content-length"]))
-        self.server.asked.append(f"POST {self.path}")
+        self.server.requests.append(f"POST {self.path}")
         if self.path == "/v1/files":
             self._answer(200, b'{"id": "file-1"}')
         elif self.server.refuses:
@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, found if found is not None else json.dumps(self.server.job).encode(), breaks=bool(found))
 
     def do_DELETE(self) -> None:
-        self.server.asked.append(f"DELETE {self.path}")
+        self.server.requests.append(f"DELETE {self.path}")
         self._answer(200, b"{}")
 
     def _answer(self, status: int, body: bytes, *, breaks: bool = False) -> None:
@@ -135,7 +135,7 @@ def test_an_impossible_command_is_refused_before_anything_is_sent(gateway: Gatew
     Path("link").symlink_to("in.jsonl")
     Path("elsewhere.jsonl").write_text('{"url": "/v1/images"}')
     done = batch(*arguments)
-    assert (done.exit_code, gateway.asked) == (1, [])
+    assert (done.exit_code, gateway.requests) == (1, [])
     assert "--output" in str(done.exception) or "must be" in str(done.exception) or "--errors" in str(done.exception)
     assert Path("in.jsonl").read_text() == REQUEST
 
@@ -182,7 +182,7 @@ def test_the_input_of_a_refused_job_is_deleted(gateway: Gateway) -> None:
     gateway.refuses = "no such topic"
     done = batch("submit", "in.jsonl", "--output-topic", "none")
     assert (done.exit_code, "no such topic" in str(done.exception)) == (1, True)
-    assert gateway.asked == ["POST /v1/files", "POST /v1/batches", "DELETE /v1/files/file-1"]
+    assert gateway.requests == ["POST /v1/files", "POST /v1/batches", "DELETE /v1/files/file-1"]
 
 
 @pytest.mark.parametrize("arguments", [("submit", "in.jsonl"), ("status", "batch_1")])
@@ -204,7 +204,7 @@ def test_a_gateway_that_never_finishes_reading_its_jobs_is_given_up(
     done = batch("submit", "in.jsonl")
     assert done.exit_code == 1
     assert "still reads" in str(done.output) + str(done.exception)
-    assert gateway.asked == []  # no file was left there, no job begun
+    assert gateway.requests == []  # no file was left there, no job begun
 
 
 def test_waiting_for_a_job_survives_gateway_errors_and_a_single_query_reports_them(
@@ -238,7 +238,7 @@ def test_requests_can_come_from_stdin(gateway: Gateway) -> None:
     assert batch("submit", "-", stdin=REQUEST).exit_code == 0
     assert json.loads(gateway.sent)["endpoint"] == "/v1/completions", "as the first line says"
     assert batch("submit", "none.jsonl").exit_code == 2
-    assert len(gateway.asked) == 2
+    assert len(gateway.requests) == 2
 
 
 def test_numbers_are_not_mistaken_for_answers(gateway: Gateway) -> None:

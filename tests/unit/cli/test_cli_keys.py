@@ -126,8 +126,8 @@ def test_a_running_suite_names_the_store_of_its_keys(tmp_path: Path) -> None:
 def test_a_tenant_is_deleted_only_after_a_confirmation(keys_file: Path) -> None:
     made, other = value("create", "--tenant", "a"), value("create", "--tenant", "b")
     run("limits", "a", "--requests", "5")
-    asked = CliRunner().invoke(app, ["keys", "delete-tenant", "a"], input="n\n")
-    assert asked.exit_code == 1 and value("list")[0]["status"] == "active"
+    result = CliRunner().invoke(app, ["keys", "delete-tenant", "a"], input="n\n")
+    assert result.exit_code == 1 and value("list")[0]["status"] == "active"
     with pytest.raises(InvalidRequest, match="add --yes"):
         run("delete-tenant", "a", "--json")
     assert value("delete-tenant", "a", "--yes")["revoked"] == [made["id"]]

@@ -157,14 +157,14 @@ def assert_plain(text: str, what: str = "") -> None:
 @pytest.mark.system
 def test_no_command_interprets_foreign_text(tmp_path: Path) -> None:
     """Escape codes coloured the terminal, and a line end made a record that looked real."""
-    told = []
+    reported = []
     with a_service(dirty(ANSWERS), tmp_path) as ready:
         for command in COMMANDS:
             done = CliRunner().invoke(PROGRAM, [*command.split(), *ready])
             assert done.exit_code == 0, (command, done.output, done.exception)
             assert_plain(done.output, command)
-            told.append((command, "FORGED" in done.output))
-    silent = {command for command, shows in told if not shows}
+            reported.append((command, "FORGED" in done.output))
+    silent = {command for command, shows in reported if not shows}
     assert silent <= {
         "advice",
         "planner mode",

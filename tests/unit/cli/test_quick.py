@@ -25,7 +25,7 @@ def called(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[Any, ...]]:
     return calls
 
 
-def asked(name: str) -> list[str]:
+def calls_of(name: str) -> list[str]:
     """Return the arguments that the command requires."""
     return ["gpu-1", "gpu-2", "prefill"] if QUICK[name].words else []
 
@@ -37,17 +37,17 @@ def test_a_plain_command_line_makes_the_same_call_as_typer(name: str, monkeypatc
     words = [*([flag] for flag in (*QUICK[name].flags, "--json")), ["--ready", "suite.json"]]
     for count in range(len(words) + 1):
         for chosen in combinations(words, count):
-            line = [*name.split(), *asked(name), *(word for each in chosen for word in each)]
+            line = [*name.split(), *calls_of(name), *(word for each in chosen for word in each)]
             plain = plain_call(line)
             assert plain is not None
             plain()
             assert CliRunner().invoke(app, line).exit_code == 0
             assert calls[-1] == calls[-2], line
     monkeypatch.setenv("FULCRUM_READY", "named.json")
-    plain = plain_call([*name.split(), *asked(name)])
+    plain = plain_call([*name.split(), *calls_of(name)])
     assert plain is not None
     plain()
-    CliRunner().invoke(app, [*name.split(), *asked(name)])
+    CliRunner().invoke(app, [*name.split(), *calls_of(name)])
     assert calls[-1] == calls[-2]
     assert str(calls[-1][0]) == "named.json"
 

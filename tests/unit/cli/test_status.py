@@ -70,9 +70,9 @@ def test_a_cause_of_another_release_is_printed_like_a_known_one() -> None:
 
 
 def test_old_data_are_never_shown_as_live() -> None:
-    told = printed(live=False, not_live_because="nothing came for 95 s", age_ms=95_000)
-    assert told[1] == "Not live: nothing came for 95 s."
-    assert told[-1] == "Data are 1 min behind."
+    reported = printed(live=False, not_live_because="nothing came for 95 s", age_ms=95_000)
+    assert reported[1] == "Not live: nothing came for 95 s."
+    assert reported[-1] == "Data are 1 min behind."
 
 
 def test_an_unknown_figure_is_a_question_mark_and_not_a_zero() -> None:
@@ -121,13 +121,13 @@ def test_a_bar_has_the_requested_width_at_any_pressure(pressure: float | None, c
 def test_a_duration_is_never_rounded_up(one_ms: float, other_ms: float) -> None:
     sizes = {"s": 1e3, "min": 60e3, "h": 3600e3, "d": 86_400e3}
 
-    def told(ms: float) -> float:
+    def reported(ms: float) -> float:
         number, unit = span(ms).split()
         return float(number) * sizes[unit]
 
-    assert told(one_ms) <= one_ms * (1 + 1e-9) + 1e-6
+    assert reported(one_ms) <= one_ms * (1 + 1e-9) + 1e-6
     low, high = sorted((one_ms, other_ms))
-    assert told(low) <= told(high)
+    assert reported(low) <= reported(high)
 
 
 def test_a_split_without_prefill_workers_counts_mixed_workers() -> None:
@@ -149,12 +149,12 @@ def alert(number: int, started_ms: int, ended_ms: int | None = None) -> dict[str
 
 
 def test_events_and_alerts_are_merged_by_time() -> None:
-    told = merged([event(2, 30), event(1, 10)], [alert(2, 5, 40), alert(1, 20)])
-    assert [(each.unix_ms, each.kind) for each in told] == [
+    reported = merged([event(2, 30), event(1, 10)], [alert(2, 5, 40), alert(1, 20)])
+    assert [(each.unix_ms, each.kind) for each in reported] == [
         (10, "role_moved"), (20, "alert"), (30, "role_moved"), (40, "alert_over"),
     ]  # fmt: skip
-    assert told[0].actor == "planner"
-    assert told[-1].text == "over"
+    assert reported[0].actor == "planner"
+    assert reported[-1].text == "over"
 
 
 @pytest.mark.parametrize(

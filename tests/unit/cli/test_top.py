@@ -62,10 +62,16 @@ class Service:
 
     def finish(self, request_id: str, prefill: str, decode: str, **more: Any) -> None:
         """A request of 100 ms until its first token and 20 ms a token has just ended."""
-        told = {"model": "sim", "prompt_tokens": 32, "cached_tokens": 16, "output_tokens": 11, "outcome": OUTCOME_OK}
+        reported = {
+            "model": "sim",
+            "prompt_tokens": 32,
+            "cached_tokens": 16,
+            "output_tokens": 11,
+            "outcome": OUTCOME_OK,
+        }
         event = RequestEvent(
             request_id=request_id, prefill_worker=prefill, decode_worker=decode, queue_ns=5 * MS, ttft_ns=100 * MS,
-            decode_ns=200 * MS, arrival_unix_ns=self.clock.now_ns() - 300 * MS, **{**told, **more},
+            decode_ns=200 * MS, arrival_unix_ns=self.clock.now_ns() - 300 * MS, **{**reported, **more},
         )  # fmt: skip
         self.state.take(Record(REQUESTS, request_id, event, 0, 0), self.clock.now_ns())
 
@@ -213,8 +219,21 @@ async def test_one_key_leads_from_a_worker_to_its_requests_and_back() -> None:
             await seen(pilot, lambda: isinstance(app.screen, Detail) and len(requests()) == 2)
             heads, line = requests()
             assert heads.split() == list(REQUEST_HEADS)
-            told = line.split(maxsplit=1)[1]
-            assert told.split() == ["decode", "1,234", "16", "11", "5.0", "ms", "100", "ms", "20.0", "ms", "ok", "r-1"]
+            reported = line.split(maxsplit=1)[1]
+            assert reported.split() == [
+                "decode",
+                "1,234",
+                "16",
+                "11",
+                "5.0",
+                "ms",
+                "100",
+                "ms",
+                "20.0",
+                "ms",
+                "ok",
+                "r-1",
+            ]
             service.finish("r-3", "decode-1", "decode-1", outcome=OUTCOME_CLIENT_GONE)
             await seen(pilot, lambda: len(requests()) == 3)
             assert "client_gone" in requests()[1] and "both" in requests()[1]
@@ -265,9 +284,9 @@ async def test_the_newest_of_thousands_of_steps_are_shown() -> None:
         steps = [step(start_ms + each / 2, start_ms + (each + 1) / 2, decode=1) for each in range(2000)]
         batch = step_batch(1, (start_ms, start_ms + 1000), steps, worker="decode-9")
         service.state.take(Record(STEPS, "decode-9", batch, 0, 0), service.clock.now_ns())
-        told = await anext(aiter(Feed(service.url).steps_of("decode-9", "10s")))
-        assert not isinstance(told, NotShown) and len(told) == len(steps)
-        assert told[0].end_unix_ns == steps[-1].end_unix_ns
+        reported = await anext(aiter(Feed(service.url).steps_of("decode-9", "10s")))
+        assert not isinstance(reported, NotShown) and len(reported) == len(steps)
+        assert reported[0].end_unix_ns == steps[-1].end_unix_ns
 
 
 async def test_a_service_outage_is_shown_and_the_service_is_followed_again_afterwards() -> None:
@@ -410,32 +429,32 @@ async def test_occupancy_prints_a_group_above_its_ranks_and_dummy_steps_as_a_par
         {"window_ms": 2000, "age_ms": None, **shares, "dummy": 0.2, "workers": [alone, *ranks], "groups": [group]}
     )
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    told = {line[0]: line for line in lines if line}
+    reported = {line[0]: line for line in lines if line}
     assert "dummy" in lines[0]
-    assert list(told)[1:6] == ["all", "a", "g", "w-0", "w-1"]
-    assert "25.0%" in told["g"] and "50.0%" in told["w-1"] and "×2" in told["g"]
+    assert list(reported)[1:6] == ["all", "a", "g", "w-0", "w-1"]
+    assert "25.0%" in reported["g"] and "50.0%" in reported["w-1"] and "×2" in reported["g"]
 
 
 def test_occupancy_shows_encode_beside_prefill_and_decode_where_images_were_encoded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def spent(encode: int, prefill: int, decode: int) -> dict[str, Any]:
+    def used(encode: int, prefill: int, decode: int) -> dict[str, Any]:
         times = {"covered": 1000, "prefill": prefill, "decode": decode, "kv_wait": 0, "idle": 1000 - prefill - decode}
         shares = {name: ns / 1000 for name, ns in times.items()}
         ratio = prefill / decode if decode else None
         return {**shares, "ratio": ratio, "coverage": 1.0, "gpu_ns": times, "encode_gpu_ns": encode}
 
-    workers = [{"id": "p", **spent(100, 300, 0)}, {"id": "d", **spent(0, 0, 400)}, {"id": "idle", **spent(0, 0, 0)}]
-    workers.append({"id": "elsewhere", **spent(0, 300, 400), "encode_gpu_ns": None})
-    show_occupancy_of({"window_ms": 2000, "age_ms": None, **spent(100, 300, 400), "workers": workers})
+    workers = [{"id": "p", **used(100, 300, 0)}, {"id": "d", **used(0, 0, 400)}, {"id": "idle", **used(0, 0, 0)}]
+    workers.append({"id": "elsewhere", **used(0, 300, 400), "encode_gpu_ns": None})
+    show_occupancy_of({"window_ms": 2000, "age_ms": None, **used(100, 300, 400), "workers": workers})
     out = capsys.readouterr().out
     assert "E:P:D" in out
-    told = {line.split()[0]: line for line in out.splitlines() if line.strip()}
-    assert "0.25:0.50:1" in told["all"]
-    assert "0.50:1:0" in told["p"]
-    assert "0:0:1" in told["d"]
-    assert "?:0.75:1" in told["elsewhere"], "another instance reads it"
-    show_occupancy_of({"window_ms": 2000, "age_ms": None, **spent(0, 300, 400), "workers": workers[1:]})
+    reported = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert "0.25:0.50:1" in reported["all"]
+    assert "0.50:1:0" in reported["p"]
+    assert "0:0:1" in reported["d"]
+    assert "?:0.75:1" in reported["elsewhere"], "another instance reads it"
+    show_occupancy_of({"window_ms": 2000, "age_ms": None, **used(0, 300, 400), "workers": workers[1:]})
     out = capsys.readouterr().out
     assert " P:D" in out and "E:P:D" not in out
 

@@ -70,7 +70,7 @@ def test_redis_keys_are_stable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "told"),
+    ("was", "now", "reported"),
     [
         ({"a": 1}, {"a": 2.5}, []),
         ({"a": 1}, {"a": "x"}, [".a was number, is string"]),
@@ -84,6 +84,6 @@ def test_redis_keys_are_stable() -> None:
         ({"decode-1": {"b": 1}}, {"decode-2": {"b": 1}}, []),
     ],
 )
-def test_shapes_differ_if_a_reader_would_notice(was: Any, now: Any, told: list[str]) -> None:
+def test_shapes_differ_if_a_reader_would_notice(was: Any, now: Any, reported: list[str]) -> None:
     ids = ("decode-1", "decode-2")
-    assert golden.differences(golden.shape(was, ids), golden.shape(now, ids)) == told
+    assert golden.differences(golden.shape(was, ids), golden.shape(now, ids)) == reported

@@ -114,10 +114,10 @@ LARK = 'start: "SELECT " column (", " column)?\ncolumn: /[a-z]{2}/ | "*"'
 
 @pytest.mark.parametrize("grammar", [GBNF, LARK])
 def test_a_grammar_accepts_exactly_what_it_derives_in_either_dialect(grammar: str) -> None:
-    asked = completion(structured_outputs={"grammar": grammar})
-    assert asked.rule == chat(guided_grammar=grammar).rule and asked.schema_field == "structured_outputs.grammar"
-    assert fault_of_rule(asked.rule) == ""
-    found = {written(asked.rule, seed) for seed in range(10)}
+    parsed = completion(structured_outputs={"grammar": grammar})
+    assert parsed.rule == chat(guided_grammar=grammar).rule and parsed.schema_field == "structured_outputs.grammar"
+    assert fault_of_rule(parsed.rule) == ""
+    found = {written(parsed.rule, seed) for seed in range(10)}
     assert len(found) > 1
     assert all(re.fullmatch(r"SELECT ([a-z]{2}|\*)(, ([a-z]{2}|\*))?", text) for text in found)
 

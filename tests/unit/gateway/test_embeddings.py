@@ -21,8 +21,8 @@ ARRIVAL = cast(Arrival, None)
 
 def read(path: str, **body: Any) -> ParsedRequest:
     reader = pooled_readers()[path]
-    asked, _ = asyncio.run(reader.read(json.dumps({"model": "m", **body}).encode(), ARRIVAL))
-    return asked
+    requested, _ = asyncio.run(reader.read(json.dumps({"model": "m", **body}).encode(), ARRIVAL))
+    return requested
 
 
 def test_each_text_or_list_of_tokens_is_a_prompt() -> None:
@@ -33,8 +33,8 @@ def test_each_text_or_list_of_tokens_is_a_prompt() -> None:
         ([[1], [2, 3]], ([1], [2, 3])),
     ]
     for given, prompts in cases:
-        asked = read(EMBEDDINGS_PATH, input=given, user="u", dimensions=None)
-        assert (asked.prompts, asked.choices, asked.pooled, asked.stream) == (prompts, len(prompts), True, False)
+        parsed = read(EMBEDDINGS_PATH, input=given, user="u", dimensions=None)
+        assert (parsed.prompts, parsed.choices, parsed.pooled, parsed.stream) == (prompts, len(prompts), True, False)
     assert read(EMBEDDINGS_PATH, input="a", add_special_tokens=False).raw
     assert read(SCORE_PATH, text_1="a", text_2=["b", "c"]).prompts == ("a", "b", "c")
     assert read(RERANK_PATH, query="q", documents=["a", {"text": "b"}]).prompts == ("q", "a", "b")

@@ -153,8 +153,8 @@ def test_an_answers_message_can_be_sent_back_as_the_client_library_serialises_it
         "role": "assistant", "content": "hello", "refusal": None, "annotations": [], "audio": None,
         "function_call": None, "tool_calls": None,
     }  # fmt: skip
-    asked = chat(messages=[*CHAT["messages"], dumped])
-    assert asked.messages[1] == {"role": "assistant", "content": "hello"}
+    parsed = chat(messages=[*CHAT["messages"], dumped])
+    assert parsed.messages[1] == {"role": "assistant", "content": "hello"}
     with pytest.raises(UnsupportedField) as caught:
         chat(messages=[{**dumped, "audio": {"id": "a"}}])
     assert caught.value.param == "messages[0].audio"
@@ -178,8 +178,8 @@ def test_a_refusal_in_an_earlier_answer_becomes_its_text(refused: dict[str, Any]
 
 def test_calls_and_reasoning_of_earlier_answers_reach_the_template() -> None:
     answer = {"role": "assistant", "content": None, "tool_calls": [CALLED], "reasoning_content": "Hm."}
-    asked = chat(messages=[*CHAT["messages"], answer, {"role": "tool", "tool_call_id": "c1", "content": [TEXT_PART]}])
-    _, turn, result = asked.messages
+    parsed = chat(messages=[*CHAT["messages"], answer, {"role": "tool", "tool_call_id": "c1", "content": [TEXT_PART]}])
+    _, turn, result = parsed.messages
     assert turn["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
     assert (turn["content"], turn["reasoning_content"]) == (None, "Hm.")
     assert result == {"role": "tool", "content": [TEXT_PART], "tool_call_id": "c1"}
@@ -211,10 +211,10 @@ def test_tools_that_may_not_be_called_are_hidden_from_the_model() -> None:
 
 
 def test_defaults_are_those_of_openai() -> None:
-    asked = chat()
-    assert not asked.continuous_usage
-    assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (1, 1, 0)
-    assert (asked.n, asked.max_tokens, asked.seed, asked.stream) == (1, None, None, False)
+    parsed = chat()
+    assert not parsed.continuous_usage
+    assert (parsed.sampling.temperature, parsed.sampling.top_p, parsed.sampling.top_k) == (1, 1, 0)
+    assert (parsed.n, parsed.max_tokens, parsed.seed, parsed.stream) == (1, None, None, False)
     assert completion().max_tokens == 16
 
 
@@ -234,8 +234,8 @@ def test_contents_and_roles_are_left_to_the_template() -> None:
 
 def test_an_answer_is_opened_or_the_last_message_is_continued() -> None:
     def ends(**fields: Any) -> tuple[bool, bool]:
-        asked = chat(**fields)
-        return asked.opens_answer, asked.continues
+        parsed = chat(**fields)
+        return parsed.opens_answer, parsed.continues
 
     assert (ends(), ends(add_generation_prompt=False)) == ((True, False), (False, False))
     assert ends(continue_final_message=True) == ends(continue_final_message=True, add_generation_prompt=False)
@@ -245,13 +245,13 @@ def test_an_answer_is_opened_or_the_last_message_is_continued() -> None:
 
 
 def test_sampling_is_passed_on() -> None:
-    asked = chat(temperature=0, top_k=-1, logprobs=True, top_logprobs=3, logit_bias={"7": -100}, ignore_eos=True)
+    parsed = chat(temperature=0, top_k=-1, logprobs=True, top_logprobs=3, logit_bias={"7": -100}, ignore_eos=True)
     more = chat(stop_token_ids=[5, 6], min_tokens=4).sampling
     assert (list(more.stop_token_ids), more.min_tokens) == ([5, 6], 4)
-    assert (asked.sampling.temperature, asked.sampling.top_k) == (0, 0)
-    assert (asked.sampling.logprobs, asked.sampling.top_logprobs) == (True, 3)
-    assert dict(asked.sampling.logit_bias) == {7: -100}
-    assert asked.sampling.ignore_eos
+    assert (parsed.sampling.temperature, parsed.sampling.top_k) == (0, 0)
+    assert (parsed.sampling.logprobs, parsed.sampling.top_logprobs) == (True, 3)
+    assert dict(parsed.sampling.logit_bias) == {7: -100}
+    assert parsed.sampling.ignore_eos
     assert completion(logprobs=0).sampling.logprobs
 
 
@@ -414,7 +414,7 @@ def test_a_prompt_is_scored_if_its_logprobs_are_requested() -> None:
 
 
 def test_best_of_shows_the_requested_number_of_answers() -> None:
-    asked = completion(best_of=4, n=2)
-    assert (asked.n, asked.best, asked.choices) == (4, 2, 4)
-    assert asked.sampling.logprobs and not asked.shows_logprobs
+    parsed = completion(best_of=4, n=2)
+    assert (parsed.n, parsed.best, parsed.choices) == (4, 2, 4)
+    assert parsed.sampling.logprobs and not parsed.shows_logprobs
     assert completion(best_of=2, n=2).best is None

@@ -307,7 +307,7 @@ def test_output_is_complete_at_an_end_token_or_the_bound() -> None:
 # ------------------------------------------------------------ what fits
 
 
-def asked(body: bytes) -> ParsedRequest:
+def parsed_request(body: bytes) -> ParsedRequest:
     return parse_completion(body)
 
 
@@ -328,17 +328,17 @@ def test_a_request_that_does_not_fit_the_model_is_refused_by_its_field(
     body: bytes, prompts: list[list[int]], error: type[InvalidRequest], param: str
 ) -> None:
     with pytest.raises(error) as caught:
-        check_fit(asked(body), prompts, MODEL, 100)
+        check_fit(parsed_request(body), prompts, MODEL, 100)
     assert caught.value.param == param
 
 
 def test_a_bias_beyond_the_vocabulary_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="logit_bias: '999' is beyond the vocabulary's 260 tokens"):
-        check_fit(asked(b'{"model":"sim","prompt":[1],"logit_bias":{"9":1,"999":1}}'), [[1]], MODEL, 100)
+        check_fit(parsed_request(b'{"model":"sim","prompt":[1],"logit_bias":{"9":1,"999":1}}'), [[1]], MODEL, 100)
 
 
 def test_a_request_that_fits_exactly_is_accepted() -> None:
-    assert check_fit(asked(b'{"model":"sim","prompt":[1],"max_tokens":90}'), [[1] * 10], MODEL, 100) == 90
+    assert check_fit(parsed_request(b'{"model":"sim","prompt":[1],"max_tokens":90}'), [[1] * 10], MODEL, 100) == 90
 
 
 # ------------------------------------------------------------ settings
@@ -362,12 +362,12 @@ def test_the_builtin_model_is_served_by_default() -> None:
     assert GatewaySettings.model_validate({}).models == {"sim": "builtin:sim"}
 
 
-class ToldApart(OneForAll):
+class DistinctTenants(OneForAll):
     told_apart = True
 
 
 def test_one_tenant_leaves_room_in_the_queue_for_others() -> None:
-    queue = WaitingQueue(10, ToldApart())
+    queue = WaitingQueue(10, DistinctTenants())
     held = [generation(number) for number in range(1, 6)]
     for each in held:
         queue.check_tenant(each.context.tenant, 1, 0)

@@ -73,6 +73,6 @@ async def test_a_request_whose_client_leaves_uses_no_turn_and_leaves_no_state() 
 async def test_requests_beyond_the_waiting_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "MOST_WAITING", 3)
     rounds = IntakeRounds(Known())
-    asked = [rounds.turn("flood") for _ in range(ROUND_UNITS + 3 + 2)]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    requested = [rounds.turn("flood") for _ in range(ROUND_UNITS + 3 + 2)]
+    answers = await asyncio.gather(*requested, return_exceptions=True)
     assert [type(each) for each in answers if each] == [QueueFull] * 2

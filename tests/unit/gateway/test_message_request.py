@@ -26,12 +26,12 @@ def body(**fields: Any) -> bytes:
     return json.dumps({name: value for name, value in whole.items() if value is not ...}).encode()
 
 
-def asked(**fields: Any) -> ParsedRequest:
+def parsed_request(**fields: Any) -> ParsedRequest:
     return parse_message(body(**fields))
 
 
 def turns(*messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    return [dict(message) for message in asked(messages=list(messages), **fields).messages]
+    return [dict(message) for message in parsed_request(messages=list(messages), **fields).messages]
 
 
 def text(value: str, **more: Any) -> dict[str, Any]:
@@ -39,11 +39,11 @@ def text(value: str, **more: Any) -> dict[str, Any]:
 
 
 def test_sampling_and_stops_equal_those_of_a_chat() -> None:
-    found = asked(temperature=0.5, top_p=0.25, top_k=3, stop_sequences=["a", "b"], stream=True)
+    found = parsed_request(temperature=0.5, top_p=0.25, top_k=3, stop_sequences=["a", "b"], stream=True)
     assert (found.sampling.temperature, found.sampling.top_p, found.sampling.top_k) == (0.5, 0.25, 3)
     assert (found.stops, found.stream, found.max_tokens, found.n) == (("a", "b"), True, 5, 1)
     assert found.ordered and not found.continues
-    assert {"temperature", "top_p", "top_k"} <= asked().unset
+    assert {"temperature", "top_p", "top_k"} <= parsed_request().unset
 
 
 def test_system_text_comes_first_without_anthropics_billing_header() -> None:
@@ -100,7 +100,7 @@ def test_a_call_without_text_is_a_turn_without_content() -> None:
 
 
 def test_an_unfinished_answer_is_continued() -> None:
-    begun = asked(messages=[USER, {"role": "assistant", "content": "The"}])
+    begun = parsed_request(messages=[USER, {"role": "assistant", "content": "The"}])
     assert begun.continues and not begun.opens_answer
 
 
@@ -116,13 +116,13 @@ def test_an_unfinished_answer_is_continued() -> None:
     ],
 )
 def test_tool_choice_equals_that_of_a_chat(choice: Any, required: bool, named: str | None, parallel: bool) -> None:
-    found = asked(tools=[{**TOOL, "cache_control": MARK, "type": "custom"}], tool_choice=choice).tools
+    found = parsed_request(tools=[{**TOOL, "cache_control": MARK, "type": "custom"}], tool_choice=choice).tools
     assert found is not None and (found.required, found.named, found.parallel) == (required, named, parallel)
     assert found.schemas == {"f": TOOL["input_schema"]}
 
 
 def test_no_tool_can_be_called_if_tool_choice_is_none() -> None:
-    assert asked(tools=[TOOL], tool_choice={"type": "none"}).tools is None
+    assert parsed_request(tools=[TOOL], tool_choice={"type": "none"}).tools is None
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_no_tool_can_be_called_if_tool_choice_is_none() -> None:
     ],
 )
 def test_thinking_is_on_off_or_left_to_the_template(fields: Any, thinking: bool | None, effort: str | None) -> None:
-    found = asked(**fields)
+    found = parsed_request(**fields)
     assert (found.thinking, found.effort) == (thinking, effort)
 
 
@@ -153,7 +153,7 @@ async def test_an_effort_is_a_hint_that_no_model_refuses() -> None:
     for template, shown in ((SWITCH, "hiTrue"), (EFFORT, "hilow"), (PLAIN, "hi")):
         model = ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), ChatTemplate(template, {})))
         with Threads(1) as threads:
-            (tokens,) = await tokenise(asked(output_config={"effort": "low"}), model, threads)
+            (tokens,) = await tokenise(parsed_request(output_config={"effort": "low"}), model, threads)
         assert model.tokenizer.decode(tokens) == shown
 
 
@@ -174,7 +174,7 @@ async def test_thinking_applies_if_the_template_has_a_switch_for_it(template: st
     model = ServedModel(MODEL.info, Tokenizer(sim_tokenizer(), ChatTemplate(template, {})))
     with Threads(1) as threads:
         try:
-            (tokens,) = await tokenise(asked(thinking={"type": kind}), model, threads)
+            (tokens,) = await tokenise(parsed_request(thinking={"type": kind}), model, threads)
             found = model.tokenizer.decode(tokens)
         except UnsupportedField as error:
             found = error.message
@@ -184,30 +184,34 @@ async def test_thinking_applies_if_the_template_has_a_switch_for_it(template: st
 
 def test_a_schema_of_the_answer_is_enforced() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    found = asked(output_config={"format": {"type": "json_schema", "schema": schema}})
+    found = parsed_request(output_config={"format": {"type": "json_schema", "schema": schema}})
     assert (found.schema, found.schema_field) == (schema, "output_config.format")
 
 
 def test_fields_without_effect_are_accepted() -> None:
-    plain = asked(service_tier="auto", mcp_servers=[], container=None, metadata={"user_id": "u"}, cache_control=MARK)
-    assert plain == asked(service_tier="standard_only", speed="standard")
-    assert plain == asked(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
+    plain = parsed_request(
+        service_tier="auto", mcp_servers=[], container=None, metadata={"user_id": "u"}, cache_control=MARK
+    )
+    assert plain == parsed_request(service_tier="standard_only", speed="standard")
+    assert plain == parsed_request(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
 
 
 def test_a_token_count_reads_the_same_conversation() -> None:
     conversation: dict[str, Any] = {"system": "s", "tools": [TOOL], "messages": [USER]}
-    assert parse_count(body(max_tokens=..., **conversation)).messages == asked(**conversation).messages
+    assert parse_count(body(max_tokens=..., **conversation)).messages == parsed_request(**conversation).messages
     assert set(CountRequest.__struct_fields__) < set(MessageRequest.__struct_fields__)
 
 
 def test_images_become_parts_of_the_chat_beside_the_texts() -> None:
-    found = asked(messages=[{"role": "user", "content": [IMAGE, text("a"), IMAGE]}, {"role": "user", "content": "b"}])
+    found = parsed_request(
+        messages=[{"role": "user", "content": [IMAGE, text("a"), IMAGE]}, {"role": "user", "content": "b"}]
+    )
     content = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
     assert [*found.messages] == [{"role": "user", "content": content}]
     assert found.images == (SentImage("data:image/png;base64,AAAA", "messages"),) * 2
-    by_url = asked(messages=[{"role": "user", "content": [BY_URL]}])
+    by_url = parsed_request(messages=[{"role": "user", "content": [BY_URL]}])
     assert by_url.images == (SentImage("https://example.com/a.png", "messages"),)
-    alone = asked(messages=[{"role": "user", "content": [IMAGE]}])
+    alone = parsed_request(messages=[{"role": "user", "content": [IMAGE]}])
     assert alone.messages[0]["content"] == [{"type": "image"}]
 
 
@@ -267,6 +271,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("fields", "param", "words"), REFUSED, ids=[param for _, param, _ in REFUSED])
 def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        asked(**fields)
+        parsed_request(**fields)
     assert caught.value.param == param
     assert words in caught.value.message

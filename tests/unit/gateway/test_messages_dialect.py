@@ -71,9 +71,9 @@ def test_an_errors_type_follows_from_its_status(status: int, kind: str) -> None:
 def test_an_error_beyond_the_context_has_the_wording_that_agents_recognise(
     max_tokens: int, prompt_tokens: int, words: str
 ) -> None:
-    asked = parse_message(json.dumps({**QUESTION, "max_tokens": max_tokens}).encode())
+    parsed = parse_message(json.dumps({**QUESTION, "max_tokens": max_tokens}).encode())
     with pytest.raises(ContextTooLong) as caught:
-        check_fit(asked, [[1] * prompt_tokens], MODEL, 8192)
+        check_fit(parsed, [[1] * prompt_tokens], MODEL, 8192)
     found = message_error(400, error_reply(caught.value).error, None)
     assert (found.error.message, found.error.code) == (words, "context_length_exceeded")
 
@@ -145,8 +145,8 @@ async def test_key_gate_parser_and_catalogue_refuse_in_anthropics_format(world: 
     key = {"x-api-key": world.b.headers["authorization"].removeprefix("Bearer ")}
     question = QUESTION if path == PATH else {name: QUESTION[name] for name in ("model", "messages")}
 
-    async def post(**asked: Any) -> tuple[int, str, str]:
-        answer = await http.post(path, **{"json": question, "headers": key, **asked})
+    async def post(**requested: Any) -> tuple[int, str, str]:
+        answer = await http.post(path, **{"json": question, "headers": key, **requested})
         body = answer.json()
         assert body["type"] == "error"
         return answer.status_code, body["error"]["type"], body["error"]["code"]

@@ -153,14 +153,14 @@ async def test_use_is_reported_at_once_for_a_cold_model_and_again_when_it_change
     await rig.knows(ModelOutlook("disk", wait_s=1.0))
     reporting = asyncio.ensure_future(rig.desk.report())
 
-    async def told(holds: Callable[[Any], bool]) -> None:
+    async def reported(holds: Callable[[Any], bool]) -> None:
         async with asyncio.timeout(10):
             while not holds((await rig.store.uses()).get("g", {}).get("a")):
                 await asyncio.sleep(0.01)
 
     with rig.desk.requested("a"):
-        await told(lambda use: use is not None and (use.waiting, use.in_flight, use.arrivals) == (1, 1, 1))
-    await told(lambda use: use.in_flight == 0)
+        await reported(lambda use: use is not None and (use.waiting, use.in_flight, use.arrivals) == (1, 1, 1))
+    await reported(lambda use: use.in_flight == 0)
     reporting.cancel()
 
 

@@ -29,7 +29,7 @@ from services.gateway.request.recorder import QueueReporter
 from services.metrics.accounting.queues import phase_queues
 
 
-def told(gateway_id="a", now_ms=0, incarnation=1, last=False, **queue):
+def queues_message(gateway_id="a", now_ms=0, incarnation=1, last=False, **queue):
     queues = [ModelQueue(model="m", **queue)] if queue else []
     message = {"incarnation": incarnation, "told_unix_ns": at(now_ms), "queues": queues, "last": last}
     return GatewayQueues(gateway_id=gateway_id, **message)
@@ -37,37 +37,37 @@ def told(gateway_id="a", now_ms=0, incarnation=1, last=False, **queue):
 
 def test_queues_are_summed_until_a_gateway_leaves_or_falls_silent_while_others_report():
     gateways = GatewayReports()
-    gateways.take(told("a", prefill_requests=3, prefill_tokens=300), at(0))
-    gateways.take(told("b", prefill_requests=1, prefill_tokens=50, decode_requests=7), at(0))
+    gateways.take(queues_message("a", prefill_requests=3, prefill_tokens=300), at(0))
+    gateways.take(queues_message("b", prefill_requests=1, prefill_tokens=50, decode_requests=7), at(0))
     assert gateways.waiting(at(0)) == {"m": ModelBacklog(4, 350, 7, 0, 350)}
-    gateways.take(told("b", SILENT_NS // MS, decode_requests=5), at(0) + SILENT_NS)
+    gateways.take(queues_message("b", SILENT_NS // MS, decode_requests=5), at(0) + SILENT_NS)
     assert gateways.waiting(at(0) + SILENT_NS) == {"m": ModelBacklog(0, 0, 5)}
-    gateways.take(told("a", 2_100, prefill_requests=2, prefill_tokens=20), at(2_100))
-    gateways.take(told("b", 2_100, last=True), at(2_100))
+    gateways.take(queues_message("a", 2_100, prefill_requests=2, prefill_tokens=20), at(2_100))
+    gateways.take(queues_message("b", 2_100, last=True), at(2_100))
     assert gateways.waiting(at(2_100)) == {"m": ModelBacklog(2, 20, hopeful_tokens=20)}
 
 
 def test_queues_are_unknown_while_no_gateway_reports_and_later_empty():
     gateways = GatewayReports()
     assert gateways.waiting(at(0)) == {}
-    gateways.take(told(decode_requests=5), at(0))
+    gateways.take(queues_message(decode_requests=5), at(0))
     assert gateways.waiting(at(0) + SILENT_NS + 1) is None
     assert gateways.waiting(at(0) + GONE_NS + 1) == {}
 
 
 def test_old_and_overtaken_reports_change_nothing():
     gateways = GatewayReports()
-    gateways.take(told(decode_requests=5), at(0) + OLD_NS + 1)
+    gateways.take(queues_message(decode_requests=5), at(0) + OLD_NS + 1)
     assert gateways.waiting(at(0) + OLD_NS + 1) == {}
     for incarnation, now_ms, count in ((2, 0, 1), (2, 200, 2), (2, 100, 9), (1, 300, 9)):
-        gateways.take(told(now_ms=now_ms, incarnation=incarnation, decode_requests=count), at(300))
+        gateways.take(queues_message(now_ms=now_ms, incarnation=incarnation, decode_requests=count), at(300))
     assert gateways.waiting(at(300)) == {"m": ModelBacklog(decode_requests=2)}
 
 
 def test_gateways_and_models_are_bounded():
     gateways = GatewayReports()
     for number in range(MAX_GATEWAYS + 5):
-        gateways.take(told(f"g{number}", decode_requests=1), at(number))
+        gateways.take(queues_message(f"g{number}", decode_requests=1), at(number))
     assert gateways.waiting(at(300))["m"].decode_requests == MAX_GATEWAYS
     many = GatewayQueues(gateway_id="many", told_unix_ns=at(300))
     many.queues.extend(ModelQueue(model=str(number), decode_requests=1) for number in range(MAX_MODELS + 5))
@@ -101,7 +101,7 @@ def test_a_phases_queue_sums_waiting_requests_at_its_workers_and_at_gateways():
     ]
     assert (found["prefill"].gateway_requests, found["prefill"].gateway_prompt_tokens) == (40, 8000)
     later = at(100) + FRESH_NS
-    gateways.take(told("g", later // MS - at(0) // MS), later)
+    gateways.take(queues_message("g", later // MS - at(0) // MS), later)
     assert {each.requests for each in phase_queues(fleet.directory.loads(later), fleet.clocks, gateways, later)} == {
         None
     }
@@ -130,8 +130,8 @@ def test_a_choice_counts_in_the_phase_that_has_no_room(workers, phase):
     ]
     (queue,) = model_queues(waiting, workers)
     fits = {"prefill": (1, 100, 1, 0), "decode": (0, 0, 2, 100)}[phase]
-    told = queue.prefill_requests, queue.prefill_tokens, queue.decode_requests, queue.decode_prompt_tokens
-    assert told == fits
+    reported = queue.prefill_requests, queue.prefill_tokens, queue.decode_requests, queue.decode_prompt_tokens
+    assert reported == fits
 
 
 def awaiting(age_ms, *, model="m", batch=False, output=(), due_ms=0):

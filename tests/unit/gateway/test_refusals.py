@@ -26,8 +26,8 @@ async def test_refusals_by_key_gate_parser_and_catalogue_are_counted_and_publish
     own = {"authorization": world.b.headers["authorization"]}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=own) as http:
 
-        async def post(path: str = "/v1/completions", **asked: Any) -> int:
-            return (await http.post(path, **asked)).status_code
+        async def post(path: str = "/v1/completions", **requested: Any) -> int:
+            return (await http.post(path, **requested)).status_code
 
         assert await post(json=QUESTION, headers={"authorization": "Bearer wrong"}) == 401
         assert await post(json=QUESTION, headers={"x-fulcrum-tenant": "a"}) == 403

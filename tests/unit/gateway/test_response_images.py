@@ -21,13 +21,15 @@ def text(of: str) -> dict[str, Any]:
     return {"type": "input_text", "text": of}
 
 
-def asked(*content: dict[str, Any], role: str = "user", earlier: list[dict[str, Any]] | None = None) -> ParsedRequest:
+def parsed_content(
+    *content: dict[str, Any], role: str = "user", earlier: list[dict[str, Any]] | None = None
+) -> ParsedRequest:
     body = msgspec.json.encode({"model": "m", "input": [{"role": role, "content": list(content)}]})
     return response_asked(parse_response(body), earlier or [], "resp_1", 0).parsed
 
 
 def test_images_become_parts_beside_the_texts_and_errors_name_the_clients_field() -> None:
-    found = asked(image(detail="high"), text("a"), image(ADDRESS), text("b"))
+    found = parsed_content(image(detail="high"), text("a"), image(ADDRESS), text("b"))
     content = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
     assert list(found.messages) == [{"role": "user", "content": content}]
     named = ("input[0].content[0].image_url", "input[0].content[2].image_url")
@@ -35,12 +37,12 @@ def test_images_become_parts_beside_the_texts_and_errors_name_the_clients_field(
 
 
 def test_input_without_images_stays_one_text() -> None:
-    assert asked(text("a"), text("b")).messages[0]["content"] == "ab"
+    assert parsed_content(text("a"), text("b")).messages[0]["content"] == "ab"
 
 
 def test_images_of_earlier_responses_are_named_by_previous_response_id() -> None:
     before = [{"role": "user", "content": [image()]}, {"role": "assistant", "content": "yes"}]
-    found = asked(text("and?"), image(ADDRESS), earlier=before)
+    found = parsed_content(text("and?"), image(ADDRESS), earlier=before)
     assert [each.field for each in found.images] == ["previous_response_id", "input[0].content[1].image_url"]
     assert [each.url for each in found.images] == [PNG, ADDRESS]
 
@@ -60,5 +62,5 @@ def test_images_of_earlier_responses_are_named_by_previous_response_id() -> None
 )
 def test_an_invalid_part_of_a_message_is_refused_by_name(part: dict[str, Any], role: str, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        asked(part, role=role)
+        parsed_content(part, role=role)
     assert caught.value.param == param

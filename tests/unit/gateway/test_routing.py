@@ -169,7 +169,7 @@ def worker(**capabilities: int) -> common.Worker:
     )  # fmt: skip
 
 
-def told(submits_taken: int, tokens: int = 0) -> pb.WorkerFrame:
+def worker_frame(submits_taken: int, tokens: int = 0) -> pb.WorkerFrame:
     load = common.Load(
         running=1 if tokens else 0,
         waiting_prefill_tokens=tokens,
@@ -191,13 +191,13 @@ def test_a_submit_counts_until_the_worker_reports_it() -> None:
     outlook.sent(2, SubmitLoad.of(1000, {}, "w", pb.PHASE_PREFILL))
     both = backlog_ns()
     assert both == prior_speed("sim", "sim:llama-8b-h100", 2048).prompt_ns(1600, 2 * 1000**2 - 400**2)
-    read_report(outlook, told(1, tokens=600), who, 0)
+    read_report(outlook, worker_frame(1, tokens=600), who, 0)
     view = outlook.view(who, "k", prefill_credits=1, decode_credits=0)
     assert (view.load, view.free_kv_tokens) == (2, 16_000 - 1000)
     assert view.unseen_ns == prior_speed("sim", "sim:llama-8b-h100", 2048).prompt_ns(1000, 1000**2)
     outlook.ended(2)
     outlook.ended(2)
-    read_report(outlook, told(2), who, 0)
+    read_report(outlook, worker_frame(2), who, 0)
     assert backlog_ns() == 0
 
 

@@ -66,10 +66,10 @@ async def test_a_schema_over_the_size_bound_is_refused_unread() -> None:
 
 
 async def test_verdicts_are_cached_and_waiting_checks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, asked = asyncio.Event(), []
+    gate, requested = asyncio.Event(), []
 
     async def ask(schema: str) -> SchemaVerdict:
-        asked.append(schema)
+        requested.append(schema)
         await gate.wait()
         return SchemaVerdict("no")
 
@@ -80,19 +80,19 @@ async def test_verdicts_are_cached_and_waiting_checks_are_bounded(monkeypatch: p
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
         await check.verdict("one more")
-    assert len(asked) == guide.MAX_CHECKS
+    assert len(requested) == guide.MAX_CHECKS
     waiting += [asyncio.ensure_future(check.verdict("0")) for _ in range(100)]
     gate.set()
     assert set(await asyncio.gather(*waiting)) == {SchemaVerdict("no")}
     assert (await check.verdict("0")).fault == "no"
-    assert len(asked) == most
+    assert len(requested) == most
 
 
 async def test_schemas_of_one_tenant_leave_a_check_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, asked = asyncio.Event(), []
+    gate, requested = asyncio.Event(), []
 
     async def ask(schema: str) -> SchemaVerdict:
-        asked.append(schema)
+        requested.append(schema)
         await gate.wait()
         return SchemaVerdict("no")
 
@@ -106,10 +106,10 @@ async def test_schemas_of_one_tenant_leave_a_check_for_another(monkeypatch: pyte
     check = SchemaCheck(Apart())
     flood = [asyncio.ensure_future(check.verdict(f"flood {number}", "flood")) for number in range(50)]
     await asyncio.sleep(0)
-    assert asked == ["flood 0"]
+    assert requested == ["flood 0"]
     other = asyncio.ensure_future(check.verdict("flood 0", "modest"))
     await asyncio.sleep(0)
-    assert asked == ["flood 0", "flood 0"], "it waits for no check of another tenant"
+    assert requested == ["flood 0", "flood 0"], "it waits for no check of another tenant"
     gate.set()
     found = await asyncio.gather(*flood, return_exceptions=True)
     assert (await other).fault == "no"

@@ -51,11 +51,11 @@ WHERE = {
 
 @pytest.mark.parametrize(("parse", "body", "jobs"), WHERE.values(), ids=WHERE.keys())
 async def test_a_long_prompt_is_tokenised_off_the_loop(parse: Any, body: bytes, jobs: int) -> None:
-    asked = parse(body)
+    parsed = parse(body)
     with Threads(1) as threads:
-        found = await tokenise(asked, MODEL, threads)
+        found = await tokenise(parsed, MODEL, threads)
         assert threads.jobs == jobs
-    assert len(found) == max(len(asked.prompts), 1)
+    assert len(found) == max(len(parsed.prompts), 1)
     assert all(found)
 
 

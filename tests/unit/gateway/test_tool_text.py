@@ -56,9 +56,9 @@ def message(**fields: Any) -> ParsedRequest:
     return parse_message(json.dumps({"model": "sim", "max_tokens": 8, **fields}).encode())
 
 
-async def rendered(asked: ParsedRequest, model: ServedModel) -> str:
+async def rendered(requested: ParsedRequest, model: ServedModel) -> str:
     with ThreadPoolExecutor(1) as threads:
-        (tokens,) = await tokenise(asked, model, threads)
+        (tokens,) = await tokenise(requested, model, threads)
     return model.tokenizer.decode(tokens)
 
 
@@ -115,9 +115,9 @@ async def test_a_template_that_renders_only_tools_gets_the_history_as_text() -> 
 
 async def test_a_template_that_renders_everything_is_unchanged() -> None:
     model = load_catalog({"sim": "builtin:sim"}).get("sim")
-    asked = chat(ASKS, CALLS, RESULT, tools=[TOOL])
-    assert not gives_tools_as_text(asked, model)
-    assert "<tool_response>" not in await rendered(asked, model)
+    parsed = chat(ASKS, CALLS, RESULT, tools=[TOOL])
+    assert not gives_tools_as_text(parsed, model)
+    assert "<tool_response>" not in await rendered(parsed, model)
 
 
 SAME = {
@@ -146,9 +146,9 @@ SAME = {
 
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME.keys())
 async def test_every_route_renders_tools_calls_and_results(make: Callable[[], ParsedRequest]) -> None:
-    asked, model = make(), model_of(CHATML)
-    text = await rendered(asked, model)
-    assert gives_tools_as_text(asked, model)
+    parsed, model = make(), model_of(CHATML)
+    text = await rendered(parsed, model)
+    assert gives_tools_as_text(parsed, model)
     assert '"name": "weather", "description": "Tells it."' in text
     assert '"name": "SECRETNAME"' in text and "12345" in text and ANSWERED in text
 
@@ -176,8 +176,8 @@ async def test_a_history_that_the_template_refuses_is_refused_by_its_routes_fiel
 )
 def test_a_required_call_is_guided_in_the_format_that_the_prompt_describes(choice: Any, strict: bool) -> None:
     model = model_of(CHATML)
-    asked = chat(ASKS, tools=[{**TOOL, "function": {**TOOL["function"], "strict": strict}}], tool_choice=choice)  # type: ignore[dict-item]
-    guide = answer_guide(asked, RequestSchemas(tools=[("weather", PARAMETERS)]), model, [1])
+    parsed = chat(ASKS, tools=[{**TOOL, "function": {**TOOL["function"], "strict": strict}}], tool_choice=choice)  # type: ignore[dict-item]
+    guide = answer_guide(parsed, RequestSchemas(tools=[("weather", PARAMETERS)]), model, [1])
     assert r'call_0: "<tool_call>" "\n{\"name\": \"weather\", \"arguments\": " args_0 "}\n" "</tool_call>"' in guide
     assert "start: (calls)" in guide
 

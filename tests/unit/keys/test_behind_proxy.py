@@ -21,9 +21,9 @@ class Proxy(httpx.AsyncBaseTransport):
         self._inner = httpx.ASGITransport(app)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        asked = str(request.url)
-        assert asked.startswith(PUBLIC), f"{asked} leads past the proxy"
-        inner = httpx.URL("http://127.0.0.1:8002/" + asked.removeprefix(PUBLIC))
+        requested = str(request.url)
+        assert requested.startswith(PUBLIC), f"{requested} leads past the proxy"
+        inner = httpx.URL("http://127.0.0.1:8002/" + requested.removeprefix(PUBLIC))
         headers = {name: value for name, value in request.headers.items() if name != "host"}
         content = await request.aread()
         return await self._inner.handle_async_request(

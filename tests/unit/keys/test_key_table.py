@@ -145,17 +145,17 @@ def test_things_without_an_owner_belong_to_the_default_tenant() -> None:
 NAMES = st.text("ab.", min_size=1, max_size=3)
 
 
-@given(tenant=NAMES, named=st.none() | NAMES, own=NAMES, asked=st.none() | NAMES | st.just("batch"))
-def test_headers_only_narrow_what_a_key_gives(tenant: str, named: str | None, own: str, asked: str | None) -> None:
+@given(tenant=NAMES, named=st.none() | NAMES, own=NAMES, requested=st.none() | NAMES | st.just("batch"))
+def test_headers_only_narrow_what_a_key_gives(tenant: str, named: str | None, own: str, requested: str | None) -> None:
     caller = Caller(tenant, "user", service_class=own)
     try:
         assert caller.tenant_of(named) == tenant
     except PermissionDenied:
         assert named not in (None, tenant)
     try:
-        assert caller.class_of(asked, "online") in (own, "batch")
+        assert caller.class_of(requested, "online") in (own, "batch")
     except PermissionDenied:
-        assert asked not in (None, own, "batch")
+        assert requested not in (None, own, "batch")
 
 
 def test_without_keys_headers_set_tenant_and_class() -> None:

@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.contracts.topics import REQUESTS
 from libs.keys.book import Role
 from tests.unit.keys.doors_rig import ROLES, TOKEN, Served, serving, there
-from tests.unit.routes import asked, head_differs
+from tests.unit.routes import head_differs, request_head
 
 MODEL: Final[dict[str, Any]] = {"source": "builtin:sim"}
 ROLE: Final[dict[str, Any]] = {"role": "prefill"}
@@ -166,10 +166,10 @@ async def test_head_is_answered_like_get_on_every_route(service: tuple[str, Serv
 async def test_head_of_an_event_stream_takes_no_reader_slot() -> None:
     async with serving("metrics") as served:
         for _ in range(100):  # more than there are places
-            head = await asked(served.app, "HEAD", STREAM, {"authorization": f"Bearer {TOKEN}"})
+            head = await request_head(served.app, "HEAD", STREAM, {"authorization": f"Bearer {TOKEN}"})
             assert (head.status, head.body) == (200, b"")
             assert head.headers[b"content-type"].startswith(b"text/event-stream")
-        assert (await asked(served.app, "GET", STREAM, {"authorization": f"Bearer {TOKEN}"})).status == 200
+        assert (await request_head(served.app, "GET", STREAM, {"authorization": f"Bearer {TOKEN}"})).status == 200
 
 
 async def test_a_session_of_the_page_reads_and_changes_nothing() -> None:

@@ -37,8 +37,8 @@ def test_twice_the_workers_serve_twice_as_much() -> None:
 @pytest.mark.parametrize("policy", ["aggregated", "fulcrum:1:1"])
 def test_no_policy_exceeds_the_bound(policy: str) -> None:
     """Half a minute of short answers: what still decodes at the end is little beside them."""
-    asked = Experiment(generate("poisson:rate=60,seconds=30,isl=2000,osl=10", seed=5), HARDWARE, 2, SLO)
-    assert fluid_rate(asked) < 1.0
-    report, _ = run(asked, policy_named(policy, 2))
+    experiment = Experiment(generate("poisson:rate=60,seconds=30,isl=2000,osl=10", seed=5), HARDWARE, 2, SLO)
+    assert fluid_rate(experiment) < 1.0
+    report, _ = run(experiment, policy_named(policy, 2))
     assert passes([report], "requests") < WANTED
     assert passes([report], "work") < WANTED

@@ -27,7 +27,7 @@ BEGAN_NS = 1_700_000_000_000_000_000
 
 
 def learned(worker_id: str, model: StepTimeModel = MODEL, **given: object) -> LearnedWorker:
-    asked = {
+    fields = {
         "engine": "sim",
         "model": "m",
         "device": "sim:h100",
@@ -40,7 +40,7 @@ def learned(worker_id: str, model: StepTimeModel = MODEL, **given: object) -> Le
         "max_sequences": 64,
         **given,
     }
-    return LearnedWorker(worker_id, **asked)  # type: ignore[arg-type]
+    return LearnedWorker(worker_id, **fields)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- from workers to hardware
@@ -87,11 +87,11 @@ def test_the_smallest_worker_bounds_kv_and_sequences() -> None:
 
 
 def batch(worker_id: str, to_ns: int, incarnation: int = 1, **given: object) -> StepBatch:
-    asked = {"step_time": step_time_message(FittedModel(MODEL)), **given}
-    return StepBatch(worker_id=worker_id, incarnation=incarnation, covered_to_unix_ns=to_ns, **asked)  # type: ignore[arg-type]
+    described = {"step_time": step_time_message(FittedModel(MODEL)), **given}
+    return StepBatch(worker_id=worker_id, incarnation=incarnation, covered_to_unix_ns=to_ns, **described)  # type: ignore[arg-type]
 
 
-async def told_of(batches: list[StepBatch], wait_s: float = 5.0):  # type: ignore[no-untyped-def]
+async def reported_by(batches: list[StepBatch], wait_s: float = 5.0):  # type: ignore[no-untyped-def]
     broker = MemoryBroker()
     bus = MemoryBus(broker, "local")
     await bus.start()
@@ -105,7 +105,7 @@ async def told_of(batches: list[StepBatch], wait_s: float = 5.0):  # type: ignor
 async def test_telemetry_is_read_until_every_worker_has_sent_its_latest() -> None:
     slower = step_time_message(FittedModel(MODEL.scaled(2), decode=KindFit(10)))
     transfer = KvTransfer(blocks=10, start_unix_ns=BEGAN_NS - 8000, end_unix_ns=BEGAN_NS)
-    found = await told_of(
+    found = await reported_by(
         [
             batch("a", BEGAN_NS - 10, kv_transfers=[transfer]),
             batch("a", BEGAN_NS + 1, step_time=slower),
@@ -121,15 +121,15 @@ async def test_telemetry_is_read_until_every_worker_has_sent_its_latest() -> Non
 
 
 async def test_a_silent_worker_is_omitted() -> None:
-    found = await told_of([batch("a", BEGAN_NS + 1)], wait_s=0.05)
+    found = await reported_by([batch("a", BEGAN_NS + 1)], wait_s=0.05)
     assert set(found) == {"a"}
 
 
 async def test_a_worker_is_described_by_its_own_answer_and_its_telemetry() -> None:
-    told = await told_of([batch("a", BEGAN_NS + 1), batch("b", BEGAN_NS + 1, incarnation=2)])
+    reported = await reported_by([batch("a", BEGAN_NS + 1), batch("b", BEGAN_NS + 1, incarnation=2)])
     can = Capabilities(block_size_tokens=16, kv_blocks=7, kv_block_bytes=160, max_sequences=5)
     worker = Worker(id="a", engine="sim", device="cpu", assignment=Assignment(model="m"), capabilities=can)
-    found = learned_of(WorkerDescription(worker, 300, [1.0, 9.0, 2.0]), told["a"])
+    found = learned_of(WorkerDescription(worker, 300, [1.0, 9.0, 2.0]), reported["a"])
     assert found.kind == ("sim", "m", "cpu", 1)
     assert (found.chunk_tokens, found.round_trip_ms, found.kv_blocks) == (300, 2.0, 7)
 
@@ -233,13 +233,13 @@ def test_an_experiment_uses_measured_figures_and_the_labs_own_for_the_rest(tmp_p
     path = tmp_path / "p.json"
     write_profile(measured, path, source="here")
 
-    def asked(profile: str) -> RunOptions:
+    def requested(profile: str) -> RunOptions:
         spec = "poisson:rate=2,seconds=5"
         slo = "ttft=max(2s,3x),tpot=50ms"
         return RunOptions(spec, 2, "h100", "llama-3.1-8b", 0, slo, 1, "superpose", 0, 0, 1, -1, profile)
 
-    found = asked(str(path)).experiment()
+    found = requested(str(path)).experiment()
     assert (found.speed.chunk_tokens, found.hop_ms, found.link_gbps, found.max_sequences) == (300, 0.5, 12.5, 7)
-    shipped = asked("llama-8b-h100").experiment()
+    shipped = requested("llama-8b-h100").experiment()
     assert (shipped.hop_ms, shipped.link_gbps, shipped.max_sequences) == (1.0, 400.0, 256)
     assert shipped.speed.chunk_tokens > 300

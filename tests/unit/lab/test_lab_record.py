@@ -109,8 +109,8 @@ def test_a_recorded_trace_can_be_read_by_the_lab_even_after_ctrl_c(
     out = tmp_path / "mine.jsonl.gz"
     done = CliRunner().invoke(app, ["lab", "record", "--kafka", "here:9092", "--out", str(out), "--json"])
     assert done.exit_code == (130 if breaks_off else 0)
-    told = json.loads(done.stdout)
-    assert told["requests"] == 2 and told["interrupted"] is breaks_off
+    reported = json.loads(done.stdout)
+    assert reported["requests"] == 2 and reported["interrupted"] is breaks_off
     trace = read_trace(out, seed=1)
     assert trace.name == "mine"
     assert [(each.arrival_ns, each.input_tokens) for each in trace.requests] == [(0, 101), (1_000_000_000, 102)]

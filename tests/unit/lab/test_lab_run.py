@@ -25,8 +25,8 @@ TRACE = generate("poisson:rate=4,seconds=30", seed=3)
 
 
 def experiment(trace: Trace = TRACE, **fields: object) -> Experiment:
-    asked = {"hardware": resolve("llama-3.1-8b", "h100"), "workers": 4, "slo": SLO, **fields}
-    return Experiment(trace, **asked)  # type: ignore[arg-type]
+    arguments = {"hardware": resolve("llama-3.1-8b", "h100"), "workers": 4, "slo": SLO, **fields}
+    return Experiment(trace, **arguments)  # type: ignore[arg-type]
 
 
 MORE = ("dynamo-load+ours", "dynamo-load+moves", "arrow+ours", "llm-d+moves+guard", "aggregated+ours")
@@ -63,9 +63,9 @@ def test_the_requested_figures_of_a_run_are_present() -> None:
         "policy", "seed", "requests", "completed", "aborted", "rejected", "slo_attainment", "work_attainment",
         "goodput_rps_per_gpu", "ttft_s", "tpot_s", "gpu_seconds", "role_moves", "wall_s", "virtual_s",
     } <= set(found)  # fmt: skip
-    spent = found["gpu_seconds"]
-    whole = sum(spent[name] for name in ("prefill", "decode", "kv_wait", "idle"))
-    assert whole == pytest.approx(4 * found["virtual_s"]) and spent["starved"] <= spent["idle"]
+    used = found["gpu_seconds"]
+    whole = sum(used[name] for name in ("prefill", "decode", "kv_wait", "idle"))
+    assert whole == pytest.approx(4 * found["virtual_s"]) and used["starved"] <= used["idle"]
 
 
 def test_thirty_times_the_load_is_served_worse() -> None:
@@ -75,9 +75,9 @@ def test_thirty_times_the_load_is_served_worse() -> None:
 
 
 def test_the_best_split_in_hindsight_is_as_good_as_any() -> None:
-    asked = experiment(generate("poisson:rate=12,isl=4000,osl=50,seconds=20", seed=3))
-    best = run_named(asked, "static")
-    others = [run_named(asked, f"static:{prefill}:{4 - prefill}") for prefill in range(1, 4)]
+    lab_run = experiment(generate("poisson:rate=12,isl=4000,osl=50,seconds=20", seed=3))
+    best = run_named(lab_run, "static")
+    others = [run_named(lab_run, f"static:{prefill}:{4 - prefill}") for prefill in range(1, 4)]
     assert best.score.slo_attainment == max(each.score.slo_attainment for each in others)
 
 

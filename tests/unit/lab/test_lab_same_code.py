@@ -47,13 +47,13 @@ def test_the_slack_budget_is_the_one_that_engines_use(monkeypatch: pytest.Monkey
 
 def test_the_decode_guard_is_the_one_that_engines_use(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = "poisson:rate=30,isl=3000,osl=300,seconds=15"
-    asked: list[int] = []
+    calls: list[int] = []
     plain = pace.AnswerLengths.one_ends
 
     def counted(self: pace.AnswerLengths, running: object, steps: float) -> bool:
-        asked.append(1)
+        calls.append(1)
         return plain(self, running, steps)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pace.AnswerLengths, "one_ends", counted)
     lab_run(spec, "fulcrum:3:1")
-    assert asked
+    assert calls

@@ -88,8 +88,8 @@ def test_the_printed_command_of_a_profile_starts_its_workers() -> None:
 
 
 def test_a_profile_refuses_other_options_for_workers() -> None:
-    asked = CliRunner().invoke(app, ["up", "--engine", "vllm", "--profile", SHIPPED[0], "--decode", "2"])
-    assert asked.exit_code == 2 and "suites without" in asked.output
+    result = CliRunner().invoke(app, ["up", "--engine", "vllm", "--profile", SHIPPED[0], "--decode", "2"])
+    assert result.exit_code == 2 and "suites without" in result.output
 
 
 def test_a_suite_of_a_profile_starts_each_worker_on_its_gpus() -> None:

@@ -32,7 +32,7 @@ def child(code: str, **options: str) -> ChildSpec:
     return ChildSpec("child-1", ("python", "-c", code), {"WORD": "told"}, **options)
 
 
-class Told:
+class RecordedOutput:
     """A reporter that records its messages."""
 
     def __init__(self) -> None:
@@ -62,11 +62,11 @@ class Kept:
     """A supervised child and what became of it."""
 
     def __init__(self, launcher: ProcessLauncher, tasks: TaskOwner) -> None:
-        self.launcher, self.tasks, self.told = launcher, tasks, Told()
+        self.launcher, self.tasks, self.output = launcher, tasks, RecordedOutput()
         self.deaths: list[StartupError] = []
 
     def start(self, spec: ChildSpec, *, restart: bool = True) -> Supervisor:
-        self.supervisor = Supervisor(self.launcher, spec, self.told, restart=restart, on_death=self.deaths.append)
+        self.supervisor = Supervisor(self.launcher, spec, self.output, restart=restart, on_death=self.deaths.append)
         self.supervisor.start(self.tasks)
         return self.supervisor
 
@@ -90,28 +90,28 @@ async def gone(pid: int) -> None:
 
 async def test_a_killed_child_is_restarted_under_its_name(kept: Kept) -> None:
     kept.start(child(FOREVER))
-    await kept.told.starts(1)
-    os.kill(int(kept.told.addresses[0]), signal.SIGKILL)
-    await kept.told.starts(2)
-    assert kept.told.addresses[0] != kept.told.addresses[1]
-    assert "child-1 died (signal SIGKILL" in kept.told.notes[0]
+    await kept.output.starts(1)
+    os.kill(int(kept.output.addresses[0]), signal.SIGKILL)
+    await kept.output.starts(2)
+    assert kept.output.addresses[0] != kept.output.addresses[1]
+    assert "child-1 died (signal SIGKILL" in kept.output.notes[0]
 
 
 async def test_a_child_killed_by_its_suite_is_not_restarted(kept: Kept) -> None:
     supervisor = kept.start(child(FOREVER))
-    await kept.told.starts(1)
+    await kept.output.starts(1)
     supervisor.kill()
-    await gone(int(kept.told.addresses[0]))
+    await gone(int(kept.output.addresses[0]))
     async with asyncio.timeout(TIMEOUT_S):
         while len(kept.tasks):
             await asyncio.sleep(0.01)
-    assert kept.told.notes == []
+    assert kept.output.notes == []
 
 
 async def test_waits_between_restarts_grow(kept: Kept) -> None:
     kept.start(child(READY))
-    await kept.told.starts(3)
-    first_s, second_s = (float(note.rpartition(" in ")[2].removesuffix(" s")) for note in kept.told.notes[:2])
+    await kept.output.starts(3)
+    first_s, second_s = (float(note.rpartition(" in ")[2].removesuffix(" s")) for note in kept.output.notes[:2])
     assert 0.12 <= first_s <= 0.25 <= second_s <= 0.5
 
 
@@ -121,7 +121,7 @@ async def test_without_restart_a_death_is_reported_once(kept: Kept) -> None:
         while not kept.deaths:
             await asyncio.sleep(0.01)
     assert "exit code 1: out of luck" in kept.deaths[0].message
-    assert len(kept.told.addresses) == 1
+    assert len(kept.output.addresses) == 1
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ async def test_a_restart_reuses_the_port_of_the_first_start(kept: Kept) -> None:
     )
     spec = ChildSpec("child-1", ("python", "-c", code), {"PORT": "0"}, port_variable="PORT")
     kept.start(spec)
-    await kept.told.starts(2)
-    assert kept.told.addresses[:2] == ["http://h:4321"] * 2
+    await kept.output.starts(2)
+    assert kept.output.addresses[:2] == ["http://h:4321"] * 2
 
 
 async def test_a_stop_lets_a_child_drain_and_then_ends_it_and_its_children(kept: Kept) -> None:
@@ -171,8 +171,8 @@ async def test_a_stop_lets_a_child_drain_and_then_ends_it_and_its_children(kept:
         "print(json.dumps({'event': 'ready', 'grpc': f'{os.getpid()} {other.pid}'}), flush=True); time.sleep(60)"
     )
     supervisor = kept.start(child("import json, os, sys, time;" + grandchild))
-    await kept.told.starts(1)
-    pids = [int(pid) for pid in kept.told.addresses[0].split()]
+    await kept.output.starts(1)
+    pids = [int(pid) for pid in kept.output.addresses[0].split()]
     await supervisor.stop(0.1)
     for pid in pids:
         await gone(pid)
@@ -181,7 +181,7 @@ async def test_a_stop_lets_a_child_drain_and_then_ends_it_and_its_children(kept:
 async def test_a_log_is_bounded_while_its_child_writes(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("libs.launch.processes.local.MAX_LOG_BYTES", 20_000)
     kept.start(child(READY + "[(sys.stderr.write('x' * 999 + '\\n'), time.sleep(0.001)) for _ in iter(int, 1)]"))
-    await kept.told.starts(1)
+    await kept.output.starts(1)
     log = Path(kept.launcher.log_of("child-1"))
     kept_aside = log.with_name("child-1.log.1")
     for _ in range(3):
@@ -192,22 +192,22 @@ async def test_a_log_is_bounded_while_its_child_writes(kept: Kept, monkeypatch: 
         assert log.stat().st_size < 20_000
         assert kept_aside.stat().st_size > 20_000
         kept_aside.unlink()
-    assert len(kept.told.addresses) == 1  # the child noticed nothing
+    assert len(kept.output.addresses) == 1  # the child noticed nothing
 
 
 async def test_a_death_is_noticed_while_a_grandchild_holds_the_output_open(kept: Kept) -> None:
     code = "import subprocess; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     kept.start(child(READY + code))
-    await kept.told.starts(2)
-    assert "exit code 0" in kept.told.notes[0]
+    await kept.output.starts(2)
+    assert "exit code 0" in kept.output.notes[0]
 
 
 async def test_a_helper_reports_its_path_or_its_reason(tmp_path: Path) -> None:
-    launcher, told = ProcessLauncher(tmp_path), Told()
+    launcher, reported = ProcessLauncher(tmp_path), RecordedOutput()
     good = 'print(\'{"event": "ready", "path": "/models/m"}\')'
-    assert await run_helper(launcher, told, "convert", ("python", "-c", good)) == "/models/m"
+    assert await run_helper(launcher, reported, "convert", ("python", "-c", good)) == "/models/m"
     with pytest.raises(StartupError, match="no room"):
-        await run_helper(launcher, told, "convert", ("python", "-c", "import sys; sys.exit('no room')"))
+        await run_helper(launcher, reported, "convert", ("python", "-c", "import sys; sys.exit('no room')"))
 
 
 LAUNCHER = """

@@ -164,8 +164,8 @@ async def test_without_the_ledger_each_gateway_uses_its_share_and_retries_the_le
 
 async def test_concurrent_requests_call_the_ledger_one_after_another() -> None:
     world = World(TenantLimits(requests_per_minute=10, concurrent=5))
-    asked = await asyncio.gather(*(world.gateways[0].admit("a") for _ in range(50)), return_exceptions=True)
-    assert sum(isinstance(each, Allowance) for each in asked) == 5
+    requested = await asyncio.gather(*(world.gateways[0].admit("a") for _ in range(50)), return_exceptions=True)
+    assert sum(isinstance(each, Allowance) for each in requested) == 5
 
 
 async def test_a_changed_limit_applies_from_the_next_request_on() -> None:

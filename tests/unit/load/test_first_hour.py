@@ -181,9 +181,9 @@ def test_tables_summary_progress_and_json_show_failures_restarts_and_alerts() ->
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(process_table(loaded))
     assert "gateway-1" in console.export_text()
-    (told,) = json.loads(json.dumps(as_json([loaded]), allow_nan=False))["phases"]
-    assert told["minutes"][1]["failures"] == {"status 503": 2}
-    assert [row["process"] for row in told["processes"]] == ["gateway-1", "sum"]
+    (reported,) = json.loads(json.dumps(as_json([loaded]), allow_nan=False))["phases"]
+    assert reported["minutes"][1]["failures"] == {"status 503": 2}
+    assert [row["process"] for row in reported["processes"]] == ["gateway-1", "sum"]
 
 
 def test_cpu_time_of_a_restarted_process_counts_from_its_restart() -> None:

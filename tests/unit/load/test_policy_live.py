@@ -6,7 +6,7 @@ from load.planner.bench_policy_live import highest, in_turns, near, sides
 
 
 @pytest.mark.parametrize(
-    ("good", "asked"),
+    ("good", "requested"),
     [
         ({5: 1.0, 7: 0.95, 9: 0.5, 11: 0.4}, [7, 9]),
         ({5: 0.8, 7: 0.5}, [5, 7]),  # no rate keeps it: the edge is below
@@ -14,8 +14,8 @@ from load.planner.bench_policy_live import highest, in_turns, near, sides
         ({5: 1.0, 7: 0.5, 9: 0.95}, [5, 7]),  # the first that fails, whatever lies beyond
     ],
 )
-def test_live_suites_are_tried_around_the_labs_edge(good: dict[float, float], asked: list[float]) -> None:
-    assert near(good) == asked
+def test_live_suites_are_tried_around_the_labs_edge(good: dict[float, float], requested: list[float]) -> None:
+    assert near(good) == requested
 
 
 def test_the_edge_lies_between_the_last_rate_that_met_the_slo_and_the_first_that_did_not() -> None:

@@ -82,8 +82,8 @@ def test_a_move_that_a_gateway_never_learned_of_is_null_and_misses_the_aim() -> 
     assert json.loads(json.dumps(endless, allow_nan=False))["max"] is None
     assert aim_met(spread_ms([0.0999])) and not aim_met(spread_ms([0.1]))
     assert not aim_met(spread_ms([None])) and not aim_met(spread_ms([]))
-    told = table([GOOD | {"effect_loaded_ms": spread_ms([0.2, None])}])
-    assert "aim p99 < 100 ms idle met, loaded missed" in told and "inf" not in told
+    reported = table([GOOD | {"effect_loaded_ms": spread_ms([0.2, None])}])
+    assert "aim p99 < 100 ms idle met, loaded missed" in reported and "inf" not in reported
 
 
 @pytest.mark.parametrize("compares", [True, False])

@@ -36,13 +36,13 @@ class Instance:
     """The state of a metrics service with this name and clock offset; its messages are in `told`."""
 
     def __init__(self, name: str, *, ahead_ns: int = 0) -> None:
-        self.told: list[SharedWindows] = []
+        self.published: list[SharedWindows] = []
         self.unsent = 0
-        self.heard: list[WrittenWindow] = []
+        self.received: list[WrittenWindow] = []
         """The windows received with the last tick."""
         self.ahead_ns = ahead_ns
         self.sharing = Sharing(
-            Shares(name), self.told.append, began_ns=ORIGIN_NS + ahead_ns, unsent=lambda: self.unsent
+            Shares(name), self.published.append, began_ns=ORIGIN_NS + ahead_ns, unsent=lambda: self.unsent
         )
         self.state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), self.sharing)
         self.fleet, self.rollups = self.state.fleet, self.state.rollups
@@ -60,15 +60,15 @@ class Instance:
 
     def tick(self, now_ms: float) -> list[SharedWindows]:
         """Return the messages of that time."""
-        self.told.clear()
+        self.published.clear()
         now_ns = at(now_ms) + self.ahead_ns
         self.sharing.keep(self.state.history.advance(now_ns))
         self.sharing.send(self.fleet, self.rollups, now_ns)
-        self.heard = self.sharing.take_heard(self.fleet, self.rollups, now_ns)
-        return list(self.told)
+        self.received = self.sharing.take_heard(self.fleet, self.rollups, now_ns)
+        return list(self.published)
 
-    def hear(self, told: list[SharedWindows], now_ms: float) -> None:
-        for message in told:
+    def hear(self, reported: list[SharedWindows], now_ms: float) -> None:
+        for message in reported:
             copy = SharedWindows.FromString(message.SerializeToString())
             self.state.take(Record(WINDOWS, copy.metrics_id, copy, 0, 0), at(now_ms) + self.ahead_ns)
 

@@ -87,15 +87,15 @@ def test_while_every_worker_is_silent_the_broker_is_reported_and_no_worker_is_lo
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2)), max_size=30))
 def test_a_worker_is_lost_at_most_once_before_it_returns_or_restarts(story: list[tuple[bool, bool, int]]) -> None:
-    lives, at_ns, heard_ns, incarnation, told = WorkerLives(), BEGIN_NS, BEGIN_NS, BEGIN_NS - S_NS, []
-    for heard, restarts, seconds in story:
+    lives, at_ns, heard_ns, incarnation, reported = WorkerLives(), BEGIN_NS, BEGIN_NS, BEGIN_NS - S_NS, []
+    for received, restarts, seconds in story:
         at_ns += seconds * S_NS + LOOK_NS
-        if heard:
+        if received:
             heard_ns = at_ns
             incarnation = at_ns if restarts else incarnation
         workers = [facts("a", heard_ns, incarnation=incarnation), facts("b", at_ns)]
-        told += [life.change for life in lives.look(workers, at_ns, at_ns) if life.worker == "a"]
-    for before, after in pairwise(told):
+        reported += [life.change for life in lives.look(workers, at_ns, at_ns) if life.worker == "a"]
+    for before, after in pairwise(reported):
         assert not (before is after is LifeChange.LOST)
         assert after is not LifeChange.BACK or before is LifeChange.LOST
 
@@ -127,12 +127,12 @@ def entered(*decisions: Decision) -> DecisionLog:
 
 def test_a_decision_reported_again_with_its_outcome_is_one_event() -> None:
     measured = Measured(before=Seen(prompt_pressure=1.8), after=Seen(prompt_pressure=0.93), after_ms=2000)
-    (told,) = entered(decision(1), decision(1, measured=measured)).newest(10)
-    assert told.id == "planner.7.1"
-    assert told.changes[0].worker == "gpu-2"
-    assert told.candidates[0].prompt_pressure == 0.9
-    assert told.measured is not None
-    assert told.measured.after.prompt_pressure == 0.93
+    (reported,) = entered(decision(1), decision(1, measured=measured)).newest(10)
+    assert reported.id == "planner.7.1"
+    assert reported.changes[0].worker == "gpu-2"
+    assert reported.candidates[0].prompt_pressure == 0.9
+    assert reported.measured is not None
+    assert reported.measured.after.prompt_pressure == 0.93
 
 
 def test_decisions_without_a_change_are_omitted_by_default_and_only_the_newest_is_stored() -> None:
@@ -148,9 +148,9 @@ def test_only_the_newest_of_a_run_of_recommendations_is_shown() -> None:
 
 def test_stored_decisions_are_bounded(numbers: Iterable[int] = range(1, MAX_DECISIONS + 40)) -> None:
     log = entered(*map(decision, numbers))
-    told = log.newest(10 * MAX_DECISIONS)
-    assert len(told) == MAX_DECISIONS
-    assert told[0].id.endswith(f".{MAX_DECISIONS + 39}")
+    reported = log.newest(10 * MAX_DECISIONS)
+    assert len(reported) == MAX_DECISIONS
+    assert reported[0].id.endswith(f".{MAX_DECISIONS + 39}")
 
 
 def test_the_outcome_of_a_decision_is_an_event_of_its_own_and_comes_once() -> None:

@@ -42,7 +42,7 @@ def kept(second, workers=("a", "b"), scale=1):
     return StoredWindow(10**9, second * 10**9, list(workers), times, np.arange(len(workers), dtype=np.uint8) + 1)
 
 
-def told(file):
+def records_of(file):
     members = file.members()
     return members, [
         (k.start_ns // 10**9, list(k.worker_ids), k.times_ns.tolist(), k.roles.tolist()) for k in file.windows()
@@ -60,7 +60,7 @@ def test_saved_history_is_restored_and_old_history_removed(path):
     file.close()
     file = opened(path)
     assert file.written_to_ns() == 6 * 10**9
-    members, windows = told(file)
+    members, windows = records_of(file)
     assert members == [B]
     assert windows == [
         (3, ["a", "b"], [[0, 1, 2, 3], [4, 5, 6, 7]], [1, 2]),
@@ -74,9 +74,9 @@ def test_ranks_of_data_parallel_groups_are_stored_with_their_group(path):
     file.save(HistorySnapshot(10**9, [rank, B], [kept(0)]))
     file.close()
     file = opened(path)
-    assert told(file)[0] == [rank, B]
+    assert records_of(file)[0] == [rank, B]
     file.save(HistorySnapshot(2 * 10**9, [A, B], [kept(1)]))
-    assert told(file)[0] == [A, B]
+    assert records_of(file)[0] == [A, B]
 
 
 def test_a_file_in_use_or_of_another_cluster_is_refused_in_one_line(path):
@@ -109,7 +109,7 @@ def test_a_damaged_file_is_set_aside_and_a_new_one_begun(path, damage):
         database.close()
     file = opened(path)
     assert file.written_to_ns() is None
-    assert told(file) == ([], [])
+    assert records_of(file) == ([], [])
     assert len(list(path.parent.glob("*.unreadable-*"))) == 1
 
 
@@ -202,11 +202,11 @@ async def test_occupancy_before_a_restart_is_that_of_the_workers_of_that_time(pa
     after = Service(path)
     from_ns = await after.keeper.restore()
     after.live((from_ns - ORIGIN_NS) // (100 * MS) * 100, 70_000, worker="stays")
-    told = after.occupancy(30_000, 20_000)
-    gone = told.workers[0]
-    assert (told.gpus, told.coverage, told.gpu_ns) == (5, 1.0, expected.gpu_ns)
+    answer = after.occupancy(30_000, 20_000)
+    gone = answer.workers[0]
+    assert (answer.gpus, answer.coverage, answer.gpu_ns) == (5, 1.0, expected.gpu_ns)
     assert (gone.id, gone.node, gone.model, gone.role, gone.gpus) == ("gone", "node-a", "sim", "prefill", 4)
-    assert [(pool.role, pool.gpus) for pool in told.pools] == [("decode", 1), ("prefill", 4)]
+    assert [(pool.role, pool.gpus) for pool in answer.pools] == [("decode", 1), ("prefill", 4)]
     assert [worker.id for worker in after.occupancy(70_000, 5_000).workers] == ["stays"]
     across = after.occupancy(63_000, 10_000)
     assert (across.coverage, across.gpu_ns.prefill) == (1.0, 5_000 * MS)

@@ -42,7 +42,7 @@ T = TypeVar("T")
 SETTLE_S = 3.0
 WATCHED_S = 10.0
 MS_NS = 1_000_000
-UNHEARD_MS = 0.5
+SILENT_MS = 0.5
 """No whole tick of silence."""
 
 
@@ -115,8 +115,8 @@ class Rig:
 
     def batches(self, worker: str) -> list[StepBatch]:
         """Return its telemetry so far."""
-        told = self.stores.records(STEPS)
-        return [each for each in told if isinstance(each, StepBatch) and each.worker_id == worker]
+        reported = self.stores.records(STEPS)
+        return [each for each in reported if isinstance(each, StepBatch) and each.worker_id == worker]
 
 
 def _drop(_logger: Any, _method: str, _event: Any) -> str:
@@ -145,10 +145,10 @@ def test_a_busy_worker_reports_its_time_every_period() -> None:
     async def work(rig: Rig) -> None:
         first = len(rig.batches("d0"))
         await rig.ask(200)
-        told = rig.batches("d0")[first:]
-        busy = [place for place, each in enumerate(told) if step_count(each.steps)]
+        reported = rig.batches("d0")[first:]
+        busy = [place for place, each in enumerate(reported) if step_count(each.steps)]
         assert len(busy) > 5
-        for each in told[busy[0] + 1 : busy[-1] + 1]:
+        for each in reported[busy[0] + 1 : busy[-1] + 1]:
             assert each.covered_to_unix_ns - each.covered_from_unix_ns <= 110 * MS_NS
 
     rig.run(work)
@@ -195,14 +195,14 @@ def test_a_worker_sends_each_gateway_a_keepalive_just_in_time(busy: bool, bound_
         assert asking is None or not asking.done()
         gateway = rig.cluster.processes["g0"].gateway
         assert gateway is not None
-        longest_ms, heard = 0.0, 0
+        longest_ms, received = 0.0, 0
         until_s = rig.loop.time() + WATCHED_S
         while rig.loop.time() < until_s and not (asking and asking.done()):
             await asyncio.sleep(0.005)
             links = [link for link in gateway.fleet.links if bool(link.running) == busy]
             longest_ms = max([longest_ms, *(link.silent_ms for link in links)])
-            heard += sum(link.silent_ms == 0.0 for link in links)
-        assert heard
+            received += sum(link.silent_ms == 0.0 for link in links)
+        assert received
         assert longest_ms < bound_ms + 50
         assert busy or longest_ms > bound_ms / 2
         if asking is not None:
@@ -224,8 +224,8 @@ def test_work_for_an_idle_worker_causes_a_keepalive_at_once() -> None:
                 await asyncio.sleep(0.0005)
             since_s = rig.loop.time()
             for link in busy:
-                link.silent_ms = UNHEARD_MS
-            while any(link.silent_ms % TICK_MS == UNHEARD_MS for link in busy):  # a frame makes it 0
+                link.silent_ms = SILENT_MS
+            while any(link.silent_ms % TICK_MS == SILENT_MS for link in busy):  # a frame makes it 0
                 await asyncio.sleep(0.0005)
             assert rig.loop.time() - since_s < SIGN_OF_LIFE_MS / 1e3
             await asking
@@ -288,9 +288,9 @@ def test_a_planner_decides_and_reports_once_a_second_for_an_idle_cluster(
 
 def test_an_idle_gateway_reports_its_empty_queue_at_most_twice_a_second() -> None:
     _, records = Rig().run(Rig.watch)
-    told = [each.told_unix_ns for each in records if isinstance(each, GatewayQueues)]
-    assert told
-    assert all(500 * MS_NS <= later - earlier <= 750 * MS_NS for earlier, later in itertools.pairwise(told))
+    reported = [each.told_unix_ns for each in records if isinstance(each, GatewayQueues)]
+    assert reported
+    assert all(500 * MS_NS <= later - earlier <= 750 * MS_NS for earlier, later in itertools.pairwise(reported))
 
 
 def test_news_do_not_delay_later_decisions(monkeypatch: pytest.MonkeyPatch) -> None:

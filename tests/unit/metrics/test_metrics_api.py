@@ -128,8 +128,8 @@ async def test_half_a_cluster_that_dies_lowers_the_gauge_for_minutes(metrics, in
         metrics.clock.advance_ms(5000)
         metrics.take(STEPS, step_batch(number, (5000 * number, 5000 * (number + 1) + 1400), worker="living"))
         gauge = (await metrics.samples())[(metric_names.CLUSTER_COVERAGE_RATIO,)]
-        told = (await metrics.http.get("/v1/occupancy", params={"window": "1s"})).json()
-        assert told["coverage"] == gauge == (1.0 if in_order or number >= 59 else 0.5)
+        answer = (await metrics.http.get("/v1/occupancy", params={"window": "1s"})).json()
+        assert answer["coverage"] == gauge == (1.0 if in_order or number >= 59 else 0.5)
         low_s += 5 * (gauge < 1.0)
     assert low_s == 0 if in_order else low_s > 240
 
@@ -192,12 +192,12 @@ async def test_requests_of_a_worker_are_those_it_took_part_in_newest_first(metri
         event.prefill_worker, event.decode_worker = workers
         metrics.take(REQUESTS, event)
 
-    async def told(**query):
+    async def reported(**query):
         return [each["id"] for each in (await metrics.http.get("/v1/requests", params=query)).json()]
 
-    assert await told(worker="d0") == ["r2", "r0"]
-    assert await told(worker="p0", limit=1) == ["r1"]
-    assert await told(worker="nobody") == []
+    assert await reported(worker="d0") == ["r2", "r0"]
+    assert await reported(worker="p0", limit=1) == ["r1"]
+    assert await reported(worker="nobody") == []
     (first, _) = (await metrics.http.get("/v1/requests", params={"worker": "p0"})).json()
     assert (first["decode_worker"], first["ttft_ns"], first["outcome"]) == ("d1", 100 * MS, "ok")
     assert (await metrics.http.get("/v1/requests", params={"worker": "p0", "limit": 0})).status_code == 400
@@ -206,11 +206,11 @@ async def test_requests_of_a_worker_are_those_it_took_part_in_newest_first(metri
 async def test_the_steps_behind_a_figure_add_up_to_it(metrics):
     metrics.take(STEPS, step_batch(1, (0, 1400), [step(100, 250, decode=5), step(500, 750, prefill=8)]))
     query = {"window": "500ms", "end_unix_ms": at(700) // MS}
-    told = (await metrics.http.get("/v1/steps", params={"worker": "decode-0", **query})).json()
+    answer = (await metrics.http.get("/v1/steps", params={"worker": "decode-0", **query})).json()
     (worker,) = (await metrics.http.get("/v1/occupancy", params=query)).json()["workers"]
-    assert told["gpu_ns"] == worker["gpu_ns"]
-    assert sum(each["prefill_ns"] for each in told["steps"]) == worker["gpu_ns"]["prefill"] == 200 * MS
-    assert [(each["kind"], each["decode_sequences"]) for each in told["steps"]] == [("decode", 5), ("prefill", 0)]
+    assert answer["gpu_ns"] == worker["gpu_ns"]
+    assert sum(each["prefill_ns"] for each in answer["steps"]) == worker["gpu_ns"]["prefill"] == 200 * MS
+    assert [(each["kind"], each["decode_sequences"]) for each in answer["steps"]] == [("decode", 5), ("prefill", 0)]
     for status, code, more in ((404, "worker_not_found", {"worker": "x"}), (410, "no_longer_kept", {"end_unix_ms": 1})):
         refused = await metrics.http.get("/v1/steps", params={"worker": "decode-0", **query, **more})
         assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
@@ -272,12 +272,12 @@ async def test_a_group_is_a_scope_and_its_ranks_report_their_dummy_steps(metrics
     assert (group["scope"], group["ranks"], group["gpus"]) == ("group:org/moe/10.0.0.1:29550", ["w-0", "w-1"], 4)
     assert (group["dummy_gpu_ns"], group["dummy_steps"], group["dummy"]) == (600 * MS, 9, 0.15)
     assert (group["due_gpu_ns"], group["coverage"]) == (4_000 * MS, 1.0)
-    asked = {"window": "1s", "span": "1s", "scope": group["scope"]}
-    history = (await metrics.http.get("/v1/occupancy/history", params=asked)).json()
+    query = {"window": "1s", "span": "1s", "scope": group["scope"]}
+    history = (await metrics.http.get("/v1/occupancy/history", params=query)).json()
     assert max(history["gpus"]) == 4
     efficiency = (await metrics.http.get("/v1/occupancy/efficiency", params={"scope": group["scope"]})).json()
     assert efficiency["scope"] == group["scope"]
-    refused = (await metrics.http.get("/v1/occupancy/history", params=asked | {"scope": "group:moe"})).json()
+    refused = (await metrics.http.get("/v1/occupancy/history", params=query | {"scope": "group:moe"})).json()
     assert "known: org/moe/10.0.0.1:29550" in refused["error"]["message"]
     samples = await metrics.samples()
     steps = {key: value for key, value in samples.items() if key[0] == "fulcrum_worker_dummy_steps_total"}

@@ -221,9 +221,9 @@ async def test_only_changes_are_sent_between_two_windows(live):
         live.tick(325, whole=False)
         live.take(step_batch(2, (200, 260), [step(200, 230, prefill=8)], worker="prefill-0", role="prefill", gpus=4))
         live.tick(350, whole=False)
-        ((name, told),) = await next_messages(messages, 1)
-    assert (name, told["depths"], told["number"]) == ("tick", None, live.writer.number)
-    assert told["windows"] == [[at(200) // MS, [1], [60 * MS], [30 * MS], [0], [0], [1]]]
+        ((name, reported),) = await next_messages(messages, 1)
+    assert (name, reported["depths"], reported["number"]) == ("tick", None, live.writer.number)
+    assert reported["windows"] == [[at(200) // MS, [1], [60 * MS], [30 * MS], [0], [0], [1]]]
 
 
 async def test_a_new_worker_is_sent_at_once(live):
@@ -231,10 +231,10 @@ async def test_a_new_worker_is_sent_at_once(live):
     live.take(step_batch(0, (150, 210), worker="decode-1"), now_ms=225)
     live.tick(225, whole=False)
     with live.hub.reader() as messages:
-        (_, members), (_, told) = await next_messages(messages, 2)
+        (_, members), (_, reported) = await next_messages(messages, 2)
     assert [each["id"] for each in members["workers"]] == ["decode-0", "decode-1", "prefill-0"]
-    assert told["windows"] == [[at(100) // MS, [1], [50 * MS], [0], [0], [0], [2]]]
-    assert len(told["depths"]["running"]) == 3
+    assert reported["windows"] == [[at(100) // MS, [1], [50 * MS], [0], [0], [0], [2]]]
+    assert len(reported["depths"]["running"]) == 3
 
 
 async def test_a_slow_reader_continues_with_the_newest_and_missed_messages_are_counted(live):
@@ -309,8 +309,8 @@ async def test_a_role_move_is_reported_once_with_its_reason(live):
     live.take(moved(1), moved(1), Decision(action=ACTION_KEEP, sequence=2))
     live.tick(100)
     with live.hub.reader() as messages:
-        _, (_, told) = await next_messages(messages, 2)
-    (event,) = told["events"]
+        _, (_, reported) = await next_messages(messages, 2)
+    (event,) = reported["events"]
     assert (event["action"], event["worker"], event["actor"], event["reason"]) == (
         "role_moved", "decode-0", "me", "by hand",
     )  # fmt: skip

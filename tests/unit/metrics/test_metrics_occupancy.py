@@ -21,7 +21,7 @@ from services.metrics.accounting.occupancy import cluster_occupancy, cluster_occ
 from services.metrics.accounting.series import MIN_WINDOW_NS, parse_scope, parse_window_ns
 
 
-class Told:
+class ReportedFleet:
     """The telemetry of workers, written as windows of the first `ms`."""
 
     def __init__(self, *batches, ms=2000):
@@ -41,11 +41,11 @@ def fleet_of(*batches):
 
 
 def test_figures_of_the_cluster_are_weighted_by_gpus():
-    told = Told(
+    reported = ReportedFleet(
         step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill", gpus=4),
         step_batch(1, (0, 1000), [step(0, 400, decode=1)], worker="decode-0", gpus=1),
     )
-    cluster = told.occupancy(1000)
+    cluster = reported.occupancy(1000)
     assert (cluster.gpus, cluster.coverage) == (5, 1.0)
     assert cluster.prefill == pytest.approx(3.2 / 5)
     assert cluster.decode == pytest.approx(0.4 / 5)
@@ -61,18 +61,18 @@ async def test_a_group_is_the_sum_of_its_ranks_even_if_dummy_steps_are_reported_
         batch.dummy_steps.CopyFrom(DummySteps(steps=sequence, spans=spans))
         return batch
 
-    told = Told(*(rank(number, 1, (0, 1100), (200, 300)) for number in range(2)))
+    reported = ReportedFleet(*(rank(number, 1, (0, 1100), (200, 300)) for number in range(2)))
 
     async def late():
         for number in range(2):
             batch = rank(number, 2, (1100, 1200), (900, 950))
-            told.fleet.add(batch, batch.covered_to_unix_ns)
+            reported.fleet.add(batch, batch.covered_to_unix_ns)
 
-    asked = cluster_occupancy_in_turns(told.fleet, told.rollups, told.members, at(1000), 1000 * MS)
-    found, _ = await asyncio.gather(asked, late())
+    requested = cluster_occupancy_in_turns(reported.fleet, reported.rollups, reported.members, at(1000), 1000 * MS)
+    found, _ = await asyncio.gather(requested, late())
     assert [worker.dummy_gpu_ns for worker in found.workers] == [100 * MS, 100 * MS]
     assert [found.groups[0].dummy_gpu_ns, found.dummy_gpu_ns, found.pools[0].dummy_gpu_ns] == [200 * MS] * 3
-    assert told.occupancy(1000).dummy_gpu_ns == 300 * MS
+    assert reported.occupancy(1000).dummy_gpu_ns == 300 * MS
 
 
 def encoding(start_ms, end_ms):
@@ -94,8 +94,8 @@ def test_encoding_images_is_a_part_of_prefill_that_adds_up_over_workers_and_pool
         for number, low in enumerate(range(0, 2000, batch_ms))
     ]  # fmt: skip
     beside = step_batch(1, (0, 2000), [step(0, 400, decode=1)], worker="decode-0")
-    told = Told(*seeing, beside)
-    found, times = told.occupancy(1000), 1000 // batch_ms
+    reported = ReportedFleet(*seeing, beside)
+    found, times = reported.occupancy(1000), 1000 // batch_ms
     decode, prefill = found.workers
     assert prefill.gpu_ns.prefill == 2 * 80 * times * MS
     assert prefill.gpu_ns.decode == 2 * 10 * times * MS
@@ -139,7 +139,7 @@ def test_pools_nodes_and_models_each_add_up_to_the_cluster():
     ]
     batches[3].node = "node-b"
     batches[0].assignment.model = "other"
-    cluster = Told(*batches).occupancy(1000)
+    cluster = ReportedFleet(*batches).occupancy(1000)
     assert [(pool.role, pool.gpus) for pool in cluster.pools] == [("decode", 5), ("mixed", 4), ("prefill", 1)]
     assert [(node.node, node.gpus, node.clock_offset_ms) for node in cluster.nodes] == [
         ("node-a", 6, 0), ("node-b", 4, 0),
@@ -153,7 +153,7 @@ def test_starvation_is_a_part_of_idle_and_follows_the_role_of_that_time():
     starving = step_batch(1, (0, 1000), [step(0, 400, decode=1)], worker="decode-0", gpus=3)
     starving.starved.append(Interval(start_unix_ns=at(500), end_unix_ns=at(700)))
     busy = step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill", gpus=1)
-    cluster = Told(starving, busy).occupancy(1000)
+    cluster = ReportedFleet(starving, busy).occupancy(1000)
     assert [each.starved for each in cluster.workers] == [pytest.approx(0.2), 0]
     assert {each.role: each.starved for each in cluster.pools} == {"decode": pytest.approx(0.2), "prefill": 0}
     assert cluster.starved == pytest.approx(0.2 * 3 / 4)
@@ -165,15 +165,15 @@ def test_utilisation_covers_only_time_in_a_phase_and_is_null_without_reports():
     compute = Compute(
         layer_parameters=1_000_000, head_parameters=0, parameter_bytes=2, peak_flops_per_s=1e12, peak_bytes_per_s=1e9
     )
-    told = step_batch(1, (0, 1000), [step(0, 8, prefill=1000), step(10, 30, decode=4)], worker="a", gpus=2)
-    told.compute.CopyFrom(compute)
+    reported = step_batch(1, (0, 1000), [step(0, 8, prefill=1000), step(10, 30, decode=4)], worker="a", gpus=2)
+    reported.compute.CopyFrom(compute)
     silent = step_batch(1, (0, 1000), [step(0, 8, prefill=1000)], worker="b")
-    known, unknown = Told(told, silent).occupancy(1000).workers
+    known, unknown = ReportedFleet(reported, silent).occupancy(1000).workers
     assert known.utilisation.prefill.mfu == pytest.approx(2 * 1_000_000 * 1000 / (1e12 * 0.016))
     assert known.utilisation.decode.mfu == pytest.approx(2 * 1_000_000 * 4 / (1e12 * 0.040))
     assert known.utilisation.decode.mbu == pytest.approx(2_000_000 / (1e9 * 0.040))
     assert unknown.utilisation is None
-    later = Told(told).occupancy(900, 100).workers[0].utilisation
+    later = ReportedFleet(reported).occupancy(900, 100).workers[0].utilisation
     assert (later.prefill.mfu, later.decode.mbu) == (None, None)
 
 
@@ -186,7 +186,7 @@ def test_efficiency_of_a_scope_is_the_mean_over_its_time_in_the_phase():
     ]
     for batch in batches[:2]:
         batch.compute.CopyFrom(compute)
-    cluster = Told(*batches).occupancy(1000)
+    cluster = ReportedFleet(*batches).occupancy(1000)
     a, b = (worker.utilisation.decode.mbu for worker in cluster.workers[:2])
     whole = efficiency(cluster, parse_scope("cluster"))
     assert whole.utilisation.decode.mbu == pytest.approx((a * 100 + b * 10) / 110)
@@ -205,8 +205,8 @@ def test_a_pool_counts_the_time_that_workers_had_its_role():
     ]
     for batch in batches:
         batch.compute.CopyFrom(compute)
-    told = Told(*batches)
-    across, before, after = told.occupancy(1000), told.occupancy(700, 500), told.occupancy(2000, 500)
+    reported = ReportedFleet(*batches)
+    across, before, after = reported.occupancy(1000), reported.occupancy(700, 500), reported.occupancy(2000, 500)
 
     def pools(cluster):
         return {
@@ -236,54 +236,54 @@ def test_a_pool_counts_the_time_that_workers_had_its_role():
 
 
 def test_the_ratio_is_null_if_nothing_was_decoded():
-    told = Told(step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill"))
-    assert told.occupancy(1000).ratio is None
+    reported = ReportedFleet(step_batch(1, (0, 1000), [step(0, 800, prefill=8)], worker="prefill-0", role="prefill"))
+    assert reported.occupancy(1000).ratio is None
 
 
 def test_a_silent_worker_lowers_coverage_and_not_the_fractions():
-    told = Told(
+    reported = ReportedFleet(
         step_batch(1, (0, 1000), [step(0, 500, decode=1)], worker="silent", gpus=8),
         step_batch(1, (1000, 2000), [step(1000, 1250, decode=1)], worker="heard", gpus=1),
     )
-    cluster = told.occupancy(2000)
-    heard, silent = cluster.workers
+    cluster = reported.occupancy(2000)
+    received, silent = cluster.workers
     assert (silent.coverage, silent.prefill, silent.decode, silent.kv_wait, silent.idle, silent.ratio) == (
         0,
         *[None] * 5,
     )
     assert (cluster.gpus, cluster.coverage, cluster.decode) == (9, pytest.approx(1 / 9), 0.25)
-    assert heard.decode == 0.25
+    assert received.decode == 0.25
 
 
 def test_a_worker_that_left_cleanly_no_longer_lowers_coverage():
     last = step_batch(1, (0, 1000), [step(0, 500, decode=1)], worker="left", gpus=8)
     last.last = True
-    told = Told(last, step_batch(1, (0, 2000), [step(1000, 1250, decode=1)], worker="heard"))
-    cluster = told.occupancy(2000)
+    reported = ReportedFleet(last, step_batch(1, (0, 2000), [step(1000, 1250, decode=1)], worker="heard"))
+    cluster = reported.occupancy(2000)
     assert (cluster.gpus, cluster.coverage, [worker.id for worker in cluster.workers]) == (1, 1.0, ["heard"])
-    across = told.occupancy(1500)
+    across = reported.occupancy(1500)
     assert (across.gpus, across.coverage, across.gpu_ns.covered) == (9, 1.0, (8 * 500 + 1000) * MS)
 
 
 def test_an_old_window_is_read_from_the_coarser_windows_that_remain():
-    told = Told(step_batch(1, (0, 300_000), [step(0, 1500, decode=1)]), ms=300_000)
-    old = told.occupancy(2500, 2000)
+    reported = ReportedFleet(step_batch(1, (0, 300_000), [step(0, 1500, decode=1)]), ms=300_000)
+    old = reported.occupancy(2500, 2000)
     assert (old.window_ms, old.as_of_unix_ns, old.coverage, old.gpu_ns.decode) == (2000, at(2000), 1.0, 1500 * MS)
 
 
 def test_lost_telemetry_lowers_coverage_and_not_the_known_fractions():
-    told = Told(step_batch(1, (0, 500), [step(0, 500, decode=1)]))
-    (worker,) = told.occupancy(1000).workers
+    reported = ReportedFleet(step_batch(1, (0, 500), [step(0, 500, decode=1)]))
+    (worker,) = reported.occupancy(1000).workers
     assert (worker.coverage, worker.decode, worker.idle) == (0.5, 1.0, 0.0)
 
 
 def test_models_are_summed_separately():
-    told = Told(
+    reported = ReportedFleet(
         step_batch(1, (0, 1000), [step(0, 100, decode=1)], worker="a", model="small"),
         step_batch(1, (0, 1000), [step(0, 300, decode=1)], worker="b", model="large", gpus=2),
         step_batch(1, (0, 1000), [step(0, 600, decode=1)], worker="c", model="large", gpus=1),
     )
-    cluster = told.occupancy(1000)
+    cluster = reported.occupancy(1000)
     assert [(model.model, model.gpus, model.decode) for model in cluster.models] == [
         ("large", 3, pytest.approx(0.4)),
         ("small", 1, pytest.approx(0.1)),
@@ -292,13 +292,15 @@ def test_models_are_summed_separately():
 
 def test_queue_depths_role_and_model_are_those_of_the_newest_batch():
     busy = Load(running=3, waiting=2, waiting_prefill_tokens=700)
-    told = Told(step_batch(2, (100, 200), role="mixed", load=busy), step_batch(1, (0, 100), load=Load(running=9)))
-    (worker,) = told.occupancy(200, 200).workers
+    reported = ReportedFleet(
+        step_batch(2, (100, 200), role="mixed", load=busy), step_batch(1, (0, 100), load=Load(running=9))
+    )
+    (worker,) = reported.occupancy(200, 200).workers
     assert (worker.role, worker.running, worker.waiting, worker.waiting_prefill_tokens) == ("mixed", 3, 2, 700)
 
 
 def test_without_data_there_are_no_gpus_and_no_fractions():
-    cluster = Told().occupancy(0)
+    cluster = ReportedFleet().occupancy(0)
     assert (cluster.gpus, cluster.coverage, cluster.idle, cluster.workers, cluster.models) == (0, 0, None, [], [])
 
 
@@ -324,9 +326,9 @@ def test_a_worker_that_left_cleanly_is_soon_forgotten():
 
 def test_the_queue_of_a_worker_that_stays_silent_is_discarded():
     fleet = fleet_of(step_batch(1, (0, 100), load=Load(running=3, waiting=2, kv_pulls=1)))
-    (heard,) = fleet.directory.listed(at(100) + LOAD_NS - 1)
+    (received,) = fleet.directory.listed(at(100) + LOAD_NS - 1)
     (silent,) = fleet.directory.listed(at(100) + LOAD_NS)
-    assert (heard.load.waiting, silent.load) == (2, Load())
+    assert (received.load.waiting, silent.load) == (2, Load())
 
 
 def test_counters_of_a_silent_worker_do_not_decrease():
@@ -364,7 +366,7 @@ def test_fractions_add_up_to_one_and_gpu_time_adds_up_exactly_at_every_level(lay
         steps = [step(start, middle, prefill=7), step(middle, end, prefill=3, decode=2)]
         batch = step_batch(1, (0, start if lost else 2000), steps, worker=f"w{index}", gpus=gpus, model=f"m{index % 2}")
         batches.append(batch)
-    cluster = Told(*batches).occupancy(2000, window_ms)
+    cluster = ReportedFleet(*batches).occupancy(2000, window_ms)
     for scope in (cluster, *cluster.models, *cluster.workers):
         parts = dataclasses.asdict(scope.gpu_ns)
         covered = parts.pop("covered")

@@ -22,7 +22,7 @@ def fleet_of(*batches):
     return fleet
 
 
-def told(fleet: FleetTelemetry, end_ms: float, window_ms: float, limit: int = LIMIT) -> StepsReport:
+def steps_report(fleet: FleetTelemetry, end_ms: float, window_ms: float, limit: int = LIMIT) -> StepsReport:
     return steps_of(fleet, "decode-0", at(end_ms), round(window_ms * MS), limit)
 
 
@@ -34,7 +34,7 @@ def test_each_step_has_its_tokens_and_its_part_of_the_window() -> None:
         step(150, None, decode=4),
     ]
     batch = step_batch(1, (0, 200), steps, gpus=4, waits_ms=[(60, 70)])
-    report = told(fleet_of(batch), 200, 190)
+    report = steps_report(fleet_of(batch), 200, 190)
     assert [
         (s.kind, s.prefill_tokens, s.prefill_sequences, s.decode_sequences, s.decode_kv_tokens) for s in report.steps
     ] == [("prefill", 8, 1, 0, 0), ("decode", 0, 0, 3, 300), ("mixed", 64, 1, 2, 200), ("decode", 0, 0, 4, 400)]
@@ -69,15 +69,15 @@ def test_steps_add_up_to_their_figure_to_the_nanosecond(
     end_ms = min(low_ms + length_ms, now_ms + 1_300)
     if at(end_ms) <= batches[0].covered_from_unix_ns:
         return
-    report = told(fleet, end_ms, length_ms)
-    spent = fleet.phases("decode-0", at(end_ms - length_ms), at(end_ms)).times(gpus)
-    assert gpus * sum(each.prefill_ns for each in report.steps) == spent.prefill_ns == report.gpu_ns.prefill
-    assert gpus * sum(each.decode_ns for each in report.steps) == spent.decode_ns == report.gpu_ns.decode
+    report = steps_report(fleet, end_ms, length_ms)
+    used = fleet.phases("decode-0", at(end_ms - length_ms), at(end_ms)).times(gpus)
+    assert gpus * sum(each.prefill_ns for each in report.steps) == used.prefill_ns == report.gpu_ns.prefill
+    assert gpus * sum(each.decode_ns for each in report.steps) == used.decode_ns == report.gpu_ns.decode
 
 
 def test_of_too_many_steps_the_oldest_are_listed_and_the_others_counted() -> None:
     fleet = fleet_of(step_batch(1, (0, 1000), [step(10 * n, 10 * n + 5, decode=1) for n in range(100)]))
-    report = told(fleet, 1000, 995, limit=10)
+    report = steps_report(fleet, 1000, 995, limit=10)
     assert ([s.start_unix_ns for s in report.steps], report.left_out) == ([at(10 * n) for n in range(1, 11)], 89)
 
 
@@ -89,14 +89,14 @@ def test_an_unknown_worker_or_one_read_elsewhere_or_a_time_that_is_gone_is_refus
     with pytest.raises(StoredElsewhere, match="'metrics-2'"):
         steps_of(fleet, "other", at(2_000), 100 * MS, LIMIT)
     with pytest.raises(NoLongerStored, match="Steps are kept for 660 s"):
-        told(fleet, 1_000, 500)
-    assert not told(fleet, 1_100, 500).complete
+        steps_report(fleet, 1_000, 500)
+    assert not steps_report(fleet, 1_100, 500).complete
 
 
 def test_steps_replaced_by_newer_ones_are_no_longer_listed() -> None:
     fleet = fleet_of(
         *(step_batch(n, (1000 * n, 1000 * n + 1000), [step(1000 * n, 1000 * n + 9, decode=1)]) for n in range(800))
     )
-    assert told(fleet, 800_000, 1_000).steps
+    assert steps_report(fleet, 800_000, 1_000).steps
     with pytest.raises(NoLongerStored):
-        told(fleet, 100_000, 1_000)
+        steps_report(fleet, 100_000, 1_000)

@@ -16,7 +16,7 @@ class Planner:
     """A planner with scripted answers that records its requests."""
 
     def __init__(self, url: str = LOCAL, *, plaintext: bool = False) -> None:
-        self.asked: list[httpx.Request] = []
+        self.requests: list[httpx.Request] = []
         self.away = False
         self.status = 200
         app = make_web_app("test", "", not_ready=lambda: None, metrics=CollectorRegistry())
@@ -27,7 +27,7 @@ class Planner:
         return httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(request)
+        self.requests.append(request)
         if self.away:
             raise httpx.ConnectError("nobody listens")
         return httpx.Response(self.status, json={"path": request.url.raw_path.decode()})
@@ -49,15 +49,15 @@ async def test_a_role_change_goes_to_the_planner_with_the_callers_token_and_no_o
     planner = Planner()
     assert (await planner.move("gpu-1%3Fx", reason="why")).json()["path"] == "/v1/workers/gpu-1%3Fx/role"
     assert (await planner.move("..%2F..%2Fmode")).status_code == 404
-    (asked,) = planner.asked
-    assert (asked.method, asked.headers["authorization"]) == ("PUT", "Bearer secret")
-    assert b'"reason":"why"' in asked.content
+    (request,) = planner.requests
+    assert (request.method, request.headers["authorization"]) == ("PUT", "Bearer secret")
+    assert b'"reason":"why"' in request.content
 
 
 async def test_without_a_token_no_request_is_forwarded() -> None:
     planner = Planner()
     assert (await planner.move(token="")).status_code == 401
-    assert planner.asked == []
+    assert planner.requests == []
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ async def test_a_token_is_sent_to_another_host_in_plaintext_only_if_that_is_allo
     planner = Planner(url, plaintext=plaintext)
     answer = await planner.move()
     assert answer.status_code == status
-    assert bool(planner.asked) == (status == 200)
+    assert bool(planner.requests) == (status == 200)
     if status == 401:
         assert "FULCRUM_ALLOW_PLAINTEXT_TOKEN" in answer.json()["error"]["message"]
 
@@ -93,12 +93,12 @@ async def test_a_missing_or_unreachable_planner_is_reported_with_a_message() -> 
 async def test_an_invalid_body_is_refused_without_a_call_to_the_planner() -> None:
     planner = Planner()
     assert (await planner.move(role="x" * 30)).status_code == 400
-    assert planner.asked == []
+    assert planner.requests == []
 
 
 async def test_models_are_read_with_the_suites_token_if_it_may_be_sent() -> None:
     near, far = Planner(), Planner("http://planner:8001")
     await near.http.get("/v1/models")
     await far.http.get("/v1/models")
-    assert near.asked[0].headers["authorization"] == "Bearer t"
-    assert "authorization" not in far.asked[0].headers
+    assert near.requests[0].headers["authorization"] == "Bearer t"
+    assert "authorization" not in far.requests[0].headers

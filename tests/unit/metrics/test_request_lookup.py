@@ -81,8 +81,8 @@ async def test_stages_without_a_known_time_are_omitted(rig: Rig) -> None:
 async def test_a_request_is_found_by_the_id_in_its_answer_and_by_a_unique_prefix(rig: Rig) -> None:
     rig.add("0123456789")
     rig.add("a/b c?d%")
-    for asked in ("0123456789", "chatcmpl-0123456789", "cmpl-0123456789", "012345", "chatcmpl-012345"):
-        assert (await rig.found(asked))["id"] == "0123456789"
+    for requested in ("0123456789", "chatcmpl-0123456789", "cmpl-0123456789", "012345", "chatcmpl-012345"):
+        assert (await rig.found(requested))["id"] == "0123456789"
     assert (await rig.found("a%2Fb%20c%3Fd%25"))["id"] == "a/b c?d%"
 
 

@@ -34,13 +34,13 @@ def test_however_much_there_is_to_tell_each_record_with_columns_is_one_that_a_br
     reports = [Report(batch.worker_id, batch, at(100), number) for number, batch in enumerate(batches, 1)]
     everybody = cells([Written(name, PhaseTime(TICK_NS, 30 * MS, 40 * MS, 10 * MS), 1) for name in names])
     windows = [WrittenWindow(at(100 * n), everybody, False) for n in range(45)]
-    told = list(column_messages(reports, reports, windows, teller.fleet))
-    assert max(message.ByteSize() for message in told) < 0.8 * MAX_RECORD_BYTES
-    assert [len(message.loads.covered_to_unix_ns) for message in told if message.loads.covered_to_unix_ns] == [
+    reported = list(column_messages(reports, reports, windows, teller.fleet))
+    assert max(message.ByteSize() for message in reported) < 0.8 * MAX_RECORD_BYTES
+    assert [len(message.loads.covered_to_unix_ns) for message in reported if message.loads.covered_to_unix_ns] == [
         8 * 1_000, 8 * 200,
     ]  # fmt: skip
-    assert sorted(worker.newest.worker_id for message in told for worker in message.workers) == names
-    sent = sum(len(window.roles) for message in told for window in message.loads.windows)
+    assert sorted(worker.newest.worker_id for message in reported for worker in message.workers) == names
+    sent = sum(len(window.roles) for message in reported for window in message.loads.windows)
     assert sent == len(names) * len(windows)
 
 
@@ -129,7 +129,7 @@ def test_columns_of_nonsense_change_nothing() -> None:
     teller, hearer = Instance("a"), Instance("b")
     teller.live("v", 0, 100)
     exchange(teller, hearer, 0, 100)
-    (message,) = teller.told
+    (message,) = teller.published
     known = hearer.fleet.directory.facts("w")
     for count, (name, spoiled) in enumerate(
         [

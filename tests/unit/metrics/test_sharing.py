@@ -58,11 +58,11 @@ def _kept_second(worker: str, second: int) -> StoredWindow:
 def test_a_worker_seen_only_in_a_replay_does_not_count_as_alive() -> None:
     dead, hearer = Instance("a"), Instance("b")
     exchange(dead, Instance("none"), 0, 100)
-    told = list(dead.told)
-    hearer.hear(told, 100 + MAX_APART_NS // MS)
+    reported = list(dead.published)
+    hearer.hear(reported, 100 + MAX_APART_NS // MS)
     assert hearer.sharing.shares.alive(at(100) + MAX_APART_NS) == ["b"]
     assert hearer.covered_ms(TICK_NS, 0, 100) == 100  # its messages still apply
-    hearer.hear(told, 200)
+    hearer.hear(reported, 200)
     assert hearer.sharing.shares.alive(at(200)) == ["a", "b"]
 
 
@@ -101,7 +101,7 @@ def test_windows_too_far_ahead_are_dropped_and_counted() -> None:
 def test_an_invalid_clock_does_no_damage() -> None:
     teller, hearer = Instance("a"), Instance("b")
     exchange(teller, hearer, 0, 100)
-    (message,) = teller.told
+    (message,) = teller.published
     message.loads.arrived_unix_ns = column(at(10**9))
     hearer.hear([message], 200)
     assert hearer.fleet.latest_arrival_ns == at(200)
@@ -116,7 +116,7 @@ def test_a_clock_of_nonsense_spoils_nothing_here_in_a_record_of_an_older_release
     teller, hearer = Instance("a"), Instance("b")
     _meet_older(teller, 0)
     exchange(teller, hearer, 0, 100)
-    (message,) = teller.told
+    (message,) = teller.published
     assert not message.HasField("loads")
     message.workers[0].arrived_unix_ns = at(10**9)
     hearer.hear([message], 200)
@@ -161,10 +161,10 @@ def test_records_fit_the_broker_however_much_there_is_to_send() -> None:
     time = PhaseTime(TICK_NS, 30 * MS, 40 * MS, 10 * MS)
     everybody = cells([Written(name, time, 1) for name in names])
     windows = [WrittenWindow(at(100 * n), everybody, False) for n in range(45)]
-    told = list(messages(workers, windows))
-    assert max(message.ByteSize() for message in told) < 0.8 * MAX_RECORD_BYTES
+    reported = list(messages(workers, windows))
+    assert max(message.ByteSize() for message in reported) < 0.8 * MAX_RECORD_BYTES
     told_cells = {(message.workers[place].newest.worker_id, window.start_unix_ns)
-             for message in told for window in message.windows for place in window.workers}  # fmt: skip
+             for message in reported for window in message.windows for place in window.workers}  # fmt: skip
     assert len(told_cells) == len(names) * len(windows)
 
 
@@ -173,13 +173,13 @@ def test_data_held_back_during_a_broker_outage_are_sent_afterwards() -> None:
     exchange(teller, hearer, 0, 1_000)
     teller.unsent = MAX_UNSENT + 1
     exchange(teller, hearer, 1_000, 9_000)
-    assert teller.told == []
+    assert teller.published == []
     assert hearer.covered_ms(TICK_NS, 0, 9_000) == 1_000
     teller.unsent = 0
     exchange(teller, hearer, 9_000, 10_000)
     assert hearer.covered_ms(TICK_NS, 0, 10_000) == 10_000
-    told = teller.tick(10_100)
-    assert all(len(window.covered_ns) == 4 for message in told for window in message.loads.windows)
+    reported = teller.tick(10_100)
+    assert all(len(window.covered_ns) == 4 for message in reported for window in message.loads.windows)
     assert sum(len(message.loads.windows) for message in teller.tick(10_200)) <= 1  # and not told a third time
 
 
@@ -221,9 +221,9 @@ def test_data_from_other_instances_do_not_make_figures_live() -> None:
     assert other.state.not_live(at(1_100)) is None
     silent_ms = 1_100 + STALE_NS // MS
     for instance in (one, other):
-        told = instance.tick(silent_ms)
-        one.hear(told, silent_ms)
-        other.hear(told, silent_ms)
+        reported = instance.tick(silent_ms)
+        one.hear(reported, silent_ms)
+        other.hear(reported, silent_ms)
     for instance in (one, other):
         assert "nothing has arrived from the broker for" in str(instance.state.not_live(at(silent_ms)))
 
@@ -286,16 +286,16 @@ def test_the_backlog_of_the_stream_is_bounded_in_windows_per_worker() -> None:
     workers = [shared_worker(step_batch(1, (0, 100), worker=name), at(100), teller.fleet) for name in names]
     count = MAX_HEARD // len(names) + 2
     written = cells([Written(name, PhaseTime(TICK_NS), 1) for name in names])
-    told = list(messages(workers, [WrittenWindow(at(100 * n), written, False) for n in range(count)]))
-    for message in told:
+    reported = list(messages(workers, [WrittenWindow(at(100 * n), written, False) for n in range(count)]))
+    for message in reported:
         message.metrics_id, message.told_unix_ns = "a", at(100 * count)
-    hearer.hear(told, 100 * count)
+    hearer.hear(reported, 100 * count)
     hearer.tick(100 * count)
-    assert sum(len(window.workers) for window in hearer.heard) == MAX_HEARD
+    assert sum(len(window.workers) for window in hearer.received) == MAX_HEARD
     assert hearer.sharing.left_out == Counter({LeftOut.UNSTREAMED: count * len(names) - MAX_HEARD})
     assert hearer.covered_ms(TICK_NS, 0, 100 * count) == 100 * count * len(names)
     hearer.tick(100 * count)
-    assert hearer.heard == []
+    assert hearer.received == []
 
 
 def test_another_instance_with_the_same_id_is_warned_about_once() -> None:
@@ -327,12 +327,12 @@ def test_workers_of_a_dead_instance_are_missed_and_stay_in_coverage(silent_ms: i
         overdue_ns = at(start + 100) - OVERDUE_NS
         bounds_ns = overdue_ns - 10 * TICK_NS, overdue_ns
         pieces = sums(lives.state.members, lives.rollups, parse_scope("cluster"), lives.rollups.tiers[0], bounds_ns)
-        told = history(list(pieces), parse_scope("cluster"), TICK_NS, overdue_ns)
-        assert told.gpus == [5] * 10
-        assert [(window.start_ns, window.workers.worker_ids) for window in lives.heard] == (
+        reported = history(list(pieces), parse_scope("cluster"), TICK_NS, overdue_ns)
+        assert reported.gpus == [5] * 10
+        assert [(window.start_ns, window.workers.worker_ids) for window in lives.received] == (
             [(overdue_ns - TICK_NS, ["w"])] if overdue_ns > at(died_ms) else []
         )
-    assert told.coverage == [0.2] * 10
+    assert reported.coverage == [0.2] * 10
     assert cluster_occupancy(lives.fleet, lives.rollups, lives.state.members, overdue_ns, S).coverage == 0.2
 
 
@@ -345,6 +345,6 @@ def test_a_worker_first_reported_late_has_full_coverage() -> None:
         if start >= 1_000:
             hearer.hear(late[start // 100 - 10], start + 100)
         hearer.tick(start + 100)
-    for told in late[-10:]:
-        hearer.hear(told, 5_100)
+    for reported in late[-10:]:
+        hearer.hear(reported, 5_100)
     assert hearer.covered_ms(TICK_NS, 0, 5_000) == 5_000

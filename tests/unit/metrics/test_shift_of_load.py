@@ -52,16 +52,18 @@ class Watched(Hub):
         """The time at which it first showed that decode is starved."""
 
     def publish(self, tick: bytes, members: bytes | None = None) -> None:
-        told = json.loads(tick.split(b"data: ")[1])
-        now_ms = told["now_unix_ms"] - ORIGIN_NS // MS - SHIFT_MS
-        for start_ms, places, _, prefill, decode, *_ in told["windows"]:
-            for index, spent in enumerate(zip(prefill, decode, strict=True)):
-                self.cells[start_ms, places[index] if places else index] = spent
-            window = [spent for (start, _), spent in self.cells.items() if start == start_ms]
-            decode_most = sum(spent[1] for spent in window) > sum(spent[0] for spent in window)
+        reported = json.loads(tick.split(b"data: ")[1])
+        now_ms = reported["now_unix_ms"] - ORIGIN_NS // MS - SHIFT_MS
+        for start_ms, places, _, prefill, decode, *_ in reported["windows"]:
+            for index, used in enumerate(zip(prefill, decode, strict=True)):
+                self.cells[start_ms, places[index] if places else index] = used
+            window = [used for (start, _), used in self.cells.items() if start == start_ms]
+            decode_most = sum(used[1] for used in window) > sum(used[0] for used in window)
             if decode_most and start_ms >= at(SHIFT_MS) // MS:
                 self.followed_ms = self.followed_ms or now_ms
-        if any(each["name"] == "FulcrumImbalance" and each["labels"]["phase"] == "decode" for each in told["alerts"]):
+        if any(
+            each["name"] == "FulcrumImbalance" and each["labels"]["phase"] == "decode" for each in reported["alerts"]
+        ):
             self.alerted_ms = self.alerted_ms or now_ms
 
 

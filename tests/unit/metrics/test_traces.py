@@ -23,12 +23,12 @@ SETTLED_NS = ORIGIN_NS + SETTLE_NS
 
 
 def request(request_id="r-1", *, traceparent="", **fields):
-    told = {
+    reported = {
         "gateway_id": "gateway-0", "model": "sim", "arrival_unix_ns": at(0), "queue_ns": 10 * MS, "ttft_ns": 50 * MS,
         "decode_ns": 100 * MS, "prompt_tokens": 40, "output_tokens": 11, "prefill_worker": "prefill-0",
         "decode_worker": "decode-0", "outcome": OUTCOME_OK, "finish_reason": "stop",
     }  # fmt: skip
-    return RequestEvent(request_id=request_id, traceparent=traceparent, **{**told, **fields})
+    return RequestEvent(request_id=request_id, traceparent=traceparent, **{**reported, **fields})
 
 
 def transfer(request_id="r-1", start_ms=48, *, worker="decode-0"):
@@ -180,10 +180,10 @@ async def test_an_unreachable_collector_loses_spans_and_nothing_else(monkeypatch
 
 def test_spans_are_grouped_by_the_process_that_they_describe():
     message = export_request(spans(request(), [HandOff("decode-0", transfer().kv_transfers[0])]))
-    told = {
+    reported = {
         resource.resource.attributes[1].value.string_value: [s.name for s in resource.scope_spans[0].spans]
         for resource in message.resource_spans
     }
-    assert told == {
+    assert reported == {
         "gateway-0": ["generate sim", "queue"], "prefill-0": ["prefill"], "decode-0": ["kv hand-off", "decode"],
     }  # fmt: skip

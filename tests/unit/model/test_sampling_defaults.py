@@ -33,6 +33,6 @@ def test_invalid_advice_is_refused_by_name(field: str, value: object) -> None:
 
 
 def test_a_value_set_by_the_request_overrides_advice() -> None:
-    asked = parse_chat(json.dumps({**CHAT, "temperature": 1, "top_p": None}).encode())
-    assert asked.unset == {"top_p", "top_k", "min_p", "repetition_penalty"}
-    assert asked.sampling.temperature == 1
+    parsed = parse_chat(json.dumps({**CHAT, "temperature": 1, "top_p": None}).encode())
+    assert parsed.unset == {"top_p", "top_k", "min_p", "repetition_penalty"}
+    assert parsed.sampling.temperature == 1

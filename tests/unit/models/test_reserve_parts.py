@@ -49,15 +49,15 @@ def test_a_renewal_law_is_calibrated_over_each_window():
     rng = np.random.default_rng(4)
     times = [gaps_to_times(rng, 4.0, 0.05, 8 * 3600) for _ in range(30)]
     laws = learned([each[each < 4 * 3600] for each in times], 4 * 3600)
-    told, came = 0.0, 0
+    reported, came = 0.0, 0
     for begin_s in np.arange(4 * 3600, 8 * 3600, MINUTE_S).tolist():
         hazard = laws.hazards(begin_s, np.array([MINUTE_S]))[4, 0]
-        told += float(-np.expm1(-hazard).sum())
+        reported += float(-np.expm1(-hazard).sum())
         parts = [each[(each >= begin_s) & (each < begin_s + MINUTE_S)] for each in times]
         came += sum(len(each) > 0 for each in parts)
         model = np.repeat(np.arange(len(times)), [len(each) for each in parts])
         laws.learn(begin_s, begin_s + MINUTE_S, WindowArrivals(np.concatenate(parts), model), 1.0)
-    assert told == pytest.approx(came, rel=0.1)
+    assert reported == pytest.approx(came, rel=0.1)
 
 
 def test_a_new_model_is_assumed_to_be_like_the_others():

@@ -74,12 +74,12 @@ def test_an_address_that_cannot_be_observed_is_refused(arguments: list[str], say
 @contextmanager
 def server() -> Iterator[str]:
     """A vLLM whose counters advance by 0.5 s per request; it answers /metrics alone."""
-    asked = count()
+    requested = count()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             found = self.path == "/metrics"
-            body = "\n".join(exposition(next(asked) / 2)).encode() if found else b""
+            body = "\n".join(exposition(next(requested) / 2)).encode() if found else b""
             self.send_response(200 if found else 404)
             self.send_header("content-length", str(len(body)))
             self.end_headers()

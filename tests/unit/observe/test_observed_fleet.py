@@ -15,7 +15,7 @@ def fleet(tmp_path: Path, text: str) -> list[ObservedTarget]:
 
 
 def test_a_server_is_named_by_its_address_and_does_both_phases_by_default(tmp_path: Path) -> None:
-    plain, told = fleet(
+    plain, reported = fleet(
         tmp_path,
         '[[server]]\nurl = "http://10.0.0.5:8000/metrics"\n'
         '[[server]]\nurl = "https://b/vllm"\nname = "p0"\nrole = "prefill"\nmodel = "m"\ngpus = 8\ntoken_env = "T"\n',
@@ -26,7 +26,13 @@ def test_a_server_is_named_by_its_address_and_does_both_phases_by_default(tmp_pa
         "mixed",
         "10.0.0.5",
     )
-    assert (told.url, told.name, told.role, told.model, told.gpus) == ("https://b/vllm", "p0", "prefill", "m", 8)
+    assert (reported.url, reported.name, reported.role, reported.model, reported.gpus) == (
+        "https://b/vllm",
+        "p0",
+        "prefill",
+        "m",
+        8,
+    )
     assert targets_of(["http://10.0.0.5:8000/"])[0] == plain
 
 

@@ -313,8 +313,8 @@ def read_vllm(text: str) -> dict[str, Reading]:
 def test_computed_prompt_tokens_are_used_if_vllm_reports_them_separately() -> None:
     assert read_vllm(exposition())["0"].prompt_tokens == 300
     apart = '\nvllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="%s"} %d'
-    told = exposition() + apart % ("local_compute", 100) + apart % ("local_cache_hit", 200)
-    assert read_vllm(told)["0"].prompt_tokens == 100
+    reported = exposition() + apart % ("local_compute", 100) + apart % ("local_cache_hit", 200)
+    assert read_vllm(reported)["0"].prompt_tokens == 100
 
 
 def test_engines_of_one_server_are_read_separately_and_their_shares_add_up() -> None:

@@ -27,7 +27,7 @@ def worker(worker_id, role, *, gpus=1, model="sim", state=WORKER_STATE_READY, in
     )
 
 
-def told(registered, busy_ms, *, load=None, incarnation=1, cover_ms=(0, WINDOW_MS)):
+def busy_batch(registered, busy_ms, *, load=None, incarnation=1, cover_ms=(0, WINDOW_MS)):
     """A batch of a registered worker that was busy for `busy_ms` of the window."""
     steps = [step(0, busy_ms, decode=1)] if busy_ms else []
     return step_batch(

@@ -108,6 +108,6 @@ def test_invalid_accounts_are_counted_and_change_nothing() -> None:
 
 
 def test_every_column_has_an_entry_for_each_worker() -> None:
-    told = loads("a", 100)
-    assert all(len(getattr(told, name)) == 8 for name in COLUMNS)
-    assert {window.start_unix_ns % WINDOW_NS for window in told.windows} == {0}
+    reported = loads("a", 100)
+    assert all(len(getattr(reported, name)) == 8 for name in COLUMNS)
+    assert {window.start_unix_ns % WINDOW_NS for window in reported.windows} == {0}

@@ -30,7 +30,7 @@ from services.planner.kept import StoredPlannerSettings
 from services.planner.models.api import no_catalogue
 from services.planner.state import Identity, PlannerState
 from services.planner.store import RedisPlannerStore
-from tests.unit.planner.snapshot_rig import WINDOW_MS, told, worker
+from tests.unit.planner.snapshot_rig import WINDOW_MS, busy_batch, worker
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,8 @@ async def test_workers_are_returned_with_words_and_their_latest_queue_depths(pla
     busy, silent = worker("m", "mixed", gpus=0), worker("p", "prefill", state=WORKER_STATE_DRAINING)
     planner.state.take_workers([busy, silent], planner.clock.now_ns())
     planner.hear(
-        told(busy, 500, load=Load(running=3, waiting=2, preemptions=1, recomputed_tokens=9)), planner.clock.now_ns()
+        busy_batch(busy, 500, load=Load(running=3, waiting=2, preemptions=1, recomputed_tokens=9)),
+        planner.clock.now_ns(),
     )
     mixed, prefill = (await planner.http.get("/v1/workers")).json()
     assert mixed == {
@@ -197,8 +198,8 @@ async def test_a_restarted_worker_is_restarting_until_it_reports(planner):
     first, other = worker("p", "prefill"), worker("d", "decode")
     planner.state.take_workers([first, other], planner.clock.now_ns())
     planner.clock.advance_ms(500)
-    planner.hear(told(first, 500), planner.clock.now_ns())
-    planner.hear(told(other, 500), planner.clock.now_ns())
+    planner.hear(busy_batch(first, 500), planner.clock.now_ns())
+    planner.hear(busy_batch(other, 500), planner.clock.now_ns())
     again = worker("p", "prefill")
     again.incarnation = planner.clock.now_ns()
     planner.state.take_workers([again, other], planner.clock.now_ns())
@@ -209,7 +210,7 @@ async def test_decisions_are_returned_newest_first_and_bounded(planner):
     planner.clock.advance_ms(WINDOW_MS)
     prefill, decode = worker("p", "prefill"), worker("d", "decode")
     planner.state.take_workers([prefill, decode], planner.clock.now_ns())
-    planner.hear(told(decode, 250), planner.clock.now_ns())
+    planner.hear(busy_batch(decode, 250), planner.clock.now_ns())
     assert len(planner.state.decide(planner.clock.now_ns()).decisions) == 1
     assert planner.state.decide(planner.clock.now_ns()).decisions == [], "it said so a moment ago"
     for turn in range(7):
@@ -246,9 +247,9 @@ async def test_decisions_are_returned_newest_first_and_bounded(planner):
 def test_a_cluster_is_idle_while_every_worker_reports_no_work(planner, told_ms, load, rests):
     prefill, decode = worker("p", "prefill"), worker("d", "decode")
     planner.state.take_workers([prefill, decode], at(0))
-    planner.hear(told(prefill, 0), at(WINDOW_MS))
+    planner.hear(busy_batch(prefill, 0), at(WINDOW_MS))
     if told_ms is not None:
-        planner.hear(told(decode, told_ms, load=load), at(WINDOW_MS))
+        planner.hear(busy_batch(decode, told_ms, load=load), at(WINDOW_MS))
     assert not planner.state.at_rest  # nothing has been decided yet
     planner.state.decide(at(WINDOW_MS))
     assert planner.state.at_rest is rests
@@ -259,7 +260,7 @@ def test_news_end_the_idle_state_before_the_next_decision(planner, news):
     prefill, decode = worker("p", "prefill"), worker("d", "decode")
     planner.state.take_workers([prefill, decode], at(0))
     for each in (prefill, decode):
-        planner.hear(told(each, 0), at(WINDOW_MS))
+        planner.hear(busy_batch(each, 0), at(WINDOW_MS))
     planner.state.decide(at(WINDOW_MS))
     planner.state.take_workers([prefill, decode], at(WINDOW_MS))
     assert planner.state.at_rest
@@ -280,10 +281,10 @@ async def test_role_moves_are_published_with_actor_and_reason_whoever_made_them(
     after = worker("d", "prefill")
     after.assignment.epoch = 5
     after.role_change.CopyFrom(RoleChange(actor="fulcrum role", reason="a spike", unix_ns=now_ns))
-    (told_of,) = planner.state.take_workers([after, worker("new", "decode")], now_ns)
+    (moved,) = planner.state.take_workers([after, worker("new", "decode")], now_ns)
     assert planner.state.take_workers([after], now_ns) == []
-    assert (told_of.action, told_of.worker_id, told_of.assignment.epoch) == (ACTION_ROLE_MOVED, "d", 5)
-    assert (told_of.actor, told_of.worker_incarnation) == ("fulcrum role", 1)
+    assert (moved.action, moved.worker_id, moved.assignment.epoch) == (ACTION_ROLE_MOVED, "d", 5)
+    assert (moved.actor, moved.worker_incarnation) == ("fulcrum role", 1)
     (answer,) = (await planner.http.get("/v1/decisions")).json()
     assert (answer["action"], answer["worker"], answer["role"], answer["epoch"]) == ("role_moved", "d", "prefill", 5)
     assert answer["reason"] == "fulcrum role moved d to prefill: a spike"
@@ -314,8 +315,8 @@ async def test_the_mode_is_set_with_the_token_published_and_stored(planner):
     assert planner.bus.published == []
     assert (await planner.http.put("/v1/mode", json=off, headers=headers)).json() == {"mode": "off", "kept": True}
     assert planner.keeper.mode == MODE_OFF
-    (told_of,) = planner.bus.published
-    assert (told_of.action, told_of.mode, told_of.actor) == (ACTION_SET_MODE, MODE_OFF, "token (tester)")
+    (moved,) = planner.bus.published
+    assert (moved.action, moved.mode, moved.actor) == (ACTION_SET_MODE, MODE_OFF, "token (tester)")
     (answer,) = (await planner.http.get("/v1/decisions")).json()
     assert (answer["action"], answer["mode"], answer["worker"]) == ("set_mode", "off", "")
     planner.keeper.away = True
@@ -353,7 +354,7 @@ async def test_readiness_names_the_silent_source_and_earlier_knowledge_stays(pla
     assert "registry has not answered" in (await planner.http.get("/readyz")).json()["reason"]
     registered = worker("d", "decode")
     planner.state.take_workers([registered], planner.clock.now_ns())
-    planner.hear(told(registered, 250), planner.clock.now_ns())
+    planner.hear(busy_batch(registered, 250), planner.clock.now_ns())
     assert (await planner.http.get("/readyz")).json() == {"status": "ready"}
     planner.clock.advance_ms(4000)
     answer = await planner.http.get("/readyz")
@@ -379,6 +380,6 @@ async def test_a_worker_with_incompatible_kv_is_named_and_counted(planner):
     workers = [worker("d", "decode"), worker("e", "decode"), worker("p", "prefill")]
     workers[1].capabilities.kv_layout = "sim/block32"
     planner.state.take_workers(workers, planner.clock.now_ns())
-    told = {each["id"]: each["unpaired"] for each in (await planner.http.get("/v1/workers")).json()}
-    assert (told["d"], told["p"]) == ("", "") and "sim here, nothing there" in told["e"]
+    answer = {each["id"]: each["unpaired"] for each in (await planner.http.get("/v1/workers")).json()}
+    assert (answer["d"], answer["p"]) == ("", "") and "sim here, nothing there" in answer["e"]
     assert f"{metric_names.PLANNER_UNPAIRED_WORKERS} 1.0" in (await planner.http.get("/metrics")).text

@@ -27,18 +27,18 @@ def test_decode_workers_take_prompts_when_prefill_workers_are_under_pressure() -
     assert kept.reason == "keep: sim: pressure 0.1 on 1 prefill worker, 0.0 on 2 decode workers"
     decided = cluster.decide(p=0.6)
     assert actions(decided) == [(ACTION_SET_BUDGET, "d", "mixed"), (ACTION_SET_BUDGET, "e", "mixed")]
-    (told,) = decided.decisions
-    assert told.reason == (
+    (decision,) = decided.decisions
+    assert decision.reason == (
         "prefill pressure 0.6 on 1 prefill worker; 2 decode workers that take up to 512 prompt tokens a step leave 0.2"
     )
-    assert (told.reason_code, told.model) == ("prompts_press", "sim")
-    first = told.changes[0]
+    assert (decision.reason_code, decision.model) == ("prompts_press", "sim")
+    first = decision.changes[0]
     assert (first.worker_incarnation, first.assignment.epoch, first.assignment.budget_tokens) == (1, 4, CHUNK)
-    assert [(each.prefill, each.decode) for each in told.candidates] == [(1, 2), (2, 1)]
-    assert [each.name for each in told.alternatives] == ["1 prefill, 2 decode", "2 prefill, 1 decode"]
-    assert [pool.workers for pool in told.inputs.pools] == [1, 2]
+    assert [(each.prefill, each.decode) for each in decision.candidates] == [(1, 2), (2, 1)]
+    assert [each.name for each in decision.alternatives] == ["1 prefill, 2 decode", "2 prefill, 1 decode"]
+    assert [pool.workers for pool in decision.inputs.pools] == [1, 2]
     assert [(each.worker.id, each.wanted, each.reason) for each in decided.orders] == [
-        (each.worker_id, each.assignment, told.reason) for each in told.changes
+        (each.worker_id, each.assignment, decision.reason) for each in decision.changes
     ]
 
 
@@ -98,13 +98,13 @@ def test_advisory_mode_publishes_the_same_decision_and_sends_no_orders() -> None
     for _ in range(2):
         decided = cluster.decide(p=0.9)
         assert decided.orders == ()
-        (told,) = decided.decisions
-        assert told.action == ACTION_RECOMMEND
+        (decision,) = decided.decisions
+        assert decision.action == ACTION_RECOMMEND
         assert (
             "In mode auto it would act: prefill pressure 0.9 on 1 prefill worker; 1 decode worker that takes"
-            in told.reason
+            in decision.reason
         )
-        assert [(each.worker_id, each.assignment.budget_tokens) for each in told.changes] == [("d", CHUNK)]
+        assert [(each.worker_id, each.assignment.budget_tokens) for each in decision.changes] == [("d", CHUNK)]
 
 
 def test_requests_queued_at_gateways_raise_budgets_before_any_prompt_is_computed() -> None:
@@ -152,7 +152,7 @@ def test_a_worker_started_mixed_and_moved_to_prefill_and_back_gets_its_own_budge
         cluster.workers[name].assignment.budget_tokens = CHUNK
         cluster.workers[name].assignment.epoch += 2
     decided = [cluster.decide() for _ in range(CALM_NS // MS // WINDOW_MS + 2)]
-    changes = [change for each in decided for told in each.decisions for change in told.changes]
+    changes = [change for each in decided for reported in each.decisions for change in reported.changes]
     assert {(each.worker_id, each.assignment.budget_tokens) for each in changes} == {("m", 64), ("n", 64)}
 
 
@@ -167,7 +167,7 @@ def test_a_restarted_planner_restores_the_budget_that_a_worker_was_started_with(
     heir = Cluster(m="mixed", p="prefill")
     heir.workers = cluster.workers
     decided = [heir.decide() for _ in range(CALM_NS // MS // WINDOW_MS + 2)]
-    changes = [change for each in decided for told in each.decisions for change in told.changes]
+    changes = [change for each in decided for reported in each.decisions for change in reported.changes]
     assert [(each.worker_id, each.assignment.budget_tokens) for each in changes] == [("m", 64)]
 
 

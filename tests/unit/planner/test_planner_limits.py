@@ -46,9 +46,9 @@ def test_roles_are_decided_for_the_target_of_limits_then_of_requests_then_of_the
     assert judged_by(cluster) == [("sim", 100)] == [(each.model, each.tpot_ns // MS) for each in kept.targets]
     cluster.state.take_model_targets({"sim": 70.0})
     assert judged_by(cluster) == [("sim", 70)]
-    asked = cluster.telling.loads([], at(cluster.ms))
-    asked.targets.append(ModelTarget(model="sim", tpot_ns=40 * MS))
-    cluster.state.take_loads(asked, at(cluster.ms))
+    requested = cluster.telling.loads([], at(cluster.ms))
+    requested.targets.append(ModelTarget(model="sim", tpot_ns=40 * MS))
+    cluster.state.take_loads(requested, at(cluster.ms))
     assert judged_by(cluster) == [("sim", 40)]
     cluster.state.set_limits(limits(every={"tpot_ms": 30}), "me", "", at(0))
     assert judged_by(cluster) == [("sim", 30)]
@@ -58,9 +58,9 @@ def test_prompts_must_start_within_half_of_the_requests_target_or_within_a_secon
     cluster = Cluster(p="prefill", d="decode")
 
     def due_ms(ttft_ms: int) -> int:
-        asked = cluster.telling.loads([], at(cluster.ms))
-        asked.targets.append(ModelTarget(model="sim", ttft_ns=ttft_ms * MS))
-        cluster.state.take_loads(asked, at(cluster.ms))
+        requested = cluster.telling.loads([], at(cluster.ms))
+        requested.targets.append(ModelTarget(model="sim", ttft_ns=ttft_ms * MS))
+        cluster.state.take_loads(requested, at(cluster.ms))
         cluster.state.decide(at(cluster.ms))
         return round(cluster.state.plans[0].observed.work.due_ns / MS)
 
@@ -100,9 +100,9 @@ def test_limits_move_workers_without_pressure() -> None:
     cluster.state.set_limits(limits(models={"sim": {"prefill_min": 2}}), "me", "", at(0))
     decided = cluster.decide()
     assert [(action, role) for action, _, role in actions(decided)] == [(ACTION_SET_ROLE, "prefill")]
-    (told,) = decided.decisions
-    assert told.reason_code == "limits"
-    assert told.reason.startswith(
+    (decision,) = decided.decisions
+    assert decision.reason_code == "limits"
+    assert decision.reason.startswith(
         "limits ask for other numbers than 1 prefill worker and 2 decode; 1 decode to prefill"
     )
 
@@ -212,8 +212,8 @@ def test_one_of_two_workers_computes_prompts_unless_limits_forbid_it() -> None:
 
 def test_decode_workers_found_before_the_prefill_worker_keep_their_roles() -> None:
     cluster = Cluster(d="decode", e="decode")
-    (told,) = cluster.decide().decisions
-    assert (told.reason_code, "missing workers have 30 s" in told.reason) == ("limits_wait", True)
+    (decision,) = cluster.decide().decisions
+    assert (decision.reason_code, "missing workers have 30 s" in decision.reason) == ("limits_wait", True)
     cluster.workers["p"] = registered("p", "prefill")
     found = [cluster.decide() for _ in range(2 * STARTING_NS // MS // WINDOW_MS)]
     assert not [each for each in found if actions(each)]

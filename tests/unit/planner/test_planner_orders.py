@@ -12,15 +12,15 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, Assignmen
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.runtime.net.access import bearer
 from libs.runtime.tasks import TaskOwner
-from services.planner import orders
-from services.planner.orders import CallOutcome, Order, OrderExecutor
+from services.planner import role_planner
+from services.planner.role_planner import CallOutcome, Order, OrderExecutor
 
 
 class Channel:
     """A channel to one worker that records calls and answers them when and how the test says."""
 
     def __init__(self) -> None:
-        self.asked: list[pb.SetRoleRequest] = []
+        self.requests: list[pb.SetRoleRequest] = []
         self.may_answer = asyncio.Event()
         self.error: Exception | None = None
         self.closed = 0
@@ -28,7 +28,7 @@ class Channel:
     def unary_unary(self, method: str, **_: Any) -> Any:
         async def ask(request: Any, **_: Any) -> Any:
             assert method.endswith("SetRole")
-            self.asked.append(request)
+            self.requests.append(request)
             await self.may_answer.wait()
             if self.error is not None:
                 raise self.error
@@ -78,9 +78,9 @@ class Rig:
             while not self.ended.keys() >= set(names):
                 await asyncio.sleep(0)
 
-    async def until_asked(self, *names: str) -> None:
+    async def until_requested(self, *names: str) -> None:
         async with asyncio.timeout(5):
-            while not all(name in self.network.channels and self.to(name).asked for name in names):
+            while not all(name in self.network.channels and self.to(name).requests for name in names):
                 await asyncio.sleep(0)
 
 
@@ -91,7 +91,7 @@ async def rig() -> Any:
     await made.tasks.close()
     assert made.tasks.error is None
     assert made.actor.outstanding == 0
-    assert all(each.closed == len(each.asked) for each in made.network.channels.values())
+    assert all(each.closed == len(each.requests) for each in made.network.channels.values())
 
 
 def order(name: str) -> Order:
@@ -105,9 +105,9 @@ def refused(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 async def test_all_orders_of_a_decision_are_sent_before_any_is_answered(rig: Rig) -> None:
     rig.order("a", "b", "c")
-    await rig.until_asked("a", "b", "c")
+    await rig.until_requested("a", "b", "c")
     assert rig.ended == {}
-    (request,) = rig.to("a").asked
+    (request,) = rig.to("a").requests
     assert (request.expected_epoch, request.incarnation, request.role, request.budget_tokens) == (7, 3, ROLE_MIXED, 512)
     assert (request.actor, request.reason, request.wait_ms) == ("planner-0", "prompts press", 0)
     for name in ("c", "a", "b"):
@@ -119,7 +119,7 @@ async def test_all_orders_of_a_decision_are_sent_before_any_is_answered(rig: Rig
 
 async def test_a_worker_that_has_not_answered_gets_no_second_order(rig: Rig) -> None:
     rig.order("a")
-    await rig.until_asked("a")
+    await rig.until_requested("a")
     again: list[Assignment | None] = []
     rig.actor.carry_out([order("a")], lambda _, assignment, _failed: again.append(assignment))
     assert again == [None]
@@ -129,16 +129,16 @@ async def test_a_worker_that_has_not_answered_gets_no_second_order(rig: Rig) -> 
     rig.ended.clear()
     rig.order("a")
     await rig.until_ended("a")
-    assert len(rig.to("a").asked) == 2
+    assert len(rig.to("a").requests) == 2
 
 
 async def test_orders_beyond_the_bound_on_calls_are_left_to_the_next_decision(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "MAX_CALLS", 2)
+    monkeypatch.setattr(role_planner, "MAX_CALLS", 2)
     rig.order("a", "b", "c")
     assert rig.ended == {"c": None}
-    await rig.until_asked("a", "b")
+    await rig.until_requested("a", "b")
     assert "c" not in rig.network.channels
     for name in ("a", "b"):
         rig.to(name).may_answer.set()
@@ -160,7 +160,7 @@ async def test_a_refused_or_failed_call_is_counted_and_the_worker_is_left_unchan
     rig: Rig, error: Exception, outcome: CallOutcome
 ) -> None:
     rig.order("a", "b")
-    await rig.until_asked("a", "b")
+    await rig.until_requested("a", "b")
     rig.to("a").error = error
     for name in ("a", "b"):
         rig.to(name).may_answer.set()
@@ -170,7 +170,7 @@ async def test_a_refused_or_failed_call_is_counted_and_the_worker_is_left_unchan
 
 
 async def test_a_call_to_a_worker_that_never_answers_times_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders, "CALL_S", 0.01)
+    monkeypatch.setattr(role_planner, "CALL_S", 0.01)
     rig.order("a")
     await rig.until_ended("a")
     assert (rig.ended, rig.actor.outcomes) == ({"a": None}, {CallOutcome.FAILED: 1})
@@ -193,6 +193,6 @@ async def test_without_a_token_no_worker_is_called() -> None:
 
 async def test_the_end_of_the_service_cancels_calls_and_closes_their_channels(rig: Rig) -> None:
     rig.order("a")
-    await rig.until_asked("a")
+    await rig.until_requested("a")
     await rig.tasks.close()
     assert (rig.to("a").closed, rig.actor.outstanding) == (1, 0)

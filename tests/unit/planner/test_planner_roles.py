@@ -21,7 +21,7 @@ from libs.testing.workers.hosts import RecordingBus
 from services.planner.http.admin import Admin
 from services.planner.http.roles_api import RolesApi
 from services.planner.kept import Lead
-from services.planner.orders import OrderExecutor
+from services.planner.role_planner import OrderExecutor
 from services.planner.settings import PlannerSettings
 from tests.planner_rig import Cluster
 from tests.unit.planner.test_planner_orders import Channel, Network, refused
@@ -55,9 +55,9 @@ async def test_a_worker_gets_the_role_in_the_name_of_the_requester() -> None:
     rig = Rig()
     found = (await rig.ask(actor="ann", reason="prompts wait")).json()
     assert (found["worker"], found["role"], found["epoch"], found["changed"]) == ("d", "prefill", 4, True)
-    (asked,) = rig.worker.asked
-    assert (asked.role, asked.expected_epoch, asked.incarnation) == (ROLE_PREFILL, 3, 1)
-    assert (asked.actor, asked.reason) == ("token (ann)", "prompts wait")
+    (request,) = rig.worker.requests
+    assert (request.role, request.expected_epoch, request.incarnation) == (ROLE_PREFILL, 3, 1)
+    assert (request.actor, request.reason) == ("token (ann)", "prompts wait")
     assert rig.worker.closed == 1
 
 
@@ -66,7 +66,7 @@ async def test_the_key_is_the_actor_in_the_trail_and_at_the_worker_whatever_name
     rig = Rig()
     assert (await rig.ask(token=rig.secret, actor="somebody else")).status_code == 200
     assert (await rig.ask(actor="ann")).status_code == 200
-    assert [each.actor for each in rig.worker.asked] == [rig.key.id, "token (ann)"]
+    assert [each.actor for each in rig.worker.requests] == [rig.key.id, "token (ann)"]
     assert [each.actor for each in rig.recorded] == [rig.key.id, "token (ann)"]
 
 
@@ -79,9 +79,9 @@ async def test_the_last_worker_of_a_role_is_moved_only_by_force(worker: str, rol
     answer = await rig.ask(worker, role=role)
     assert answer.status_code == 409
     assert f"{worker} is the last worker of sim that {does}" in answer.text and "force: true" in answer.text
-    assert rig.worker.asked == []
+    assert rig.worker.requests == []
     assert (await rig.ask(worker, role=role, force=True)).status_code == 200
-    assert rig.worker.asked[0].force
+    assert rig.worker.requests[0].force
 
 
 async def test_a_single_worker_may_take_any_role() -> None:
@@ -92,13 +92,13 @@ async def test_a_single_worker_may_take_any_role() -> None:
 async def test_a_worker_that_already_has_the_role_is_not_called() -> None:
     rig = Rig()
     assert (await rig.ask("p")).json()["changed"] is False
-    assert rig.worker.asked == []
+    assert rig.worker.requests == []
 
 
 async def test_only_role_mixed_has_a_budget() -> None:
     rig = Rig()
     assert (await rig.ask(role="mixed")).json()["budget_tokens"] == 256
-    assert rig.worker.asked[0].role == ROLE_MIXED
+    assert rig.worker.requests[0].role == ROLE_MIXED
     assert (await rig.ask(role="prefill", budget_tokens=8)).status_code == 400
 
 
@@ -107,7 +107,7 @@ async def test_without_the_token_no_worker_is_called(token: str) -> None:
     rig = Rig()
     assert (await rig.ask(token=token)).status_code == 401
     assert (await Rig(token="").ask(token=token)).status_code == 401
-    assert rig.worker.asked == []
+    assert rig.worker.requests == []
 
 
 async def test_refusals_give_the_reason() -> None:

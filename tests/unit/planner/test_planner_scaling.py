@@ -87,7 +87,7 @@ class Town:
         return decided
 
     @property
-    def told(self) -> list[Decision]:
+    def decisions(self) -> list[Decision]:
         """Return the published decisions that are not about roles."""
         return [each for each in self.bus.published if isinstance(each, Decision)]
 
@@ -104,7 +104,7 @@ async def test_workers_are_started_and_get_roles_if_no_split_has_room() -> None:
     found = await flooded(town)
     assert len(town.actuator.worker_ids) == 2
     assert {town.roles()[name] for name in town.actuator.worker_ids} <= {"prefill", "mixed", "decode"}
-    (scale, *_) = [each for each in town.told if each.action == ACTION_SCALE]
+    (scale, *_) = [each for each in town.decisions if each.action == ACTION_SCALE]
     answer = decision_answer(scale)
     assert answer.reason_code == "too_small" and answer.scale is not None
     assert (answer.scale.serving, answer.scale.started_to, answer.scale.actuator) == (2, 2, "memory")
@@ -149,7 +149,7 @@ async def test_limits_bound_the_number_of_started_workers_and_advisory_mode_star
     advisory = Town(MODE_ADVISORY)
     await flooded(advisory)
     assert advisory.actuator.worker_ids == []
-    assert {each.action for each in advisory.told} == {ACTION_RECOMMEND}
+    assert {each.action for each in advisory.decisions} == {ACTION_RECOMMEND}
 
 
 async def test_a_restarted_planner_continues_with_the_existing_workers_and_their_gpu_time() -> None:
@@ -168,14 +168,14 @@ async def test_without_an_actuator_more_workers_are_advised_and_their_effect_is_
     town = Town()
     town.scaler = town.make_scaler()
     await flooded(town, 7)
-    (advised,) = [each for each in town.told if each.advice.kind == "add_workers"]
+    (advised,) = [each for each in town.decisions if each.advice.kind == "add_workers"]
     answer = decision_answer(advised).advice
     assert answer is not None and answer.outcome == "open"
     assert answer.low <= answer.high < 0 and answer.command.startswith("fulcrum planner limits")
     town.cluster.workers |= {name: registered(name, "prefill") for name in ("x", "y", "z")}
     for _ in range(14):
         await town.second(0, p=0.3)
-    found = decision_answer([each for each in town.told if each.advice.kind == "add_workers"][-1]).advice
+    found = decision_answer([each for each in town.decisions if each.advice.kind == "add_workers"][-1]).advice
     assert found is not None and (found.outcome, found.came < 0) == ("applied", True)
 
 
@@ -227,7 +227,7 @@ async def test_workers_are_started_before_the_load_that_a_plan_forecasts() -> No
     town.plans.take(day_ahead(at(0) / 1e9, [(1, 1), (2, 2), (1, 1)]))
     await town.second()
     assert len(town.actuator.worker_ids) == 2
-    (scale,) = [each for each in town.told if each.action == ACTION_SCALE]
+    (scale,) = [each for each in town.decisions if each.action == ACTION_SCALE]
     assert scale.reason_code == "forecast" and "4 are wished, 2 prefill and 2 decode" in scale.reason
     assert town.scaler.forecast["sim"] == {"prefill": 2, "decode": 2}
 
@@ -254,7 +254,7 @@ async def test_limits_apply_to_forecasts_and_advisory_mode_only_reports_them() -
     advisory.plans.take(day_ahead(at(0) / 1e9, [(2, 2)]))
     await advisory.second()
     assert advisory.actuator.worker_ids == []
-    assert [(each.action, each.reason_code) for each in advisory.told] == [(ACTION_RECOMMEND, "forecast")]
+    assert [(each.action, each.reason_code) for each in advisory.decisions] == [(ACTION_RECOMMEND, "forecast")]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ async def test_a_plan_that_does_not_cover_the_present_starts_no_worker(
     town = Town()
     town.plans.take(day_ahead(at(0) / 1e9 + made_s, needs))
     await town.second()
-    assert town.actuator.worker_ids == [] and town.told == []
+    assert town.actuator.worker_ids == [] and town.decisions == []
 
 
 def test_the_latest_of_two_plans_counts_and_an_invalid_one_is_ignored() -> None:

@@ -14,7 +14,7 @@ from libs.telemetry.fleet_loads import MOST_COUNTED
 from libs.testing.workers.telemetry import MS, Telling, at
 from services.planner.messages import summary
 from services.planner.state import Identity, PlannerState
-from tests.unit.planner.snapshot_rig import WINDOW_MS, told, worker
+from tests.unit.planner.snapshot_rig import WINDOW_MS, busy_batch, worker
 
 
 def state_of(*workers, mode=MODE_ADVISORY, kept_decisions=5):
@@ -27,7 +27,7 @@ def state_of(*workers, mode=MODE_ADVISORY, kept_decisions=5):
 
 def snapshot_of(*workers_and_busy):
     state = state_of(*(registered for registered, _ in workers_and_busy))
-    batches = [told(registered, busy_ms) for registered, busy_ms in workers_and_busy if busy_ms is not None]
+    batches = [busy_batch(registered, busy_ms) for registered, busy_ms in workers_and_busy if busy_ms is not None]
     state.take_loads(Telling().loads(batches, at(WINDOW_MS)), at(WINDOW_MS))
     return state.snapshot(at(WINDOW_MS))
 
@@ -45,7 +45,7 @@ def test_mixed_workers_belong_to_the_decode_pool_and_models_have_separate_pools(
 def test_telemetry_of_an_older_incarnation_is_ignored():
     restarted = worker("d", "decode", incarnation=2)
     state = state_of(restarted)
-    before = told(restarted, 500, load=Load(running=5), incarnation=1)
+    before = busy_batch(restarted, 500, load=Load(running=5), incarnation=1)
     state.take_loads(Telling().loads([before], at(WINDOW_MS)), at(WINDOW_MS))
     (pool,) = state.snapshot(at(WINDOW_MS)).pools
     assert (pool.busy, pool.coverage, pool.running) == (None, 0, 0)
@@ -67,7 +67,7 @@ def test_sums_beyond_the_range_of_a_decision_are_clamped():
     batches = []
     for each in workers:
         load = Load(running=most, waiting=most, waiting_prefill_tokens=2**64 - 1)
-        batches.append(told(each, 100, load=load))
+        batches.append(busy_batch(each, 100, load=load))
     state.take_loads(telling.loads(batches, at(WINDOW_MS)), at(WINDOW_MS))
     (pool,) = state.decide(at(WINDOW_MS)).decisions[0].inputs.pools
     assert (pool.gpus, pool.running, pool.waiting) == (most, most, most)
@@ -79,7 +79,7 @@ def test_more_prompts_waiting_at_workers_are_news_and_fewer_are_not():
     state, telling = state_of(registered), Telling()
 
     def waits(tokens, sent_ms):
-        batch = told(registered, 500, load=Load(waiting=1, waiting_prefill_tokens=tokens))
+        batch = busy_batch(registered, 500, load=Load(waiting=1, waiting_prefill_tokens=tokens))
         batch.sequence, batch.covered_to_unix_ns = sent_ms, at(sent_ms)
         return state.take_loads(telling.loads([batch], at(sent_ms)), at(sent_ms))
 

@@ -73,8 +73,8 @@ def test_the_loop_and_library_threads_of_a_service_get_short_slices_and_worker_t
     script = f"PLUGIN = {PLUGIN!r}\n{SERVICE}"
     env = {**os.environ, "FULCRUM_TOKEN": "hush", LEASH_VARIABLE: str(os.getpid())}
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=True)
-    told = {"loop": LOOP_SLICE_NS, "inherited": LOOP_SLICE_NS, "others": usual_ns, "plugged": usual_ns}
-    assert json.loads(said.stdout) == {"event": "slices", **told}
+    reported = {"loop": LOOP_SLICE_NS, "inherited": LOOP_SLICE_NS, "others": usual_ns, "plugged": usual_ns}
+    assert json.loads(said.stdout) == {"event": "slices", **reported}
 
 
 def test_without_slices_in_the_kernel_nothing_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:

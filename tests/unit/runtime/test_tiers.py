@@ -74,7 +74,7 @@ def test_test_and_rest_together_run_every_test_once(tier: str) -> None:
     assert [held_in("test", tier), held_in("rest", tier)].count(True) == 1
     assert held_in("all", tier) and held_in("all", "all")
     assert not held_in("test", "all") and not held_in("rest", "all")
-    assert [asked for asked in TIERS if held_in(asked, "fast")] == ["fast", "test", "all"]
+    assert [requested for requested in TIERS if held_in(requested, "fast")] == ["fast", "test", "all"]
 
 
 @pytest.mark.system

@@ -112,13 +112,13 @@ async def server() -> AsyncIterator[MemoryServer]:
 
 
 async def test_a_call_to_a_frozen_server_times_out_without_effect(server: MemoryServer) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
     server.freeze()
     with pytest.raises(ServerAway, match="in time"):
-        await server.call(lambda: asked.append(1), timeout_s=0.02)
+        await server.call(lambda: calls.append(1), timeout_s=0.02)
     server.thaw()
-    await server.call(lambda: asked.append(2), timeout_s=1)
-    assert asked == [2]
+    await server.call(lambda: calls.append(2), timeout_s=1)
+    assert calls == [2]
 
 
 async def test_a_call_interrupted_by_a_kill_is_reset_even_if_the_server_is_back_at_once(server: MemoryServer) -> None:

@@ -91,12 +91,12 @@ class RecordedNvml:
     def c_nvmlGpmMetricsGet_t(self) -> SimpleNamespace:
         return SimpleNamespace(metrics=(Metric * 2)())
 
-    def nvmlGpmMetricsGet(self, asked: SimpleNamespace) -> SimpleNamespace:
-        assert asked.sample1 != asked.sample2 and asked.numMetrics == 2
-        for metric, value in zip(asked.metrics, (31.5, 62.0), strict=True):
+    def nvmlGpmMetricsGet(self, requested: SimpleNamespace) -> SimpleNamespace:
+        assert requested.sample1 != requested.sample2 and requested.numMetrics == 2
+        for metric, value in zip(requested.metrics, (31.5, 62.0), strict=True):
             assert metric.metricId in (5, 10)
             metric.value = value
-        return asked
+        return requested
 
     def nvmlShutdown(self) -> None:
         self.shut += 1

@@ -35,9 +35,9 @@ def test_an_expected_worker_gives_no_information_about_its_hosts_clock() -> None
     assert fleet.clocks.offsets_ns(at(14_000)) == {}
     assert fleet.directory.newest_cover_ns == 0
     for worker, late_ms in (("a", 0), ("b", behind_ms), ("c", 0)):
-        heard = step_batch(1, (13_900 - late_ms, 14_000 - late_ms), worker=worker)
-        heard.node = worker
-        fleet.add(heard, at(14_030))
+        received = step_batch(1, (13_900 - late_ms, 14_000 - late_ms), worker=worker)
+        received.node = worker
+        fleet.add(received, at(14_030))
     assert fleet.clocks.offsets_ns(at(14_100))["b"] == -behind_ms * MS
 
 

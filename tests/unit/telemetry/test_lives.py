@@ -126,11 +126,11 @@ def after_an_outage(returns_s, *, away_s=10.0, until_s=16.0):
     for tenth in range(0, round(until_s * 10), 2):
         at_s = tenth / 10
         now_ns = NOW + round(at_s * S)
-        heard = {
+        received = {
             name: now_ns if at_s <= 1 or (returns is not None and at_s >= 1 + away_s + returns) else NOW + S
             for name, returns in returns_s.items()
         }
-        signs = {name: LifeSigns(BORN, heard_ns) for name, heard_ns in heard.items()}
+        signs = {name: LifeSigns(BORN, heard_ns) for name, heard_ns in received.items()}
         watch.look(signs, newest_of(signs.values()), now_ns)
         for name in returns_s:
             states[name].add(watch.known[name].state)

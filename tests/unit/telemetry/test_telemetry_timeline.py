@@ -13,8 +13,8 @@ def timeline_of(*batches):
 
 
 def phases_ms(timeline, low_ms, high_ms):
-    spent = timeline.phases(at(low_ms), at(high_ms))
-    parts = (spent.covered_ns, spent.prefill_ns, spent.decode_ns, spent.kv_wait_ns, spent.idle_ns)
+    used = timeline.phases(at(low_ms), at(high_ms))
+    parts = (used.covered_ns, used.prefill_ns, used.decode_ns, used.kv_wait_ns, used.idle_ns)
     return tuple(part / MS for part in parts)
 
 
@@ -35,10 +35,10 @@ def test_a_wait_counts_only_while_no_step_runs():
 
 def test_a_mixed_step_is_split_by_the_step_time_model():
     mixed = step(0, 100, prefill=256, decode=8)
-    spent = timeline_of(step_batch(1, (0, 100), [mixed])).phases(at(0), at(100))
-    assert 0 < spent.prefill_ns < 100 * MS
-    assert spent.prefill_ns + spent.decode_ns == 100 * MS
-    assert spent.idle_ns == 0
+    used = timeline_of(step_batch(1, (0, 100), [mixed])).phases(at(0), at(100))
+    assert 0 < used.prefill_ns < 100 * MS
+    assert used.prefill_ns + used.decode_ns == 100 * MS
+    assert used.idle_ns == 0
 
 
 def test_time_of_a_lost_batch_is_unknown_and_not_idle():

@@ -115,14 +115,14 @@ def ours(tokenizer: Tokenizer, chat: list[dict[str, Any]], tools: Any = None, **
     """Return the gateway's rendering of a client's messages, or None if it refuses."""
     variables = options.pop("chat_template_kwargs", {})
     body = {"model": "m", "messages": chat, "tools": tools, "chat_template_kwargs": variables, **options}
-    asked = parse_chat(json.dumps(body).encode())
+    parsed = parse_chat(json.dumps(body).encode())
     try:
         return tokenizer.render_chat(
-            asked.messages,
-            tools=asked.tools.tools if asked.tools else (),
-            variables=asked.template_variables,
-            opens_answer=asked.opens_answer,
-            continues=asked.continues,
+            parsed.messages,
+            tools=parsed.tools.tools if parsed.tools else (),
+            variables=parsed.template_variables,
+            opens_answer=parsed.opens_answer,
+            continues=parsed.continues,
         )
     except InvalidRequest:
         return None

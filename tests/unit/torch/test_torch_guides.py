@@ -50,9 +50,9 @@ async def runner(folder: Path) -> AsyncIterator[TorchRunner]:
     await runner.close()
 
 
-def guide(tokenizer: Tokenizer, **asked: Any) -> str:
+def guide(tokenizer: Tokenizer, **requested: Any) -> str:
     special = {text: token_id for token_id, text in tokenizer.special_tokens.items()}
-    return guide_of(AnswerFormat(calls="hermes"), special, parallel=False, thinks=False, **asked)
+    return guide_of(AnswerFormat(calls="hermes"), special, parallel=False, thinks=False, **requested)
 
 
 async def answer(runner: TorchRunner, tokenizer: Tokenizer, params: SamplingParams, restart: int = 0) -> list[int]:

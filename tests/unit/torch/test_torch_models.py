@@ -132,9 +132,9 @@ async def test_blocks_are_read_and_written_in_the_given_order(make: Make):
     for wrong in (data, [noise[:5]]):
         with pytest.raises(KvMismatch):
             runner.write_blocks(np.array([1], np.int32), wrong, checksums[: len(wrong)])
-    for told in ([], [checksums[1]]):
+    for reported in ([], [checksums[1]]):
         with pytest.raises(KvLost):
-            runner.write_blocks(np.array([5], np.int32), data[:1], told)
+            runner.write_blocks(np.array([5], np.int32), data[:1], reported)
     assert not any(runner.read_blocks(np.array([5], np.int32))[0])  # nothing that is not finite stays in the pool
     await runner.close()
 

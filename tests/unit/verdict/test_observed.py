@@ -36,7 +36,7 @@ S = 1_000 * MS
 MODEL = StepTimeModel(8e6, 6e4, 0.4, 15e6, 3e5, 25.0, interference=0.3, decode_matrix_ns=2e6)
 
 
-def told(at_ns, tokens, gateway="g", incarnation=1, last=False):
+def queues_message(at_ns, tokens, gateway="g", incarnation=1, last=False):
     queues = [ModelQueue(model="m", arrived_tokens=tokens)]
     message = {"gateway_id": gateway, "incarnation": incarnation, "told_unix_ns": at_ns, "queues": queues, "last": last}
     return GatewayQueues(**message)
@@ -45,8 +45,8 @@ def told(at_ns, tokens, gateway="g", incarnation=1, last=False):
 def test_the_rate_of_prompts_is_counted_by_gateways_over_the_last_seconds():
     rates = ArrivalRates()
     for tenth in range(60):
-        rates.take(told(S + tenth * 100 * MS, 50 * tenth), S + tenth * 100 * MS)
-        rates.take(told(S + tenth * 100 * MS, 10 * tenth, "other"), S + tenth * 100 * MS)
+        rates.take(queues_message(S + tenth * 100 * MS, 50 * tenth), S + tenth * 100 * MS)
+        rates.take(queues_message(S + tenth * 100 * MS, 10 * tenth, "other"), S + tenth * 100 * MS)
     now_ns = S + 5_900 * MS
     assert rates.rate("m", now_ns).tokens_per_s == pytest.approx(600)
     assert rates.rate("another", now_ns).tokens_per_s == 0
@@ -57,10 +57,10 @@ def test_a_momentary_burst_is_no_rate_and_lasting_arrivals_are():
     rates = ArrivalRates()
     for tenth in range(40):
         tokens = 5_000 if tenth >= 20 else 0
-        rates.take(told(S + tenth * 100 * MS, tokens), S + tenth * 100 * MS)
+        rates.take(queues_message(S + tenth * 100 * MS, tokens), S + tenth * 100 * MS)
     assert rates.rate("m", S + 3_900 * MS).tokens_per_s == 0
     for tenth in range(40, 60):
-        rates.take(told(S + tenth * 100 * MS, 5_000 + 100 * (tenth - 39)), S + tenth * 100 * MS)
+        rates.take(queues_message(S + tenth * 100 * MS, 5_000 + 100 * (tenth - 39)), S + tenth * 100 * MS)
     assert rates.rate("m", S + 5_900 * MS).tokens_per_s == pytest.approx(800, rel=0.02)
 
 
@@ -69,7 +69,7 @@ def test_a_low_rate_is_measured_over_its_stable_period_and_follows_a_change_with
     for tenth in range(1, 500):
         per_s = 2 if tenth < 300 else 8
         came += sum(drawn.randrange(150, 350) for _ in range(drawn.random() < per_s / 10))
-        rates.take(told(S + tenth * 100 * MS, came), S + tenth * 100 * MS)
+        rates.take(queues_message(S + tenth * 100 * MS, came), S + tenth * 100 * MS)
         found.append(rates.rate("m", S + tenth * 100 * MS))
     steady = found[100:298]
     off = [abs(each.tokens_per_s - 500) / each.error for each in steady if each.error]
@@ -81,16 +81,16 @@ def test_a_low_rate_is_measured_over_its_stable_period_and_follows_a_change_with
 
 def test_a_restarted_gateway_counts_anew_and_one_that_left_no_longer_counts():
     rates = ArrivalRates()
-    rates.take(told(S, 1_000), S)
-    rates.take(told(2 * S, 2_000), 2 * S)
-    rates.take(told(3 * S, 10, incarnation=2), 3 * S)
+    rates.take(queues_message(S, 1_000), S)
+    rates.take(queues_message(2 * S, 2_000), 2 * S)
+    rates.take(queues_message(3 * S, 10, incarnation=2), 3 * S)
     assert rates.rate("m", 3 * S).tokens_per_s == 0
     for tenth in range(1, 11):
         now_ns = 3 * S + tenth * 100 * MS
-        rates.take(told(now_ns, 10 + 5 * tenth, incarnation=2), now_ns)
-        rates.take(told(now_ns + 1, 9_000, incarnation=1), now_ns)
+        rates.take(queues_message(now_ns, 10 + 5 * tenth, incarnation=2), now_ns)
+        rates.take(queues_message(now_ns + 1, 9_000, incarnation=1), now_ns)
     assert rates.rate("m", 4 * S).tokens_per_s == pytest.approx(50 / 2.5)
-    rates.take(told(5 * S, 60, incarnation=2, last=True), 5 * S)
+    rates.take(queues_message(5 * S, 60, incarnation=2, last=True), 5 * S)
     assert rates.rate("m", 5 * S).tokens_per_s == 0
 
 

@@ -14,7 +14,7 @@ from tests.unit.verdict.test_verdicts import LIMITS, MS, S, state
 DENIED, ABSENT, FULL = (403, "permission_denied"), (404, "model_not_found"), (429, "queue_full")
 
 
-def told(at_ns, posts, refused=(), gateway="g", *, incarnation=1, last=False):
+def queues_message(at_ns, posts, refused=(), gateway="g", *, incarnation=1, last=False):
     rows = [RefusedRequests(status=status, code=code, count=count) for (status, code), count in dict(refused).items()]
     message = {"incarnation": incarnation, "told_unix_ns": at_ns, "posts": posts, "refused": rows, "last": last}
     return GatewayQueues(gateway_id=gateway, **message)
@@ -29,7 +29,7 @@ def test_the_rate_of_refusals_is_right_within_two_seconds_and_gone_within_two():
     for half in range(40):  # idle for ten seconds, then ten refusals a second for five, then none
         count = 5 * min(max(half - 20, 0), 10)
         now_ns = S + half * S // 2
-        log.take(told(now_ns, count, {DENIED: count}), now_ns)
+        log.take(queues_message(now_ns, count, {DENIED: count}), now_ns)
         recent = log.recent(now_ns)
         per_s = recent.per_s(recent.refused.get(DENIED, 0))
         if half <= 20 or half >= 34:
@@ -42,13 +42,13 @@ def test_the_rate_of_refusals_is_right_within_two_seconds_and_gone_within_two():
 def test_gateways_are_summed_until_they_leave_fall_silent_or_restart():
     log = RefusalLog()
     for second in range(5):
-        log.take(told(second * S, 4 * second, {DENIED: 3 * second}, "a"), second * S)
-        log.take(told(second * S, 6 * second, {ABSENT: 2 * second}, "b"), second * S)
+        log.take(queues_message(second * S, 4 * second, {DENIED: 3 * second}, "a"), second * S)
+        log.take(queues_message(second * S, 6 * second, {ABSENT: 2 * second}, "b"), second * S)
     found = log.recent(4 * S)
     assert (found.requests, dict(found.refused)) == (20, {DENIED: 6, ABSENT: 4})
-    log.take(told(5 * S, 30, {ABSENT: 10}, "b", last=True), 5 * S)
-    log.take(told(5 * S, 2, {DENIED: 2}, "a", incarnation=2), 5 * S)
-    log.take(told(6 * S, 4, {DENIED: 3}, "a", incarnation=2), 6 * S)
+    log.take(queues_message(5 * S, 30, {ABSENT: 10}, "b", last=True), 5 * S)
+    log.take(queues_message(5 * S, 2, {DENIED: 2}, "a", incarnation=2), 5 * S)
+    log.take(queues_message(6 * S, 4, {DENIED: 3}, "a", incarnation=2), 6 * S)
     assert dict(log.recent(6 * S).refused) == {DENIED: 1}
     assert dict(log.recent(6 * S + SILENT_NS).refused) == {}
 
@@ -57,7 +57,7 @@ def test_samples_and_reasons_of_a_gateway_are_bounded():
     log = RefusalLog()
     many = {(400, f"code_{number}"): 1 for number in range(MAX_REASONS + 20)}
     for number in range(2_000):
-        log.take(told(S + number * 50 * MS, number, many), S + number * 50 * MS)
+        log.take(queues_message(S + number * 50 * MS, number, many), S + number * 50 * MS)
     (gateway,) = log._gateways.values()
     assert len(gateway.samples) < 60
     assert len(gateway.samples[-1].refused) == MAX_REASONS

@@ -54,12 +54,12 @@ def test_several_connectors_get_their_roles_and_the_first_that_hands_over_does_s
 
 
 def test_the_parameters_of_a_sequence_depend_on_how_its_blocks_are_found() -> None:
-    def told(way: KvRoute) -> tuple[Any, Any]:
+    def reported(way: KvRoute) -> tuple[Any, Any]:
         handing = ConnectorSession(Connector("some", way, {}), "engine-1", "http://host:1")
         return handing.asked("7-request"), handing.left("7-request", None)
 
-    assert told(KvRoute.REPLY) == ({"do_remote_decode": True}, None)
-    assert told(KvRoute.STORE) == (None, {})
-    asked, left = told(KvRoute.NAME)
-    assert asked["transfer_id"] == left["transfer_id"] == "engine-1/7-request"
+    assert reported(KvRoute.REPLY) == ({"do_remote_decode": True}, None)
+    assert reported(KvRoute.STORE) == (None, {})
+    requested, left = reported(KvRoute.NAME)
+    assert requested["transfer_id"] == left["transfer_id"] == "engine-1/7-request"
     assert left["remote_engine_id"] == "engine-1" and left["remote_bootstrap_addr"] == "http://host:1"

@@ -116,8 +116,8 @@ def config(connector: str = "OffloadingConnector", **changes: Any) -> EngineConf
 
 
 def test_an_engine_can_sleep_unless_its_kv_is_pinned_or_its_processes_cannot_be_called() -> None:
-    def can(asked: EngineConfig, *, available: bool = True) -> bool:
-        return can_sleep(asked, connector_of(asked), available=available)
+    def can(requested: EngineConfig, *, available: bool = True) -> bool:
+        return can_sleep(requested, connector_of(requested), available=available)
 
     assert can(config())
     assert not can(config(), available=False)

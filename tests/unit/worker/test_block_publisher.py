@@ -9,7 +9,7 @@ import pytest
 from libs.engine.reports import BlockEvents, EngineEvent
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingKvIndex
-from libs.worker.registration import BlockPublisher
+from libs.worker.kv_server import BlockPublisher
 
 NAMES = [bytes([number]) for number in range(50)]
 
@@ -56,7 +56,7 @@ async def test_the_first_change_is_published_at_once_and_later_ones_share_a_call
 
 
 async def test_more_changes_than_the_bound_leave_the_index_correct(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("libs.worker.registration.MAX_PENDING_BLOCKS", 8)
+    monkeypatch.setattr("libs.worker.kv_server.MAX_PENDING_BLOCKS", 8)
     index = HeldUpIndex()
     async with published(index) as publisher:
         publisher.on_event(change(stored=NAMES[:6]))

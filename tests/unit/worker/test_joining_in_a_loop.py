@@ -18,7 +18,7 @@ ANSWERS = 128
 
 
 @dataclass(eq=False)
-class Asked:
+class ClientRequest:
     """A sequence that comes from another worker and has its first token sampled here."""
 
     asked_ns: int
@@ -62,21 +62,21 @@ class Asked:
         return (self.last_ns - self.first_ns) / (self.tokens - 1) / MS
 
 
-def served(clients: int, seed: int) -> list[Asked]:
+def served(clients: int, seed: int) -> list[ClientRequest]:
     """Run `ANSWERS` requests, computing one prompt at a time, and return their outcome."""
     random, order = np.random.default_rng(seed), count()
     pace = Pace(512)
     pace.step_time = MODEL
     now_ns, prefill_ns = 1, 0
-    coming: list[tuple[int, int, Asked]] = []
-    here: list[Asked] = []
-    ended: list[Asked] = []
+    coming: list[tuple[int, int, ClientRequest]] = []
+    here: list[ClientRequest] = []
+    ended: list[ClientRequest] = []
 
     def ask() -> None:
         nonlocal prefill_ns
         prefill_ns = max(prefill_ns, now_ns) + PROMPT_MS * MS
         heapq.heappush(
-            coming, (prefill_ns + TRANSFER_MS * MS, next(order), Asked(now_ns, int(random.integers(24, 41))))
+            coming, (prefill_ns + TRANSFER_MS * MS, next(order), ClientRequest(now_ns, int(random.integers(24, 41))))
         )
 
     for _ in range(clients):

@@ -7,7 +7,7 @@ from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import SetRoleRequest
 from libs.stores.registry import RegistryDown
 from libs.testing.wait import until
 from libs.testing.workers.hosts import RecordingRegistry, local_worker
-from libs.worker.registration import kept_role
+from libs.worker.admin import kept_role
 
 pytestmark = pytest.mark.system
 

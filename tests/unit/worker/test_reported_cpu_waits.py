@@ -43,15 +43,15 @@ def publisher(bus: RecordingBus, waits: Any, clock: Any) -> TelemetryPublisher:
 
 
 @pytest.mark.parametrize(
-    ("waits", "told"), [(Waits(30, 0), [30, 0]), (Waits(None, 7), [None, 7]), (None, [None, None])]
+    ("waits", "reported"), [(Waits(30, 0), [30, 0]), (Waits(None, 7), [None, 7]), (None, [None, None])]
 )
-def test_each_batch_has_the_wait_since_the_last_one_or_none(waits: Any, told: list[int | None]) -> None:
+def test_each_batch_has_the_wait_since_the_last_one_or_none(waits: Any, reported: list[int | None]) -> None:
     bus, moments = RecordingBus(), iter((1_000, 2_000))
     reports = publisher(bus, waits, SimpleNamespace(now_ns=lambda: next(moments)))
     reports.publish()
     reports.publish()
     found: list[Any] = bus.published
-    assert [each.sched_delay_ns if each.HasField("sched_delay_ns") else None for each in found] == told
+    assert [each.sched_delay_ns if each.HasField("sched_delay_ns") else None for each in found] == reported
 
 
 def test_the_number_of_a_description_changes_with_the_assignment_alone() -> None:

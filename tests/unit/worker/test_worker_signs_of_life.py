@@ -11,7 +11,7 @@ from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS
 from libs.engine.reports import EngineIntegrity
 from libs.worker.gateways import AttachedGateways
 
-TOLD_S = 50.0
+REPORTED_S = 50.0
 
 
 @dataclass
@@ -35,9 +35,9 @@ def test_a_gateway_with_work_on_a_worker_receives_a_frame_within_a_beat(
 ) -> None:
     gateways = AttachedGateways(cast(Any, Engine(leased_handles)), cast(Any, None), "c", common.Worker)
     link = gateways.attach(pb.Hello(cluster="c", gateway_id="g0"))
-    link.load_news, link.sent_s = False, TOLD_S
+    link.load_news, link.sent_s = False, REPORTED_S
     if living:
         link.living.add(1)
-    assert gateways.beat(TOLD_S) == pytest.approx(TOLD_S + within_ms / 1e3)
-    gateways.beat(TOLD_S + within_ms / 1e3)
+    assert gateways.beat(REPORTED_S) == pytest.approx(REPORTED_S + within_ms / 1e3)
+    gateways.beat(REPORTED_S + within_ms / 1e3)
     assert link.load_news

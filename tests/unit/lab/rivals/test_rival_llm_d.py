@@ -119,10 +119,10 @@ def test_decode_rates_count_only_if_a_deployment_enables_them() -> None:
     # tokens a second, of which 4 x 200 a second are asked: decode misses what it does not miss by saturation.
     decoders = [mixed(2, decodes=1, kv_tokens=1000, decode_step_ns=16 * MS), mixed(3)]
     look = seen([prefill(0), prefill(1), *decoders], arrived=60, mean_input_tokens=1000.0, mean_output_tokens=200.0)
-    shipped, asked = llm_d().mover(cluster()), llm_d(throughput=True).mover(cluster())
-    assert shipped is not None and asked is not None
+    shipped, requested = llm_d().mover(cluster()), llm_d(throughput=True).mover(cluster())
+    assert shipped is not None and requested is not None
     assert not shipped.moves(look)
-    assert [(move.index, move.role) for move in asked.moves(look)] == [(1, Role.MIXED)]
+    assert [(move.index, move.role) for move in requested.moves(look)] == [(1, Role.MIXED)]
 
 
 def test_lengths_are_averaged_over_five_minutes_and_arrivals_over_one() -> None:

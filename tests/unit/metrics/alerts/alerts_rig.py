@@ -28,13 +28,13 @@ class Cluster:
         self.sequences = {}
         self.under_way = deque()
         """(arrival, record) of what the reader has not read yet."""
-        self.told = []
-        self.desk.observers.append(self.told.extend)
+        self.published = []
+        self.desk.observers.append(self.published.extend)
 
     def run(self, seconds, *workers, gateways=(), behind_ms=0):
         """Enter a window and return what changed. Each worker is (id, role, busy share, load) and further arguments
         of `step_batch`. The reader sees telemetry with the given delay."""
-        before = len(self.told)
+        before = len(self.published)
         for _ in range(round(seconds * 10)):
             start_ms, self.now_ms = self.now_ms, self.now_ms + 100
             for worker_id, role, busy, load, *more in workers:
@@ -59,7 +59,7 @@ class Cluster:
                 self.state.take(Record(QUEUES, message.gateway_id, message, 0, 0), at(self.now_ms))
             self.state.history.advance(at(self.now_ms))
             at_once(self.desk.look(at(self.now_ms)))
-        return [(alert.name, alert.state, alert.labels) for alert in self.told[before:]]
+        return [(alert.name, alert.state, alert.labels) for alert in self.published[before:]]
 
     @property
     def reasons(self):

@@ -35,7 +35,7 @@ def test_a_busy_phase_with_a_queue_beside_an_idle_one_is_an_imbalance_until_it_e
         "more and leaves decode 18% busy"
     )
     assert cluster.run(6, prefill(0.5), *starved[1:]) == [("FulcrumImbalance", "resolved", labels)]
-    assert cluster.told[-1].ended_because.startswith("prefill 50% busy with 0 prompt tokens queued")
+    assert cluster.published[-1].ended_because.startswith("prefill 50% busy with 0 prompt tokens queued")
 
 
 def test_decode_can_be_the_starved_phase():
@@ -148,7 +148,7 @@ def test_a_worker_with_work_whose_steps_do_not_end_is_stuck_and_an_idle_one_is_n
     labels = {"model": "sim", "node": "node-a", "worker": "decode-0"}
     assert cluster.run(9, decode(0, running=2)) == []
     assert cluster.run(2, decode(0, running=2)) == [("FulcrumWorkerStuck", "firing", labels)]
-    assert cluster.told[-1].severity == "critical"
+    assert cluster.published[-1].severity == "critical"
     assert cluster.run(4, decode(0.5, running=2)) == [("FulcrumWorkerStuck", "resolved", labels)]
 
 

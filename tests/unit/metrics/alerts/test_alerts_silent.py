@@ -50,11 +50,11 @@ def test_workers_that_return_one_after_another_fire_no_alert_and_one_that_does_n
     many = [decode(0.5, f"decode-{number}", running=1) for number in range(31)]
     cluster.run(2, *many)
     assert cluster.run(10) == [("FulcrumTelemetryStale", "firing", {"scope": "cluster"})]
-    told = []
+    reported = []
     for back in range(1, 31):  # one each 100 ms: the last of them after 3 s
-        told += cluster.run(0.1, *many[:back])
-    told += cluster.run(2, *many[:30])
-    assert told == [("FulcrumTelemetryStale", "resolved", {"scope": "cluster"})]
+        reported += cluster.run(0.1, *many[:back])
+    reported += cluster.run(2, *many[:30])
+    assert reported == [("FulcrumTelemetryStale", "resolved", {"scope": "cluster"})]
     assert [labels["worker"] for _, _, labels in cluster.run(3, *many[:30])] == ["decode-30"]
 
 
@@ -74,8 +74,8 @@ def test_a_reader_that_is_behind_fires_one_alert_for_all_its_workers():
     cluster = Cluster()
     many = [decode(0.9, f"decode-{number}", running=1) for number in range(6)] + [prefill(0.97, 3, 1200)]
     cluster.run(2, *many)
-    told = cluster.run(40, *many, behind_ms=12_000)
-    assert told == [("FulcrumTelemetryStale", "firing", {"scope": "cluster"})]
+    reported = cluster.run(40, *many, behind_ms=12_000)
+    assert reported == [("FulcrumTelemetryStale", "firing", {"scope": "cluster"})]
     assert cluster.desk.book.held_back == ON_TELEMETRY
     assert cluster.reasons["FulcrumTelemetryStale"].endswith("alerts that depend on it are held back")
 
@@ -85,8 +85,8 @@ def test_earlier_alerts_neither_end_nor_fire_again_on_old_telemetry():
     starved = [prefill(0.99, 5, 4_000), decode(0.05), decode(0.05, "decode-1")]
     calm = [prefill(0.2), decode(0.2), decode(0.2, "decode-1")]
     assert [name for name, *_ in cluster.run(20, *starved)] == ["FulcrumImbalance"]
-    told = cluster.run(40, *calm, behind_ms=8_000)
-    assert {(name, state) for name, state, _ in told} == {("FulcrumTelemetryStale", "firing")}
+    reported = cluster.run(40, *calm, behind_ms=8_000)
+    assert {(name, state) for name, state, _ in reported} == {("FulcrumTelemetryStale", "firing")}
     over = cluster.run(30, *calm)
     assert cluster.desk.book.held_back == ()
     assert {(name, state) for name, state, _ in over} == {

@@ -14,7 +14,7 @@ from starlette.responses import StreamingResponse
 from libs.runtime.http import ConnectionGuard
 from libs.runtime.http.semantics import HttpSemantics, relative
 from libs.runtime.http.settings import HttpSettings
-from tests.unit.routes import asked
+from tests.unit.routes import request_head
 from tests.unit.runtime.http.http_rig import echo, served
 
 segments = st.lists(st.sampled_from(["a", "b-c", "x:y", "%2F", "v1", "é"]), min_size=1, max_size=4)
@@ -39,7 +39,7 @@ async def test_head_ends_an_answer_before_its_body_is_made() -> None:
             yield b"part"
             await asyncio.sleep(0)
 
-    found = await asked(HttpSemantics(StreamingResponse(parts(), headers={"x": "y"})), "HEAD", "/", {})
+    found = await request_head(HttpSemantics(StreamingResponse(parts(), headers={"x": "y"})), "HEAD", "/", {})
     assert (found.status, found.headers[b"x"], found.body, made) == (200, b"y", b"", [])
 
 
