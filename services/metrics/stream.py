@@ -74,6 +74,8 @@ class Window(msgspec.Struct, array_like=True):
     kv_wait: list[int]
     roles: list[int]
     """Role numbers, plus 128 where a step that still runs is counted as far as it is known to have run."""
+    encode: list[int] | None = None
+    """The part of `prefill` in steps that encoded images; None if there is none."""
 
 
 class Depths(msgspec.Struct):
@@ -178,7 +180,8 @@ class TickWriter:
         covered, prefill, decode, kv_wait = workers.times_ns.T.tolist()
         everybody = len(indices) == len(self._index_of) and indices == list(range(len(indices)))
         start_ms, roles = window.start_ns // MS_NS, workers.roles.tolist()
-        return Window(start_ms, None if everybody else indices, covered, prefill, decode, kv_wait, roles)
+        encode = None if workers.encode_ns is None else workers.encode_ns.tolist()
+        return Window(start_ms, None if everybody else indices, covered, prefill, decode, kv_wait, roles, encode)
 
 
 MAX_READERS: Final = 64
