@@ -350,7 +350,12 @@ def _as_served(parsed: ParsedRequest, model: ServedModel) -> tuple[ParsedRequest
     if scores and not parsed.pairs:
         text = f"model {name!r} is a cross-encoder, which gives no vectors: use /v1/score or /v1/rerank"
         raise UnsupportedField(text, param="model")
-    return (replace(parsed, prompts=parsed.pairs) if scores else parsed), _POOLINGS[own.pooling]
+    if scores:
+        parsed = replace(parsed, prompts=parsed.pairs)
+    elif own.prompt:
+        texts = tuple(own.prompt + each if isinstance(each, str) else each for each in parsed.prompts)
+        parsed = replace(parsed, prompts=texts)
+    return parsed, _POOLINGS[own.pooling]
 
 
 def _parts(parsed: ParsedRequest, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:
