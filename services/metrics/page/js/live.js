@@ -77,7 +77,8 @@ export class Live {
 
   #enter(tick) {
     this.nowMs = tick.now_unix_ms;
-    for (const [startMs, workers, covered, prefill, decode, kvWait, roles, encode] of tick.windows) {
+    for (const [place, [startMs, workers, covered, prefill, decode, kvWait, roles]] of tick.windows.entries()) {
+      const encode = tick.encode?.[place];
       const column = this.store.column(Math.round(startMs / LIVE_WINDOW_MS));
       if (column < 0) continue;
       for (let index = 0; index < covered.length; index++) {
