@@ -221,7 +221,10 @@ def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
     unserved = unserved or _dense_fault(dense, [name for name, _ in order], own.size)
     if encodes and _sentence_config(folder).get("do_lower_case"):
         unserved = unserved or "its files have each text put into lower case (do_lower_case)"
-    prompt = _default_prompt(folder)
+    stated = _stated(folder)
+    if stated.get("truncate_dim"):
+        unserved = unserved or f"its files cut vectors to {stated['truncate_dim']} numbers (truncate_dim)"
+    prompt = _default_prompt(stated)
     if prompt and pooling.get("include_prompt") is False:
         unserved = unserved or "its pooling leaves out the prompt that its files put before each text"
     chosen = served[modes[0]] if modes and not unserved else own.pooling
@@ -272,8 +275,7 @@ def _poolings(*, encodes: bool) -> dict[str, Literal["last", "mean", "cls"]]:
 
 def _load_score(folder: Path, config: dict[str, Any]) -> Embedding:
     """Return the way a cross-encoder scores. Its activation is named in one of three places, the newest first."""
-    file = folder / "config_sentence_transformers.json"
-    own = read_json(file).get("activation_fn") if file.is_file() else None
+    own = _stated(folder).get("activation_fn")
     # A config without labels has the two of transformers.
     labels = len(config.get("id2label") or "..")
     newer = config.get("sentence_transformers")
@@ -291,11 +293,15 @@ def _sentence_config(folder: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
-def _default_prompt(folder: Path) -> str:
-    """Return the prompt that the files name by default; empty without one."""
+def _stated(folder: Path) -> dict[str, Any]:
+    """Return the settings of the whole model in Sentence Transformers."""
     file = folder / "config_sentence_transformers.json"
-    own = read_json(file) if file.is_file() else {}
-    prompts, name = own.get("prompts"), own.get("default_prompt_name")
+    return read_json(file) if file.is_file() else {}
+
+
+def _default_prompt(stated: dict[str, Any]) -> str:
+    """Return the prompt that the files name by default; empty without one."""
+    prompts, name = stated.get("prompts"), stated.get("default_prompt_name")
     found = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
     return found if isinstance(found, str) else ""
 

@@ -26,7 +26,7 @@ def encoding(start_ms: int, end_ms: int) -> StepRow:
 def batches() -> list[StepBatch]:
     """Return three batches of 100 ms with an encode of 200 ms across them, and 30 ms of a prompt at their end."""
     whole = encoding(50, 250)
-    by_batch = ([whole._replace(end_unix_ns=0)], [], [whole, step(260, 290, prefill=8)])
+    by_batch: tuple[list[StepRow], ...] = ([whole._replace(end_unix_ns=0)], [], [whole, step(260, 290, prefill=8)])
     return [
         step_batch(number, (100 * number, 100 * number + 100), steps, worker="w", role="prefill", gpus=2)
         for number, steps in enumerate(by_batch)

@@ -183,6 +183,8 @@ def test_a_prompt_that_the_files_name_by_default_precedes_each_text(tmp_path: Pa
         assert unserved or found.prompt == prompt
     (folder / "config_sentence_transformers.json").write_text(json.dumps({**prompts, "default_prompt_name": None}))
     assert (load_model_info(folder).embedding.prompt, load_model_info(folder).embedding.unserved) == ("", "")
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": 4}))
+    assert "truncate_dim" in load_model_info(folder).embedding.unserved
 
 
 def test_an_unsupported_part_of_an_encoder_is_named(tmp_path: Path) -> None:
