@@ -173,9 +173,12 @@ def test_an_encoder_pools_its_first_token_if_its_files_say_so(tmp_path: Path, po
 
 def test_a_prompt_that_the_files_name_by_default_precedes_each_text(tmp_path: Path) -> None:
     prompts = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"}
-    for place, (pooling, prompt, unserved) in enumerate(
-        [({}, "query: ", False), ({"include_prompt": True}, "query: ", False), ({"include_prompt": False}, "", True)]
-    ):
+    cases: list[tuple[dict[str, Any], str, bool]] = [
+        ({}, "query: ", False),
+        ({"include_prompt": True}, "query: ", False),
+        ({"include_prompt": False}, "", True),
+    ]
+    for place, (pooling, prompt, unserved) in enumerate(cases):
         folder = encoder_folder(tmp_path / str(place), ENCODER, {"pooling_mode": "mean", **pooling})
         (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
         found = load_model_info(folder).embedding
