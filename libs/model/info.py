@@ -164,6 +164,8 @@ class Embedding:
     """The layers that a pooled vector passes, in order."""
     sigmoid: bool = False
     """True if a cross-encoder's scores are the sigmoid of its output."""
+    prompt: str = ""
+    """The text that Sentence Transformers puts before every text; empty if the files name none by default."""
 
     def fault(self, dimensions: int | None) -> str:
         """Return the reason why vectors cannot have this length; empty if they can, as with None for the model's
@@ -206,10 +208,12 @@ def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
     modules = dict(order)
     dense = [_load_dense(folder / path) for name, path in order if encodes and name == "Dense"]
     pooling = read_json(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
-    # Later releases name the one mode, earlier ones have a flag for each.
+    # Later releases name the one mode or list several, earlier ones have a flag for each.
     named = pooling.get("pooling_mode")
-    modes = [named] if isinstance(named, str) else [key for key, value in pooling.items() if value is True]
-    modes = [mode for mode in modes if mode == named or mode.startswith("pooling_mode_")]
+    if isinstance(named, str | list):
+        modes = [str(mode) for mode in ([named] if isinstance(named, str) else named)]
+    else:
+        modes = [key for key, value in pooling.items() if value is True and key.startswith("pooling_mode_")]
     served = _poolings(encodes=encodes)
     known = _SERVED_MODULES if encodes else _SERVED_MODULES - {"Dense"}
     odd = [name for name in modules if name not in known] + [mode for mode in modes if mode not in served]
@@ -217,11 +221,18 @@ def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
     unserved = unserved or _dense_fault(dense, [name for name, _ in order], own.size)
     if encodes and _sentence_config(folder).get("do_lower_case"):
         unserved = unserved or "its files have each text put into lower case (do_lower_case)"
+    stated = _stated(folder)
+    if stated.get("truncate_dim"):
+        unserved = unserved or f"its files cut vectors to {stated['truncate_dim']} numbers (truncate_dim)"
+    prompt = _default_prompt(stated)
+    if prompt and pooling.get("include_prompt") is False:
+        unserved = unserved or "its pooling leaves out the prompt that its files put before each text"
     chosen = served[modes[0]] if modes and not unserved else own.pooling
     layers = () if unserved else tuple(each for each in dense if isinstance(each, Dense))
     size = layers[-1].outputs if layers else own.size
     normalizes = "Normalize" in modules
-    return replace(own, pooling=chosen, normalizes=normalizes, size=size, dense=layers, unserved=unserved, listed=True)
+    found = replace(own, pooling=chosen, normalizes=normalizes, size=size, dense=layers, prompt=prompt)
+    return replace(found, unserved=unserved, listed=True)
 
 
 def _load_dense(folder: Path) -> Dense | str:
@@ -264,8 +275,7 @@ def _poolings(*, encodes: bool) -> dict[str, Literal["last", "mean", "cls"]]:
 
 def _load_score(folder: Path, config: dict[str, Any]) -> Embedding:
     """Return the way a cross-encoder scores. Its activation is named in one of three places, the newest first."""
-    file = folder / "config_sentence_transformers.json"
-    own = read_json(file).get("activation_fn") if file.is_file() else None
+    own = _stated(folder).get("activation_fn")
     # A config without labels has the two of transformers.
     labels = len(config.get("id2label") or "..")
     newer = config.get("sentence_transformers")
@@ -281,6 +291,19 @@ def _sentence_config(folder: Path) -> dict[str, Any]:
     """Return the settings of the module `Transformer`, which is the folder itself."""
     file = folder / "sentence_bert_config.json"
     return read_json(file) if file.is_file() else {}
+
+
+def _stated(folder: Path) -> dict[str, Any]:
+    """Return the settings of the whole model in Sentence Transformers."""
+    file = folder / "config_sentence_transformers.json"
+    return read_json(file) if file.is_file() else {}
+
+
+def _default_prompt(stated: dict[str, Any]) -> str:
+    """Return the prompt that the files name by default; empty without one."""
+    prompts, name = stated.get("prompts"), stated.get("default_prompt_name")
+    found = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
+    return found if isinstance(found, str) else ""
 
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -362,8 +385,11 @@ def _encoder_tokens(folder: Path, config: dict[str, Any], positions: int) -> int
     if config["model_type"] in _PADDED_POSITIONS:
         pad = config.get("pad_token_id")
         positions -= (pad if isinstance(pad, int) else 1) + 1
-    named = _sentence_config(folder).get("max_seq_length")
-    return min(positions, named) if isinstance(named, int) else positions
+    # Later releases of Sentence Transformers write the length into the tokenizer's file alone.
+    file = folder / "tokenizer_config.json"
+    of_tokenizer = read_json(file).get("model_max_length") if file.is_file() else None
+    named = _sentence_config(folder).get("max_seq_length", of_tokenizer)
+    return min(positions, named) if isinstance(named, int) and named > 0 else positions
 
 
 def _eos_token_ids(folder: Path, generation: dict[str, Any], text_config: dict[str, Any]) -> frozenset[int]:

@@ -12,6 +12,7 @@ from libs.contracts.step_row import ENTRY_BYTES
 from libs.perfmodel.utilisation import Effort
 from libs.policy.kv_links import KvLink
 from libs.telemetry.columns import (
+    ENCODED_IMAGES,
     NEVER,
     WINDOW_NS,
     Followed,
@@ -33,7 +34,7 @@ from libs.telemetry.relayed import (
     columns_of,
     relayed_of,
 )
-from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PROVISIONAL, ROLE_NUMBERS, Cells
+from libs.telemetry.rollups import MAX_WORKERS, NO_ROLE, PREFILL, PROVISIONAL, ROLE_NUMBERS, Cells
 from libs.telemetry.steps import PhaseTime, RunningStep
 from libs.telemetry.timeline import MAX_STEPS, BatchOutcome, Timeline
 
@@ -65,6 +66,8 @@ class FleetTelemetry:
         self.directory = WorkerDirectory()
         self._taken_over_ns: dict[str, int] = {}
         """The time from which this process reads a worker that another process read before, by id."""
+        self._encoded: set[str] = set()
+        """Those of the workers read here that have encoded images."""
         self._followed: list[Followed] = []  # gathered and not entered yet
         self._nodes = NodeStats(self._incarnation_of)
         self.cpu_waits, self.estimates = self._nodes.cpu_waits, Estimates()
@@ -266,7 +269,11 @@ class FleetTelemetry:
                 time, role = known
                 times[index] = time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns
                 roles[index] = ROLE_NUMBERS[role] + PROVISIONAL * time.provisional
-        return Cells(worker_ids, times, roles).where(roles != NO_ROLE)
+        encode = None
+        if self._encoded:  # rarely so
+            ns = [self.encode_ns(each, low_ns, high_ns) if each in self._encoded else 0 for each in worker_ids]
+            encode = np.minimum(ns, times[:, PREFILL]) if any(ns) else None
+        return Cells(worker_ids, times, roles, encode).where(roles != NO_ROLE)
 
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
         """Return what a worker's finished steps computed and moved in [low, high), as far as it is reported."""
@@ -321,6 +328,7 @@ class FleetTelemetry:
         said = timeline.says
         taken = timeline.add(batch)
         if taken is BatchOutcome.COUNTED:
+            self._note_encode(batch, worker_id)
             if timeline.says != said:
                 self.directory.said_new()
             self._begin_newest(timeline, worker_id)
@@ -344,6 +352,7 @@ class FleetTelemetry:
         if len(self.directory.timelines) >= MAX_WORKERS:
             self._forget(self.directory.longest_silent(self.directory.timelines))
         self.directory.timelines[worker_id] = timeline
+        self._note_encode(batch, worker_id)
         self.directory.came_or_went()
         if relayed := self.directory.relayed.get(worker_id):
             self._take_over(timeline, relayed, batch)
@@ -379,6 +388,8 @@ class FleetTelemetry:
         ):
             timeline = timelines[worker_id]
             timeline.max_steps = max_steps
+            if columns[ENCODED_IMAGES]:
+                self._encoded.add(worker_id)
             if plain[index]:
                 part = shares[ENTRY_BYTES * first : ENTRY_BYTES * last]
                 last_end_ns = ends_ns[last - 1] if last > first else 0
@@ -387,6 +398,10 @@ class FleetTelemetry:
                 self._sort_in(gathered.batches[index], worker_id, timeline)
         for worker_id in {worker_ids[index] for index in np.flatnonzero(~added).tolist()}:
             self._begin_newest(self.directory.timelines[worker_id], worker_id)
+
+    def _note_encode(self, batch: StepBatch, worker_id: str) -> None:
+        if batch.steps.encoded_images:
+            self._encoded.add(worker_id)
 
     def _sort_in(self, batch: StepBatch, worker_id: str, timeline: Timeline) -> None:
         """Enter a batch that was counted already and turned out not to be plain."""
@@ -421,4 +436,5 @@ class FleetTelemetry:
         if self.directory.timelines.pop(worker_id, None) is not None:
             self.directory.came_or_went()
         self._newest.forget(worker_id)
+        self._encoded.discard(worker_id)
         self._taken_over_ns.pop(worker_id, None)

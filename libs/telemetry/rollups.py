@@ -1,9 +1,9 @@
 """Arrays of windows: the cells of many workers in one window, and rings of windows of one length. Pure."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ class Ring:
         # Nanoseconds of up to four seconds fit 32 bits.
         kind = np.uint32 if tier.window_ns < 2**32 else np.int64
         self._times: NDArray[np.uint32 | np.int64] = np.zeros((tier.windows, slots, 4), kind)
+        self._encode: NDArray[np.uint32 | np.int64] | None = None
+        """[windows, slots] the part of prefill in steps that encoded images; None until there is any."""
         self._roles = np.zeros((tier.windows, slots), np.uint8)
         self._starts = np.full(tier.windows, -1, np.int64)
         self._newest = 0
@@ -45,10 +47,16 @@ class Ring:
         times[held, :used] = self._times[held]
         roles[held, :used] = self._roles[held]
         self._times, self._roles = times, roles
+        if self._encode is not None:
+            encode = np.zeros((self.tier.windows, slots), self._times.dtype)
+            encode[held, :used] = self._encode[held]
+            self._encode = encode
 
     def clear(self, slot: int) -> None:
         self._times[:, slot] = 0
         self._roles[:, slot] = NO_ROLE
+        if self._encode is not None:
+            self._encode[:, slot] = 0
 
     def row(self, at_ns: int) -> int | None:
         """Return the row of the window that holds `at_ns`, cleared if new; None if the window is too old."""
@@ -62,6 +70,8 @@ class Ring:
             self._starts[row] = start_ns
             self._times[row] = 0
             self._roles[row] = NO_ROLE
+            if self._encode is not None:
+                self._encode[row] = 0
         return int(row)
 
     def reaches(self, at_ns: int) -> bool:
@@ -73,17 +83,20 @@ class Ring:
         return bool(self._starts[start_ns // self.tier.window_ns % self.tier.windows] == start_ns)
 
     def get(self, row: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the times [slots, 4] int64 of one row."""
-        times: NDArray[np.int64] = self._times[row, slots].astype(np.int64)
-        return times
+        """Return the times [slots, 5] int64 of one row, as in `Cells.wide`."""
+        return _wide(self._times[row, slots], None if self._encode is None else self._encode[row, slots])
 
     def put(self, row: int, slots: NDArray[np.int64], times: NDArray[np.int64]) -> None:
-        """Replace the times [slots, 4] of one row."""
-        self._times[row, slots] = times
+        """Replace the times [slots, 5] of one row."""
+        self._times[row, slots] = times[:, :ENCODE]
+        if self._encode is None and times[:, ENCODE].any():
+            self._encode = np.zeros(self._roles.shape, self._times.dtype)
+        if self._encode is not None:
+            self._encode[row, slots] = times[:, ENCODE]
 
     def add(self, row: int, slots: NDArray[np.int64], more: NDArray[np.int64]) -> None:
-        """Change a window by `more` [slots, 4], which may be negative as long as the sums are not."""
-        self._times[row, slots] = (self.get(row, slots) + more).astype(self._times.dtype)
+        """Change a window by `more` [slots, 5], which may be negative as long as the sums are not."""
+        self.put(row, slots, self.get(row, slots) + more)
 
     def set_roles(
         self, row: int, slots: NDArray[np.int64], roles: NDArray[np.uint8], *, over: NDArray[np.bool_] | None = None
@@ -102,8 +115,10 @@ class Ring:
         found: NDArray[np.bool_] = (self._roles[rows[:, None], slots] != NO_ROLE).any(axis=0)
         return found
 
-    def read(self, low_ns: int, high_ns: int, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-        """Return (starts, times, roles) of the windows in [low, high), zeros for those that are not kept."""
+    def read(
+        self, low_ns: int, high_ns: int, slots: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64] | None]:
+        """Return (starts, times, roles, encode) of the windows in [low, high), zeros for those that are not kept."""
         starts = self._within(low_ns, high_ns)
         rows = starts // self.tier.window_ns % self.tier.windows
         kept = self._starts[rows] == starts
@@ -111,7 +126,8 @@ class Ring:
         cells = rows[:, None], slots
         times = np.where(kept[:, None, None], self._times[cells].astype(np.int64), 0)
         roles = np.where(kept[:, None], self._roles[cells], NO_ROLE)
-        return starts, times, roles.astype(np.uint8)
+        encode = None if self._encode is None else np.where(kept[:, None], self._encode[cells].astype(np.int64), 0)
+        return starts, times, roles.astype(np.uint8), encode
 
     def _within(self, low_ns: int, high_ns: int) -> NDArray[np.int64]:
         length = self.tier.window_ns
@@ -120,6 +136,9 @@ class Ring:
 
 COVERED, PREFILL, DECODE, KV_WAIT = range(4)
 """Indices into the last axis of every array of times. Idle time is covered time less the other three."""
+ENCODE: Final = 4
+"""The index of the time of encoding images, a part of prefill, in arrays of `WIDTH` times."""
+WIDTH: Final = 5
 PROVISIONAL: Final = 0x80
 """The flag added to a role number if part of the time belongs to a step that still runs."""
 ROLE_NUMBERS: Final = {name: NO_ROLE + 1 + index for index, name in enumerate(ROLE_NAMES)}
@@ -135,21 +154,37 @@ class Cells:
     """[workers, 4] int64: covered, prefill, decode, KV wait, each for a single GPU."""
     roles: NDArray[np.uint8]
     """[workers] uint8: the number of the role, below `PROVISIONAL` and not `NO_ROLE`, plus the flag `PROVISIONAL`."""
+    encode_ns: NDArray[np.int64] | None = None
+    """[workers] int64: the part of prefill in steps that encoded images; None if there is none."""
 
     def __len__(self) -> int:
         return len(self.worker_ids)
+
+    def wide(self) -> NDArray[np.int64]:
+        """Return [workers, 5] int64: the times, then the one of encoding."""
+        return _wide(self.times_ns, self.encode_ns)
 
     def where(self, taken: NDArray[np.bool_]) -> "Cells":
         """Return the cells selected by the mask `taken` [workers]."""
         if taken.all():
             return self
-        return Cells(list(compress(self.worker_ids, taken)), self.times_ns[taken], self.roles[taken])
+        encode_ns = None if self.encode_ns is None else self.encode_ns[taken]
+        return Cells(list(compress(self.worker_ids, taken)), self.times_ns[taken], self.roles[taken], encode_ns)
 
     def among(self, worker_ids: Container[str]) -> "Cells":
         return self.where(np.array([worker_id in worker_ids for worker_id in self.worker_ids], np.bool_))
 
     def first(self, count: int) -> "Cells":
-        return Cells(self.worker_ids[:count], self.times_ns[:count], self.roles[:count])
+        encode_ns = None if self.encode_ns is None else self.encode_ns[:count]
+        return Cells(self.worker_ids[:count], self.times_ns[:count], self.roles[:count], encode_ns)
+
+
+def _wide(times_ns: NDArray[Any], encode_ns: NDArray[Any] | None) -> NDArray[np.int64]:
+    wide = np.zeros((len(times_ns), WIDTH), np.int64)
+    wide[:, :ENCODE] = times_ns
+    if encode_ns is not None:
+        wide[:, ENCODE] = encode_ns
+    return wide
 
 
 MAX_WORKERS: Final = 4096
@@ -164,7 +199,8 @@ TIERS: Final = (
 )
 """Windows for two minutes, an hour, six hours and two days.
 
-A window takes 17 bytes a worker (33 from 10 s on), in total 250 MB for 1,000 workers once every window is filled.
+A window takes 17 bytes a worker (33 from 10 s on), in total 250 MB for 1,000 workers once every window is filled. A
+quarter more where any worker has encoded images.
 """
 
 
@@ -192,6 +228,8 @@ class Series:
     """[windows, workers] uint8: the role at the window's end, `NO_ROLE` where nothing was written."""
     provisional: NDArray[np.bool_]
     """[windows, workers] bool: whether part of the time is a step that still runs. Known in the first tier only."""
+    encode_ns: NDArray[np.int64] | None = None
+    """[windows, workers] int64, as in `Cells.encode_ns`; None if all are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +243,8 @@ class StoredWindow:
     """[workers, 4] int64: the times of each worker, as in `Cells.times_ns`."""
     roles: NDArray[np.uint8]
     """[workers] uint8: role numbers without the flag `PROVISIONAL`."""
+    encode_ns: NDArray[np.int64] | None = None
+    """[workers] int64, as in `Cells.encode_ns`."""
 
 
 class RollUps:
@@ -253,8 +293,9 @@ class RollUps:
             written, slots, known = written.where(fits), slots[fits], known[fits]
             if not written:
                 return written
-        change = written.times_ns - known
-        finest.put(row, slots, written.times_ns)
+        times = written.wide()
+        change = times - known
+        finest.put(row, slots, times)
         finest.set_roles(row, slots, written.roles)
         roles = written.roles % np.uint8(PROVISIONAL)
         newest = start_ns >= self._newest_ns[slots]
@@ -351,7 +392,7 @@ class RollUps:
         if ring is None or row is None or not kept.worker_ids:
             return
         slots = self._slots_of(kept.worker_ids)
-        ring.add(row, slots, kept.times_ns - ring.get(row, slots))
+        ring.put(row, slots, _wide(kept.times_ns, kept.encode_ns))
         ring.set_roles(row, slots, kept.roles)
 
     def resume(self, written_to_ns: int) -> None:
@@ -362,15 +403,18 @@ class RollUps:
         ids = self.worker_ids()
         slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
         end_ns = start_ns + ring.tier.window_ns
-        _, times, roles = ring.read(start_ns, end_ns, slots)
-        _, later, _ = self._rings[0].read(max(before_ns, start_ns), max(end_ns, before_ns), slots)
+        _, times, roles, encode = ring.read(start_ns, end_ns, slots)
+        _, later, _, beyond = self._rings[0].read(max(before_ns, start_ns), max(end_ns, before_ns), slots)
         there = np.flatnonzero(roles[0] != NO_ROLE)
+        if encode is not None and beyond is not None:
+            encode = encode - beyond.sum(axis=0)
         return StoredWindow(
             ring.tier.window_ns,
             start_ns,
             [ids[place] for place in there],
             (times[0] - later.sum(axis=0))[there],
             roles[0][there],
+            None if encode is None else encode[0][there],
         )
 
     def worker_ids(self) -> list[str]:
@@ -396,8 +440,9 @@ class RollUps:
         low_ns = max(low_ns, high_ns - ring.tier.windows * window_ns)
         ids = self.worker_ids() if worker_ids is None else worker_ids
         slots = np.array([self._slots[worker_id] for worker_id in ids], np.int64)
-        starts, times, roles = ring.read(low_ns, high_ns, slots)
-        return Series(window_ns, starts, ids, times, (roles % PROVISIONAL).astype(np.uint8), roles >= PROVISIONAL)
+        starts, times, roles, encode = ring.read(low_ns, high_ns, slots)
+        own_roles, running = (roles % PROVISIONAL).astype(np.uint8), roles >= PROVISIONAL
+        return Series(window_ns, starts, ids, times, own_roles, running, encode)
 
     def _ring(self, window_ns: int) -> Ring:
         ring = next((ring for ring in self._rings if ring.tier.window_ns == window_ns), None)
@@ -432,21 +477,14 @@ class RollUps:
 
 
 def _side_by_side(worker_ids: Sequence[str], finest: Sequence[Cells]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Return (times [windows, workers, 4], roles [windows, workers]), zeros where a window lacks a worker."""
+    """Return (times [windows, workers, 5], roles [windows, workers]), zeros where a window lacks a worker."""
     places = {worker_id: place for place, worker_id in enumerate(worker_ids)}
-    times = np.zeros((len(finest), len(worker_ids), 4), np.int64)
+    times = np.zeros((len(finest), len(worker_ids), WIDTH), np.int64)
     roles = np.full((len(finest), len(worker_ids)), NO_ROLE, np.uint8)
     for number, cells in enumerate(finest):
         at = [places[worker_id] for worker_id in cells.worker_ids]
-        times[number, at], roles[number, at] = cells.times_ns, cells.roles
+        times[number, at], roles[number, at] = cells.wide(), cells.roles
     return times, roles
-
-
-def by_phase(times_ns: NDArray[np.int64], gpus: Mapping[str, int], worker_ids: Sequence[str]) -> NDArray[np.int64]:
-    """Sum the workers' times [windows, workers, 4] to [windows, 4] GPU-ns, each weighed by the worker's GPUs."""
-    weights = np.array([gpus.get(worker_id, 1) for worker_id in worker_ids], np.int64)
-    spent: NDArray[np.int64] = np.einsum("nwp,w->np", times_ns, weights)
-    return spent
 
 
 def cells(written: Sequence[Written]) -> Cells:

@@ -1,7 +1,7 @@
 """History kept over restarts: coarse windows of all workers in a SQLite file with one writer, off the event loop.
 
 A window is one compressed row. It holds the length of the workers' names, the names (one a line), times [workers,
-4] and roles.
+4] and roles. Where images were encoded, their time [workers] follows, which older releases do not read.
 """
 
 import asyncio
@@ -179,6 +179,8 @@ class HistoryFile:
 def _encoded(kept: StoredWindow) -> bytes:
     ids = "\n".join(kept.worker_ids).encode()
     data = len(ids).to_bytes(4, "little") + ids + kept.times_ns.astype("<i8").tobytes() + kept.roles.tobytes()
+    if kept.encode_ns is not None and kept.encode_ns.any():
+        data += kept.encode_ns.astype("<i8").tobytes()
     return zlib.compress(data, COMPRESSION_LEVEL)
 
 
@@ -188,7 +190,9 @@ def _decoded(window_ns: int, start_ns: int, data: bytes) -> StoredWindow:
     ids = raw[4:times_at].decode().split("\n") if times_at > 4 else []
     times = np.frombuffer(raw, "<i8", 4 * len(ids), times_at).reshape(len(ids), 4).astype(np.int64)
     roles = np.frombuffer(raw, np.uint8, len(ids), times_at + times.nbytes)
-    return StoredWindow(window_ns, start_ns, ids, times, roles)
+    encode_at = times_at + times.nbytes + roles.nbytes
+    encode = np.frombuffer(raw, "<i8", len(ids), encode_at).astype(np.int64) if len(raw) > encode_at else None
+    return StoredWindow(window_ns, start_ns, ids, times, roles, encode)
 
 
 EVERY_S: Final = 5.0

@@ -162,12 +162,14 @@ def _columns(window: WrittenWindow, places: dict[str, int]) -> SharedCells | Non
     if not workers:
         return None
     times = workers.times_ns.astype("<u4").T
+    encode = b"" if workers.encode_ns is None else workers.encode_ns.astype("<u4").tobytes()
     found = np.fromiter(map(places.__getitem__, workers.worker_ids), "<u4", len(workers))
     everybody = len(found) == len(places) and (found == np.arange(len(found))).all()
     return SharedCells(
         start_unix_ns=window.start_ns,
         workers=b"" if everybody else found.tobytes(),
         roles=workers.roles.tobytes(),
+        encode_ns=encode,
         **dict(zip(_TIMES, (each.tobytes() for each in times), strict=True)),
     )
 
@@ -212,11 +214,22 @@ def cells_of_columns(window: SharedCells, worker_ids: Sequence[str], window_ns: 
     columns = [np.frombuffer(column, "<u4").astype(np.int64) for column in _OF_CELLS(window)]
     roles = np.frombuffer(window.roles, np.uint8).astype(np.int64)
     places = np.frombuffer(window.workers, "<u4").astype(np.int64) if window.workers else np.arange(len(worker_ids))
-    return _checked(worker_ids, places, columns, roles, window_ns)
+    # Older instances send none.
+    encode = np.frombuffer(window.encode_ns, "<u4").astype(np.int64) if window.encode_ns else None
+    return _checked(worker_ids, places, columns, roles, window_ns, encode_ns=encode)
 
 
-def _checked(worker_ids: Sequence[str], places: Ints, times_ns: Sequence[Ints], roles: Ints, window_ns: int) -> Cells:
-    if {len(column) for column in (*times_ns, roles)} != {len(places)} or (places >= len(worker_ids)).any():
+def _checked(
+    worker_ids: Sequence[str],
+    places: Ints,
+    times_ns: Sequence[Ints],
+    roles: Ints,
+    window_ns: int,
+    *,
+    encode_ns: Ints | None = None,
+) -> Cells:
+    further = () if encode_ns is None else (encode_ns,)
+    if {len(column) for column in (*times_ns, roles, *further)} != {len(places)} or (places >= len(worker_ids)).any():
         raise ValueError("columns of different lengths, or of workers that are not named")
     times = np.stack(times_ns, axis=1)
     covered, spent = times[:, COVERED], times[:, [PREFILL, DECODE, KV_WAIT]].sum(axis=1)
@@ -224,4 +237,6 @@ def _checked(worker_ids: Sequence[str], places: Ints, times_ns: Sequence[Ints], 
         raise ValueError("roles that do not exist")
     if ((spent > covered) | (covered > window_ns)).any():
         raise ValueError("more time than a window has")
-    return Cells([worker_ids[place] for place in places.tolist()], times, roles.astype(np.uint8))
+    if encode_ns is not None and (encode_ns > times[:, PREFILL]).any():
+        raise ValueError("more time of encoding than of prefill")
+    return Cells([worker_ids[place] for place in places.tolist()], times, roles.astype(np.uint8), encode_ns)

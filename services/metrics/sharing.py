@@ -91,9 +91,12 @@ class ResendWindow:
 def _windows(series: Series) -> list[WrittenWindow]:
     """Return each window with the workers that have something written in it."""
     marked = series.roles | series.provisional * np.uint8(PROVISIONAL)
+    encode = [None] * len(marked) if series.encode_ns is None else list(series.encode_ns)
     return [
-        WrittenWindow(start_ns, Cells(series.worker_ids, times, roles).where(roles != NO_ROLE), revised=True)
-        for start_ns, times, roles in zip(series.starts_ns.tolist(), series.times_ns, marked, strict=True)
+        WrittenWindow(start_ns, Cells(series.worker_ids, times, roles, encode_ns).where(roles != NO_ROLE), revised=True)
+        for start_ns, times, roles, encode_ns in zip(
+            series.starts_ns.tolist(), series.times_ns, marked, encode, strict=True
+        )
     ]
 
 

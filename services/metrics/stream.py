@@ -85,7 +85,7 @@ class Depths(msgspec.Struct):
     awaiting_kv: list[int]
 
 
-class Tick(msgspec.Struct):
+class Tick(msgspec.Struct, omit_defaults=True):
     """Changes since the last tick, revised windows first."""
 
     number: int
@@ -101,6 +101,10 @@ class Tick(msgspec.Struct):
     """Age of the data at `now_unix_ms` (see `age_ns` in state.py); None without workers or where depths are None."""
     alerts: list[Alert]
     """Alerts that have begun or ended since the last tick."""
+    encode: list[list[int] | None] | None = None
+    """For each of `windows` the part of `prefill` in steps that encoded images, None where there is none; absent if
+    there is none in any.
+    """
 
 
 class TickWriter:
@@ -170,6 +174,8 @@ class TickWriter:
         self.number += 1
         windows = [self._window(window) for window in written]
         message = Tick(self.number, self.version, now_ns // MS_NS, windows, depths, queues, events, age_ms, alerts)
+        if any(window.workers.encode_ns is not None for window in written):
+            message.encode = [self._encode(window) for window in written]
         return b"id: %d\nevent: tick\ndata: %b\n\n" % (self.number, msgspec.json.encode(message))
 
     def _window(self, window: WrittenWindow) -> Window:
@@ -179,6 +185,10 @@ class TickWriter:
         everybody = len(indices) == len(self._index_of) and indices == list(range(len(indices)))
         start_ms, roles = window.start_ns // MS_NS, workers.roles.tolist()
         return Window(start_ms, None if everybody else indices, covered, prefill, decode, kv_wait, roles)
+
+    def _encode(self, window: WrittenWindow) -> list[int] | None:
+        encode_ns = window.workers.among(self._index_of).encode_ns
+        return None if encode_ns is None else encode_ns.tolist()
 
 
 MAX_READERS: Final = 64

@@ -139,6 +139,8 @@ is taken for a lasting rate at first, and a change of roles is right meanwhile.
 """
 FAR_TOO_SMALL: Final = 2.0
 """The pressure in the best roles from which a cluster is too small at once."""
+# The share of prefill time from which encoding images is worth naming.
+MUCH_ENCODE: Final = 0.1
 # The number of missing workers changes only once this share of it suffices.
 FEWER: Final = 0.7
 
@@ -371,6 +373,8 @@ def _said(cause: Cause, state: ModelState) -> str:
     # Below its threshold a cause is named for a little longer, lest it flicker.
     easing = "" if cause.grade is Grade.FIRE else ", easing"
     on_prefill, on_decode = workers(state.prefill, "prefill"), workers(state.mixed, "decode")
+    # Another model, or smaller images, may help more than other roles.
+    images = f"; images take {state.encode_share:.0%} of prefill's time" if state.encode_share >= MUCH_ENCODE else ""
     if state.roles_fixed:
         on_prefill = on_decode = workers(state.mixed, "mixed")
     then = "" if action is None else _then(action, state)
@@ -379,17 +383,17 @@ def _said(cause: Cause, state: ModelState) -> str:
         if state.roles_fixed:
             return (
                 f"Too small{easing}: prefill pressure {figure(found.prefill)} and decode pressure "
-                f"{figure(found.decode)} on {on_decode}, {backlog(state)}{more}."
+                f"{figure(found.decode)} on {on_decode}, {backlog(state)}{images}{more}."
             )
         return (
             f"Too small{easing}: pressure {figure(found.prefill)} on {on_prefill} and {figure(found.decode)} on "
-            f"{on_decode}, {backlog(state)}, and no other roles would leave less than about {figure(found.cluster)}"
+            f"{on_decode}, {backlog(state)}{images}, and no other roles would leave less than about {figure(found.cluster)}"
             f"{more}.{then}"
         )
     if code is CauseCode.PREFILL_BOUND:
         return (
             f"Prefill-bound{easing}: pressure {figure(found.prefill)} on {on_prefill} against {figure(found.decode)} "
-            f"on {on_decode}, {backlog(state)}.{then}"
+            f"on {on_decode}, {backlog(state)}{images}.{then}"
         )
     against = f"against {figure(found.prefill)} on {on_prefill}"
     if code is CauseCode.DECODE_BOUND_KV:

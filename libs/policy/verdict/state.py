@@ -230,6 +230,15 @@ def prompt_yield(tokens: float, took_ns: float, speed: float) -> float:
     return min(max(tokens / took_ns / speed, LEAST_YIELD), 1.0)
 
 
+MOST_ENCODE: Final = 0.9
+"""Bound on the measured share of encoding; a higher one is of moments in which few prompts were computed."""
+
+
+def prompts_part(encode_share: float) -> float:
+    """Return the part of a prefill worker's time that encoding leaves to prompts."""
+    return 1 - min(encode_share, MOST_ENCODE)
+
+
 @dataclass(frozen=True, slots=True)
 class VerdictLimits:
     """The thresholds of causes and the times for which they must hold."""
@@ -405,6 +414,8 @@ class ModelState:
     """The prompt tokens a nanosecond of one prefill worker, for prompts of such lengths; 0 if unknown."""
     prompt_yield: float = 1.0
     """The measured speed of prompts while some wait, as a share of `prompt_speed`."""
+    encode_share: float = 0.0
+    """The share of the prefill workers' prefill time in which they encode images."""
     prompt_tokens: float = 0.0
     """The mean length of recent prompts without their cached part; 0 if unknown."""
     output_tokens: float = 0.0

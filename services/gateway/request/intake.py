@@ -208,7 +208,7 @@ class Intake:
         """Return one choice for each prompt and each of its `n`; raise InvalidRequest if a prompt does not fit the
         model.
         """
-        parsed, pooling = _as_served(parsed, model)
+        parsed, pooling = as_served(parsed, model)
         context_tokens = self._fleet.max_context_tokens(model.routed, model.info.request_tokens)
         tenant = arrival.headers.tenant
         if parsed.images:
@@ -332,7 +332,7 @@ class Intake:
         return await tokenise(parsed, model, self._threads, most_tokens=most_tokens, slot=slot)
 
 
-def _as_served(parsed: ParsedRequest, model: ServedModel) -> tuple[ParsedRequest, pb.Pooling]:
+def as_served(parsed: ParsedRequest, model: ServedModel) -> tuple[ParsedRequest, pb.Pooling]:
     """Return the request with the prompts that the model's kind reads, and their pooling.
 
     Raise UnsupportedField if the model gives nothing of the requested kind.
@@ -350,7 +350,12 @@ def _as_served(parsed: ParsedRequest, model: ServedModel) -> tuple[ParsedRequest
     if scores and not parsed.pairs:
         text = f"model {name!r} is a cross-encoder, which gives no vectors: use /v1/score or /v1/rerank"
         raise UnsupportedField(text, param="model")
-    return (replace(parsed, prompts=parsed.pairs) if scores else parsed), _POOLINGS[own.pooling]
+    if scores:
+        parsed = replace(parsed, prompts=parsed.pairs)
+    elif own.prompt:
+        texts = tuple(own.prompt + each if isinstance(each, str) else each for each in parsed.prompts)
+        parsed = replace(parsed, prompts=texts)
+    return parsed, _POOLINGS[own.pooling]
 
 
 def _parts(parsed: ParsedRequest, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:

@@ -87,13 +87,17 @@ MS_NS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class GpuTimes:
-    """GPU-nanoseconds by window: `prefill`, `decode`, `kv_wait` and `idle` add exactly to `covered`."""
+    """GPU-nanoseconds by window: `prefill`, `decode`, `kv_wait` and `idle` add exactly to `covered`.
+
+    `encode` is the part of `prefill` in steps that encoded images.
+    """
 
     covered: list[int]
     prefill: list[int]
     decode: list[int]
     kv_wait: list[int]
     idle: list[int]
+    encode: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ class Sums:
     starts_ns: NDArray[np.int64]
     times_ns: NDArray[np.int64]
     """[windows, 4] int64 in GPU-ns, as in `Cells.times_ns`."""
+    encode_ns: NDArray[np.int64]
+    """[windows] int64 in GPU-ns: the part of prefill in steps that encoded images."""
     roles: NDArray[np.int64]
     """[windows, roles] GPUs by role in the order of `ROLE_NAMES`."""
     provisional: NDArray[np.bool_]
@@ -142,9 +148,11 @@ def _sum(series: Series, gpus: Mapping[str, int], role: int | None) -> Sums:
     counts = series.roles != NO_ROLE if role is None else series.roles == role
     weights = np.array([gpus.get(worker_id, 1) for worker_id in series.worker_ids], np.int64)
     weighed = counts * weights  # [windows, workers] GPUs
+    none = np.zeros(len(series.starts_ns), np.int64)
     return Sums(
         series.starts_ns,
         np.einsum("nwp,nw->np", series.times_ns, weighed),
+        none if series.encode_ns is None else (series.encode_ns * weighed).sum(axis=1),
         np.stack([(weighed * (series.roles == ROLE_NUMBERS[name])).sum(1) for name in ROLE_NAMES], axis=1),
         (series.provisional & counts).any(axis=1),
     )
@@ -169,6 +177,7 @@ def history(pieces: list[Sums], scope: Scope, window_ns: int, written_to_ns: int
             decode=times[:, DECODE].tolist(),
             kv_wait=times[:, KV_WAIT].tolist(),
             idle=(covered - times[:, PREFILL] - times[:, DECODE] - times[:, KV_WAIT]).tolist(),
+            encode=np.concatenate([piece.encode_ns for piece in pieces]).tolist(),
         ),
         gpus=gpus.tolist(),
         coverage=(covered / np.maximum(gpus * over_ns, 1)).tolist(),

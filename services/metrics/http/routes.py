@@ -2,8 +2,9 @@
 
 The binary format of windows begins with a little-endian uint32, the length of a JSON header. Spaces pad the header so
 that the arrays are aligned to 8. Then follow times [windows, workers, 4] (covered, prefill, decode, KV wait) in
-nanoseconds, uint32 or float64 as the header's `type` says. Roles [windows, workers] uint8 end the message, with bit 7
-set where the time is provisional.
+nanoseconds, uint32 or float64 as the header's `type` says. Roles [windows, workers] uint8 follow, with bit 7 set where
+the time is provisional. If the header says `encodes`, zeros pad the message to 8, and the time of encoding images
+[windows, workers], a part of prefill, ends it in the same type.
 """
 
 import asyncio
@@ -70,6 +71,8 @@ class Header(msgspec.Struct):
     type: str
     told_to_unix_ms: int
     """End of the newest 100 ms included. Of the window that holds it, only the time before it is over."""
+    encodes: bool
+    """True if any of the time was spent on encoding images."""
 
 
 def pack(series: Series, members: Members, written_to_ns: int) -> bytes:
@@ -77,6 +80,7 @@ def pack(series: Series, members: Members, written_to_ns: int) -> bytes:
     starts = series.starts_ns
     # JavaScript reads both types without loss; nanoseconds of a long window need 53 bits.
     small = series.window_ns < 2**32
+    encode = series.encode_ns if series.encode_ns is not None and series.encode_ns.any() else None
     of = [members.get(worker_id) or Member(worker_id, UNKNOWN, UNKNOWN, 1) for worker_id in series.worker_ids]
     header = msgspec.json.encode(
         Header(
@@ -90,13 +94,18 @@ def pack(series: Series, members: Members, written_to_ns: int) -> bytes:
             groups=[member.group for member in of],
             type="uint32" if small else "float64",
             told_to_unix_ms=written_to_ns // 1_000_000,
+            encodes=encode is not None,
         )
     )
     header += b" " * (-(len(header) + _LENGTH_BYTES) % ALIGNMENT_BYTES)
-    times = series.times_ns.astype("<u4" if small else "<f8")
+    kind = "<u4" if small else "<f8"
+    times = series.times_ns.astype(kind)
     provisional = series.provisional | (starts[:, None] + series.window_ns > written_to_ns)
     roles = series.roles | ((provisional & (series.roles != NO_ROLE)) * np.uint8(PROVISIONAL))
-    return b"".join((len(header).to_bytes(_LENGTH_BYTES, "little"), header, times.tobytes(), roles.tobytes()))
+    parts = [len(header).to_bytes(_LENGTH_BYTES, "little"), header, times.tobytes(), roles.tobytes()]
+    if encode is not None:
+        parts += [b"\0" * (-roles.size % ALIGNMENT_BYTES), encode.astype(kind).tobytes()]
+    return b"".join(parts)
 
 
 MAX_EVENTS = 1_000

@@ -390,10 +390,10 @@ class VerdictEvaluator:
     def _observed(
         self, batch: StepBatch, shares: "dict[str, _Shares]", slowness: float | None, pace: StepPace, now_ns: int
     ) -> ObservedStatus:
-        share, awaited = shares.get(batch.worker_id), self._awaited[batch.worker_id]
+        share, awaited = shares.get(batch.worker_id, _Shares()), self._awaited[batch.worker_id]
         cpu_wait = self._state.fleet.cpu_waits.share(batch.worker_id, now_ns)
-        kv_wait = share.kv_wait if share else 0.0
-        return ObservedStatus(batch, slowness, kv_wait, *awaited, cpu_wait, pace.prompt_tokens, pace.prompt_ns)
+        measured = pace.prompt_tokens, pace.prompt_ns, share.prefill, share.encode
+        return ObservedStatus(batch, slowness, share.kv_wait, *awaited, cpu_wait, *measured)
 
     def _awaits(self, batch: StepBatch) -> tuple[float, float, float]:
         """Return running means: the share of moments with ready KV under way, the sequences that await it, its age in
@@ -443,14 +443,13 @@ class VerdictEvaluator:
         known = [name for name in worker_ids if rollups.knows(name)]
         end_ns = now_ns - self._lag_ns
         series = rollups.read(rollups.tiers[0].window_ns, end_ns - WINDOW_NS, end_ns, known)
-        times = series.times_ns.sum(axis=0)
         found = {}
-        for name, row in zip(known, times.tolist(), strict=True):
-            covered = row[COVERED]
-            if covered:
+        for name, row in zip(known, series.times_ns.sum(axis=0).tolist(), strict=True):
+            if covered := row[COVERED]:
                 starved = fleet.starved_ns(name, end_ns - WINDOW_NS, end_ns) / WINDOW_NS
                 encode = min(fleet.encode_ns(name, end_ns - WINDOW_NS, end_ns), row[PREFILL]) / covered
-                found[name] = _Shares((row[PREFILL] + row[DECODE]) / covered, row[KV_WAIT] / covered, starved, encode)
+                busy, prefill = (row[PREFILL] + row[DECODE]) / covered, row[PREFILL] / covered
+                found[name] = _Shares(busy, row[KV_WAIT] / covered, starved, encode, prefill)
         return found
 
 
@@ -467,10 +466,11 @@ def _of_others(models: Sequence[Subject], observed: ObservedView) -> list[Subjec
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    busy: float
-    kv_wait: float
-    starved: float
-    encode: float
+    busy: float = 0.0
+    kv_wait: float = 0.0
+    starved: float = 0.0
+    encode: float = 0.0
+    prefill: float = 0.0
 
 
 def _signs(batch: StepBatch, offsets_ns: Mapping[str, int]) -> LifeSigns:

@@ -17,6 +17,7 @@ from libs.policy.verdict.state import (
     WorkerState,
     pressures,
     prompt_yield,
+    prompts_part,
     role_counts,
     workers_needed,
 )
@@ -48,6 +49,10 @@ class ObservedStatus:
     """The tokens of recent steps that computed only prompts."""
     prompt_ns: float = 0.0
     """Durations of the same steps, summed."""
+    prefill: float = 0.0
+    """The share of its time in prefill."""
+    encode: float = 0.0
+    """The part of `prefill` in steps that encoded images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,8 @@ def _state(
     people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh + at_workers
     # Waiting prompts predict arrivals better than finished requests do. A computed token attends to cached ones too.
     mean_tokens = waiting.mean_prompt_tokens or demand.mean_prompt_tokens
-    speed = engine.speed_at(mean_tokens * demand.prompt_spread * (1 + demand.cache_hit))
+    encode_share = _encode_share(workers)
+    speed = engine.speed_at(mean_tokens * demand.prompt_spread * (1 + demand.cache_hit)) * prompts_part(encode_share)
     needed, horizon_ns = workers_needed(
         Prompts(
             # Prompts that are late already press like all others: whoever sent them still waits, and a backlog of more
@@ -170,8 +176,16 @@ def _state(
         prompt_tokens=demand.mean_prompt_tokens * fresh,
         output_tokens=demand.mean_output_tokens,
         prompt_speed=speed,
-        prompt_yield=_prompt_yield(workers, speed),
+        prompt_yield=_prompt_yield(workers, speed / prompts_part(encode_share)),
+        encode_share=encode_share,
     )
+
+
+def _encode_share(workers: Sequence[ObservedStatus]) -> float:
+    """Return the share of encoding images in the prefill time of prefill workers, or of all without any."""
+    prefilling = [each for each in workers if each.batch.assignment.role == ROLE_PREFILL] or workers
+    prefill = sum(each.prefill for each in prefilling)
+    return sum(each.encode for each in prefilling) / prefill if prefill else 0.0
 
 
 def _prompt_yield(workers: Sequence[ObservedStatus], speed: float) -> float:

@@ -47,7 +47,7 @@ async def history_rows(service: Service, query: dict[str, str]) -> list[dict[str
     """Return the API's data of the same windows, in the format of the page's files."""
     async with httpx.AsyncClient() as http:
         answer = (await http.get(f"{service.url}/v1/occupancy/history", params=query)).json()
-    parts = ("covered", "prefill", "decode", "kv_wait", "idle")
+    parts = ("covered", "prefill", "decode", "kv_wait", "idle", "encode")
     return [
         {"start_unix_ms": start, **{f"{part}_gpu_ns": answer["gpu_ns"][part][at] for part in parts},
          "gpus": answer["gpus"][at], "coverage": answer["coverage"][at]}
@@ -60,6 +60,7 @@ async def test_downloaded_files_match_the_page_and_the_api() -> None:
     async with serving(*workers) as service, looking(service) as page:
         for scope in ("cluster", "pool:prefill"):
             await figures(page, lambda shown: shown["coverage"] == 1)
+            await expect(page.locator(".encodes")).to_be_hidden()
             await page.locator("#pause").click()
             await expect(page.locator("#pause")).to_have_text("go on")
             shown = await figures(page, lambda shown, scope=scope: shown["scope"] == scope)
@@ -88,12 +89,12 @@ async def test_a_replay_of_past_hours_shows_what_the_api_returns() -> None:
         for back in range(3 * 360, 0, -1):
             start_ns, busy = now_ns - back * 10 * SECOND_NS, (back % 100) * SECOND_NS // 20
             times = np.array([[10 * SECOND_NS, busy, 0, 0], [10 * SECOND_NS, 0, 2 * SECOND_NS, 0]], np.int64)
-            kept = StoredWindow(
-                10 * SECOND_NS, start_ns, [worker.id for worker in workers], times, np.array([1, 2], np.uint8)
-            )
+            roles, encode = np.array([1, 2], np.uint8), np.array([busy // 2, 0], np.int64)
+            kept = StoredWindow(10 * SECOND_NS, start_ns, [worker.id for worker in workers], times, roles, encode)
             service.state.rollups.restore(kept)
         async with looking(service, "/#range=1h") as page:
             live = await figures(page, lambda shown: shown["coverage"] == 1)
+            await expect(page.locator(".encodes")).to_be_visible()
             for _ in range(3):
                 before = await figures(page, bool)
                 await page.keyboard.press("ArrowLeft")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -9,11 +10,14 @@ import pytest
 
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.packing import pack_f32
-from libs.model.info import Embedding
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
+from libs.model.info import Embedding, load_model_info, sim_tokenizer
+from libs.model.tokenizer import Tokenizer
 from services.gateway.embeddings.exchange import cosines, pooled_readers, shaped
 from services.gateway.embeddings.schema import EMBEDDINGS_PATH, RERANK_PATH, SCORE_PATH
-from services.gateway.request.intake import Arrival
+from services.gateway.request.intake import Arrival, as_served
 from services.gateway.request.parse import ParsedRequest
+from services.gateway.request.prompt import ServedModel
 
 ARRIVAL = cast(Arrival, None)
 """No code under test reads it."""
@@ -38,6 +42,20 @@ def test_each_text_or_list_of_tokens_is_a_prompt() -> None:
     assert read(EMBEDDINGS_PATH, input="a", add_special_tokens=False).raw
     assert read(SCORE_PATH, text_1="a", text_2=["b", "c"]).prompts == ("a", "b", "c")
     assert read(RERANK_PATH, query="q", documents=["a", {"text": "b"}]).prompts == ("q", "a", "b")
+
+
+def test_the_prompt_in_a_models_files_precedes_each_text_but_no_tokens() -> None:
+    embedding = Embedding("mean", prompt="query: ")
+    model = ServedModel(
+        replace(load_model_info("builtin:sim"), embedding=embedding), Tokenizer(sim_tokenizer(), template=None)
+    )
+    cases: list[tuple[Any, tuple[Any, ...]]] = [
+        (["a", "b"], ("query: a", "query: b")),
+        ([1, 2], ([1, 2],)),
+    ]
+    for given, prompts in cases:
+        served, pooling = as_served(read(EMBEDDINGS_PATH, input=given), model)
+        assert (served.prompts, pooling) == (prompts, pb.POOLING_MEAN)
 
 
 @pytest.mark.parametrize(

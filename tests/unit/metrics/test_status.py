@@ -269,6 +269,16 @@ async def test_encoding_images_is_shown_as_a_part_of_busy_time(cluster):
     assert model.decode.encode == 0
 
 
+async def test_encoding_images_leaves_less_time_for_prompts_and_the_verdict_names_it(cluster):
+    await cluster.run(30, waiting_tokens=20_000)
+    before = cluster.status()
+    assert "images" not in before.verdict.sentence
+    await cluster.run(30, waiting_tokens=20_000, encodes=True)
+    after = cluster.status()
+    assert after.models[0].prefill.pressure > 1.5 * before.models[0].prefill.pressure
+    assert "; images take 100% of prefill's time" in after.verdict.sentence
+
+
 async def test_waiting_for_prompts_still_in_prefill_is_starvation_and_not_kv_wait(cluster):
     await cluster.run(30, running=1, starved=True)
     decode = cluster.status().models[0].decode

@@ -152,6 +152,13 @@ def test_an_encoder_generates_nothing_and_its_context_is_all_prompt(tmp_path: Pa
     small = make_folder(tmp_path / "c", ENCODER)
     (small / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
     assert load_model_info(small).max_context_tokens == 256
+    # Sentence Transformers 6 leaves the length to the tokenizer's file, which older files state beside their own.
+    (small / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 200}))
+    assert load_model_info(small).max_context_tokens == 256
+    (small / "sentence_bert_config.json").write_text("{}")
+    assert load_model_info(small).max_context_tokens == 200
+    (small / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 10**30}))
+    assert load_model_info(small).max_context_tokens == 514
     decoder = load_model_info(make_folder(tmp_path / "d", {**ENCODER, "is_decoder": True, "eos_token_id": 1}))
     assert not decoder.encodes and decoder.request_tokens == decoder.max_context_tokens == 514
 
@@ -164,7 +171,28 @@ def test_an_encoder_pools_its_first_token_if_its_files_say_so(tmp_path: Path, po
     assert (found.pooling, found.normalizes, found.unserved) == ("cls", True, "")
 
 
+def test_a_prompt_that_the_files_name_by_default_precedes_each_text(tmp_path: Path) -> None:
+    prompts = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"}
+    cases: list[tuple[dict[str, Any], str, bool]] = [
+        ({}, "query: ", False),
+        ({"include_prompt": True}, "query: ", False),
+        ({"include_prompt": False}, "", True),
+    ]
+    for place, (pooling, prompt, unserved) in enumerate(cases):
+        folder = encoder_folder(tmp_path / str(place), ENCODER, {"pooling_mode": "mean", **pooling})
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+        found = load_model_info(folder).embedding
+        assert bool(found.unserved) is unserved
+        assert unserved or found.prompt == prompt
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({**prompts, "default_prompt_name": None}))
+    assert (load_model_info(folder).embedding.prompt, load_model_info(folder).embedding.unserved) == ("", "")
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": 4}))
+    assert "truncate_dim" in load_model_info(folder).embedding.unserved
+
+
 def test_an_unsupported_part_of_an_encoder_is_named(tmp_path: Path) -> None:
+    several = encoder_folder(tmp_path / "several", ENCODER, {"pooling_mode": ["cls", "mean"]})
+    assert "several ways" in load_model_info(several).embedding.unserved
     last = encoder_folder(tmp_path / "a", ENCODER, {"pooling_mode": "lasttoken"})
     assert "lasttoken" in load_model_info(last).embedding.unserved
     lower = encoder_folder(tmp_path / "b", ENCODER, {"pooling_mode": "mean"})

@@ -423,3 +423,10 @@ def test_the_number_of_missing_workers_stands_until_clearly_fewer_would_suffice(
     fewer = watched(watch, [state(prompts=11.0, decodes=20)], from_ms=3_000).causes[0]
     assert 0 < fewer.missing_workers < numbers[-1] * 0.7
     assert f"{fewer.missing_workers} more worker" in fewer.sentence
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.0, False), (0.04, False), (0.37, True)])
+def test_a_prefill_pool_that_images_fill_is_said_to_be(share, said):
+    (found,) = causes(replace(state(prompts=5.0, decodes=10), encode_share=share), LIMITS)
+    assert found.code is CauseCode.PREFILL_BOUND
+    assert ("; images take 37% of prefill's time" in found.sentence) is said

@@ -1,6 +1,6 @@
 // Colours of the style sheet as canvases need them; read again when the theme changes.
 
-const NAMES = ["prefill", "decode", "kv_wait", "idle", "text", "faint", "line", "panel", "accent", "thin", "warning"];
+const NAMES = ["prefill", "encode", "decode", "kv_wait", "idle", "text", "faint", "line", "panel", "accent", "thin", "warning"];
 
 let cache = null;
 

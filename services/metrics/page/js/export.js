@@ -1,6 +1,6 @@
 // What is shown, as a file: the windows of the scope with the integers that the service sent.
 
-import { COVERED, GPU_NS, phaseTimes, PROVISIONAL_NS } from "./phases.js";
+import { COVERED, ENCODE, GPU_NS, phaseTimes, PROVISIONAL_NS } from "./phases.js";
 
 /** Rows of windows `first` to `last`, whole GPU-nanoseconds. */
 export function rowsOf(store, scope, first, last) {
@@ -17,6 +17,7 @@ export function rowsOf(store, scope, first, last) {
       decode_gpu_ns: decode,
       kv_wait_gpu_ns: kvWait,
       idle_gpu_ns: idle,
+      encode_gpu_ns: series.value(number % store.columns, ENCODE), // a part of prefill
       gpus: Math.round(sums[GPU_NS] / (store.lengthsMs[number % store.columns] * 1e6)),
       coverage: sums[GPU_NS] ? sums[COVERED] / sums[GPU_NS] : 0,
       provisional: sums[PROVISIONAL_NS] > 0,

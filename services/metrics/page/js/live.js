@@ -77,12 +77,13 @@ export class Live {
 
   #enter(tick) {
     this.nowMs = tick.now_unix_ms;
-    for (const [startMs, workers, covered, prefill, decode, kvWait, roles] of tick.windows) {
+    for (const [place, [startMs, workers, covered, prefill, decode, kvWait, roles]] of tick.windows.entries()) {
+      const encode = tick.encode?.[place];
       const column = this.store.column(Math.round(startMs / LIVE_WINDOW_MS));
       if (column < 0) continue;
       for (let index = 0; index < covered.length; index++) {
         const slot = this.#slots[workers ? workers[index] : index];
-        if (slot >= 0) this.store.put(column, slot, covered[index], prefill[index], decode[index], kvWait[index], roles[index]);
+        if (slot >= 0) this.store.put(column, slot, covered[index], prefill[index], decode[index], kvWait[index], roles[index], encode?.[index]);
       }
     }
     this.store.settle();

@@ -264,7 +264,8 @@ function showTime(index) {
     return;
   }
   const share = (value) => (row.covered_gpu_ns ? `${((100 * value) / row.covered_gpu_ns).toFixed(0)} %` : "–");
+  const images = row.encode_gpu_ns ? ` (images ${share(row.encode_gpu_ns)})` : "";
   $("chart-point").textContent =
-    `${clockText(row.start_unix_ms / 1000, 1)} prefill ${share(row.prefill_gpu_ns)}, decode ${share(row.decode_gpu_ns)}, ` +
+    `${clockText(row.start_unix_ms / 1000, 1)} prefill ${share(row.prefill_gpu_ns)}${images}, decode ${share(row.decode_gpu_ns)}, ` +
     `KV wait ${share(row.kv_wait_gpu_ns)}, idle ${share(row.idle_gpu_ns)}; coverage ${(100 * row.coverage).toFixed(0)} %${row.provisional ? ", provisional" : ""}`;
 }

@@ -2,7 +2,8 @@
 
 export const COVERED = 0, PREFILL = 1, DECODE = 2, KV_WAIT = 3; // as the service sends them
 export const GPU_NS = 4, PROVISIONAL_NS = 5; // added by sums: what the GPUs could have, and what may still change
-export const FIELDS = 6;
+export const ENCODE = 6; // the part of prefill that encoded images
+export const FIELDS = 7;
 
 export const PHASES = ["prefill", "decode", "kv_wait", "idle"];
 export const PHASE_NAMES = { prefill: "prefill", decode: "decode", kv_wait: "KV wait", idle: "idle" };

@@ -2,9 +2,9 @@
 
 import { makeChart, provisionalStarts } from "./chart.js";
 import { colors } from "./colors.js";
-import { COVERED, DECODE, GPU_NS, KV_WAIT, PREFILL } from "./phases.js";
+import { COVERED, DECODE, ENCODE, GPU_NS, KV_WAIT, PREFILL } from "./phases.js";
 
-const LAYERS = ["idle", "kv_wait", "decode", "prefill"]; // each is drawn over the one before, from the bottom up
+const LAYERS = ["idle", "kv_wait", "decode", "prefill", "encode"]; // each is drawn over the one before, from the bottom up
 
 export function makeStack(host, shared) {
   const chart = makeChart(host, {
@@ -18,7 +18,7 @@ export function makeStack(host, shared) {
   return {
     /** Show windows `first` to `last`. */
     draw(store, series, first, last) {
-      const data = [[], [], [], [], []];
+      const data = [[], [], [], [], [], []];
       for (let number = first; number <= last; number++) {
         const column = number % store.columns;
         const of = (field) => (series && store.has(number) ? series.value(column, field) : 0);
@@ -28,9 +28,11 @@ export function makeStack(host, shared) {
         data[2].push((of(PREFILL) + of(DECODE) + of(KV_WAIT)) / whole);
         data[3].push((of(PREFILL) + of(DECODE)) / whole);
         data[4].push(of(PREFILL) / whole);
+        data[5].push(of(ENCODE) / whole);
       }
       chart.provisional = provisionalStarts(store, series, first, last);
       chart.setData(data);
+      host.dataset.encodes = data[5].some((share) => share > 0);
     },
   };
 }

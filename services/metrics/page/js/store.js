@@ -1,6 +1,6 @@
 // Windows of every worker in typed arrays, the oldest overwritten by the newest, and their sums by group.
 
-import { COVERED, DECODE, FIELDS, GPU_NS, KV_WAIT, PREFILL, PROVISIONAL_BIT, PROVISIONAL_NS, ROLES } from "./phases.js";
+import { COVERED, DECODE, ENCODE, FIELDS, GPU_NS, KV_WAIT, PREFILL, PROVISIONAL_BIT, PROVISIONAL_NS, ROLES } from "./phases.js";
 
 const FIRST_SLOTS = 16;
 const MAX_SLOTS = 4096;
@@ -29,6 +29,7 @@ export class Store {
     this.loads = 0; // grows when many were
     this.lengthsMs = new Float64Array(columns).fill(windowMs); // by column: how much of the window is over
     this.dirty = new Set(); // columns whose sums are to be made again
+    this.encode = null; // of [column, slot], as times are; none until a worker encodes images
     this.#allocate(FIRST_SLOTS);
     this.numbers = new Float64Array(columns).fill(-1);
   }
@@ -40,7 +41,9 @@ export class Store {
       times.set(this.times.subarray(column * this.size * 4, (column + 1) * this.size * 4), column * size * 4);
       roles.set(this.roles.subarray(column * this.size, (column + 1) * this.size), column * size);
     }
-    [this.times, this.roles, this.size] = [times, roles, size];
+    const encode = this.encode && new times.constructor(this.columns * size);
+    for (let column = 0; encode && column < this.columns; column++) encode.set(this.encode.subarray(column * this.size, (column + 1) * this.size), column * size);
+    [this.times, this.roles, this.encode, this.size] = [times, roles, encode, size];
   }
 
   /** The slot of a worker, a new one for one that is new; -1 when there are too many. */
@@ -82,18 +85,21 @@ export class Store {
       this.numbers[column] = number;
       this.times.fill(0, column * this.size * 4, (column + 1) * this.size * 4);
       this.roles.fill(0, column * this.size, (column + 1) * this.size);
+      this.encode?.fill(0, column * this.size, (column + 1) * this.size);
     }
     this.dirty.add(column);
     return column;
   }
 
-  put(column, slot, covered, prefill, decode, kvWait, role) {
+  put(column, slot, covered, prefill, decode, kvWait, role, encode = 0) {
     const at = (column * this.size + slot) * 4;
     this.times[at] = covered;
     this.times[at + 1] = prefill;
     this.times[at + 2] = decode;
     this.times[at + 3] = kvWait;
     this.roles[column * this.size + slot] = role;
+    if (encode) this.encode ??= new this.times.constructor(this.columns * this.size);
+    if (this.encode) this.encode[column * this.size + slot] = encode;
   }
 
   /** Whether the window is held. */
@@ -138,6 +144,7 @@ export class Store {
         values[begin + PREFILL] += this.times[at + 1] * gpus;
         values[begin + DECODE] += this.times[at + 2] * gpus;
         values[begin + KV_WAIT] += this.times[at + 3] * gpus;
+        if (this.encode) values[begin + ENCODE] += this.encode[column * this.size + slot] * gpus;
         values[begin + GPU_NS] += this.lengthsMs[column] * 1e6 * gpus;
         if (role & PROVISIONAL_BIT) values[begin + PROVISIONAL_NS] += this.times[at] * gpus;
       }
@@ -156,6 +163,7 @@ export class Store {
     const gpus = this.members[slot].gpus;
     const role = this.roles[column * this.size + slot];
     if (field === GPU_NS) return role ? this.lengthsMs[column] * 1e6 * gpus : 0;
+    if (field === ENCODE) return this.encode ? this.encode[column * this.size + slot] * gpus : 0;
     const at = (column * this.size + slot) * 4;
     if (field === PROVISIONAL_NS) return role & PROVISIONAL_BIT ? this.times[at] * gpus : 0;
     return this.times[at + field] * gpus;

@@ -33,6 +33,8 @@ function enter(store, bytes, memberOf) {
   const kind = header.type === "uint32" ? Uint32Array : Float64Array;
   const times = new kind(bytes, 4 + length, windows * workers.length * 4);
   const roles = new Uint8Array(bytes, 4 + length + times.byteLength, windows * workers.length);
+  const encodeAt = 8 * Math.ceil((roles.byteOffset + roles.byteLength) / 8);
+  const encode = header.encodes ? new kind(bytes, encodeAt, roles.length) : null;
   const heard = new Uint8Array(workers.length); // others have gone long since, and take no place
   for (let at = 0; at < roles.length; at++) heard[at % workers.length] |= roles[at];
   const slots = workers.map((id, index) => {
@@ -49,7 +51,7 @@ function enter(store, bytes, memberOf) {
       const from = index * workers.length + worker;
       if (slots[worker] < 0) continue;
       const at = 4 * from;
-      store.put(column, slots[worker], times[at], times[at + 1], times[at + 2], times[at + 3], roles[from]);
+      store.put(column, slots[worker], times[at], times[at + 1], times[at + 2], times[at + 3], roles[from], encode?.[from]);
     }
   }
   store.settle();

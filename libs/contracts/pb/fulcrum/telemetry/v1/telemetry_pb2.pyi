@@ -386,7 +386,7 @@ class SharedLoads(_message.Message):
     def __init__(self, worker_ids: _Optional[_Iterable[str]] = ..., part: _Optional[int] = ..., descriptions: _Optional[bytes] = ..., arrived_unix_ns: _Optional[bytes] = ..., last_step_end_unix_ns: _Optional[bytes] = ..., lost_batches: _Optional[bytes] = ..., running_step_unix_ns: _Optional[bytes] = ..., running_step_share: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., dropped_batches: _Optional[bytes] = ..., dummy_steps: _Optional[bytes] = ..., cpu_waits: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., waiting_prefill_squares: _Optional[bytes] = ..., kv_pulls: _Optional[bytes] = ..., refused_kv_pulls: _Optional[bytes] = ..., awaiting_ready_kv: _Optional[bytes] = ..., ready_kv_since_unix_ns: _Optional[bytes] = ..., images_used: _Optional[bytes] = ..., images_encoded: _Optional[bytes] = ..., image_cache_bytes: _Optional[bytes] = ..., image_encode_ns: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[SharedCells, _Mapping]]] = ...) -> None: ...
 
 class SharedCells(_message.Message):
-    __slots__ = ("start_unix_ns", "workers", "covered_ns", "prefill_ns", "decode_ns", "kv_wait_ns", "roles")
+    __slots__ = ("start_unix_ns", "workers", "covered_ns", "prefill_ns", "decode_ns", "kv_wait_ns", "roles", "encode_ns")
     START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     COVERED_NS_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +394,7 @@ class SharedCells(_message.Message):
     DECODE_NS_FIELD_NUMBER: _ClassVar[int]
     KV_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
     start_unix_ns: int
     workers: bytes
     covered_ns: bytes
@@ -401,7 +402,8 @@ class SharedCells(_message.Message):
     decode_ns: bytes
     kv_wait_ns: bytes
     roles: bytes
-    def __init__(self, start_unix_ns: _Optional[int] = ..., workers: _Optional[bytes] = ..., covered_ns: _Optional[bytes] = ..., prefill_ns: _Optional[bytes] = ..., decode_ns: _Optional[bytes] = ..., kv_wait_ns: _Optional[bytes] = ..., roles: _Optional[bytes] = ...) -> None: ...
+    encode_ns: bytes
+    def __init__(self, start_unix_ns: _Optional[int] = ..., workers: _Optional[bytes] = ..., covered_ns: _Optional[bytes] = ..., prefill_ns: _Optional[bytes] = ..., decode_ns: _Optional[bytes] = ..., kv_wait_ns: _Optional[bytes] = ..., roles: _Optional[bytes] = ..., encode_ns: _Optional[bytes] = ...) -> None: ...
 
 class SharedWorker(_message.Message):
     __slots__ = ("newest", "arrived_unix_ns", "last_step_end_unix_ns", "lost_batches", "running_step_unix_ns", "running_step_share", "description")
