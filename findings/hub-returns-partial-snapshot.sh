@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
-FILES = {"config.json": b"{}", "model-00001-of-00002.safetensors": b"first", "model-00002-of-00002.safetensors": b"second"}
+FILES = {"config.json": b"{}"} | {f"model-0000{number}-of-00002.safetensors": b"weights" for number in (1, 2)}
 COMMIT = "a" * 40
 
 
@@ -84,6 +84,7 @@ print("expectation: an error, since files of the model are not in the cache")
 print("behaviour:   so it is after an unfinished snapshot; after a single file, the folder with that file")
 for name, found in seen.items():
     print(f"output:      {name}: {found}")
-sys.exit("the behaviour has changed" if list(seen.values()) != [["config.json"]] * 2 + ["IncompleteSnapshotError"] * 2 else 0)
+changed = list(seen.values()) != [["config.json"]] * 2 + ["IncompleteSnapshotError"] * 2
+sys.exit("the behaviour has changed" if changed else 0)
 PY
 "$T/v/bin/python" "$T/run.py" "$T" 2>/dev/null
