@@ -69,7 +69,7 @@ def roles_of(columns: Sequence[str], path: object) -> dict[str, tuple[str, str]]
     if counts:
         # Read as requests, bins would be a few requests with the tokens of thousands.
         raise InvalidRequest(
-            f"{path}: {counts} counts requests, so a row is a bin: give its columns as {','.join(SERVEGEN_COLUMNS)}"
+            f"{path}: {counts} counts requests, so a row is a bin: columns must be {','.join(SERVEGEN_COLUMNS)}"
         )
     return found
 
