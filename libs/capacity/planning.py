@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from math import floor, inf, log
@@ -203,8 +203,9 @@ def check_plan(planned: Planned) -> dict[str, Any]:
     """Run the busiest stretch at the requested confidence in the lab, with both pools at their cost."""
     plan, bench = planned.plan, planned.bench
     sums = [sum(plan.pools[phase][at].asked for phase in PHASES) for at in range(len(plan.starts_s))]
-    at = int(np.argmax(sums))
-    work = {phase: float(np.quantile(planned.work[phase][:, at], plan.confidence)) for phase in PHASES}
+    works = {phase: np.quantile(planned.work[phase], plan.confidence, axis=0) for phase in PHASES}
+    at = busiest_stretch(sums, works["prefill"] + works["decode"])
+    work = {phase: float(works[phase][at]) for phase in PHASES}
     pools = {phase: plan.pools[phase][at].asked - plan.spare for phase in PHASES}
     each = bench.work_each()
     requests = work["prefill"] / each["prefill"] * CHECKED_S
@@ -225,6 +226,11 @@ def check_plan(planned: Planned) -> dict[str, Any]:
         "ttft_p90_s": float(f"{report.score.ttft_s.get('p90', 0.0):.4g}"),
         "tpot_p90_s": float(f"{report.score.tpot_s.get('p90', 0.0):.4g}"),
     }
+
+
+def busiest_stretch(workers: Sequence[int], work: Floats) -> int:
+    """Return the index of the stretch that needs most workers, and of these the one with most work."""
+    return int(np.lexsort((work, np.asarray(workers)))[-1])
 
 
 def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase, int]]:

@@ -414,7 +414,12 @@ def _revision(folder: Path, config: dict[str, Any]) -> str:
     digest = blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16)
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        digest.update(json.dumps(read_json(index), sort_keys=True).encode())
+        listed = read_json(index)
+        # Without the hub, huggingface_hub may return an unfinished download (findings/hub-returns-partial-snapshot.sh).
+        if missing := sorted(set(listed.get("weight_map", {}).values()) - {file.name for file in weights}):
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise StartupError(f"model folder {folder} lacks {missing[0]}{more}: download the model again")
+        digest.update(json.dumps(listed, sort_keys=True).encode())
     for file in weights:
         size = file.stat().st_size
         digest.update(f"\0{file.name}\0{size}\0".encode())

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ from libs.runtime.paths import cache_dir
 MOST_ROWS: Final = 24
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 FACTORS: Final = ("traffic", "isl", "osl")
+# Times of a trace below this count from its beginning: 9 September 2001 as Unix time, or 31 years of a trace.
+_UNIX_FROM_S: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +144,15 @@ def _hardware(wanted: PlanOptions, found: PlanInput, device: str) -> Hardware:
     return resolve(wanted.model or found.model, device or wanted.device)
 
 
+def moment_text(at_s: float, *, relative: bool) -> str:
+    """Return a time of day, or with `relative` the hours since a trace's beginning unless the trace has Unix times."""
+    return f"{at_s / 3600:.1f} h" if relative and at_s < _UNIX_FROM_S else clock_time(at_s)
+
+
 def show_plan(row: dict[str, Any], *, relative: bool) -> None:
-    """Print a plan as a table and sentences. With `relative`, times count from a trace's beginning."""
+    """Print a plan as a table and sentences. With `relative`, times may count from a trace's beginning."""
     console = make_console()
-
-    def moment(at_s: float) -> str:
-        return f"{at_s / 3600:.1f} h" if relative else clock_time(at_s)
-
+    moment = partial(moment_text, relative=relative)
     about = row["traffic"]
     console.print(
         f"{row['model']} on {row['device']}, {row['slo']}, {row['confidence']:.0%} sure: prompts of "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from libs.contracts.errors import InvalidRequest
-from libs.lab.traces.formats import date_time_ns
+from libs.lab.traces.formats import SERVEGEN_COLUMNS, date_time_ns
 from libs.lab.traces.lines import MAX_TOKENS, Source, broken, real, tokens, whole
 from libs.lab.traces.logs import Gathered
 from libs.lab.traces.request import TraceRequest
@@ -33,6 +33,10 @@ ROLES: Final = {
 }  # fmt: skip
 """Known names of columns, without case, spaces, dots, dashes and underscores."""
 NEEDED: Final = ("time", "input", "output")
+COUNTS: Final = frozenset((
+    "requests", "numrequests", "nrequests", "requestcount", "requestsper", "requestspersecond", "rps", "qps",
+))  # fmt: skip
+"""Names of columns that count requests, so that a row is a bin of many."""
 UNITS_NS: Final = {"s": 1_000_000_000, "sec": 1_000_000_000, "seconds": 1_000_000_000, "ms": 1_000_000,
                    "us": 1_000, "ns": 1}  # fmt: skip
 """Endings of a time column's name, after an underscore, dash, space or bracket."""
@@ -45,20 +49,29 @@ _UNIX_FROM: Final = ((1e17, "ns"), (1e14, "us"), (1e11, "ms"))
 def roles_of(columns: Sequence[str], path: object) -> dict[str, tuple[str, str]] | None:
     """Return (column, unit of time) by role; None without times and lengths.
 
-    Raise InvalidRequest if two columns are named alike.
+    Raise InvalidRequest if two columns are named alike, or if the rows are bins of many requests.
     """
     found: dict[str, tuple[str, str]] = {}
+    counts = ""
     for column in columns:
         words = [word for word in _SPLIT.split(column.lower()) if word]
         unit = words[-1] if len(words) > 1 and words[-1] in UNITS_NS else ""
         bare = "".join(words[:-1] if unit else words)
+        counts = column if bare in COUNTS else counts
         role = next((role for role, names in ROLES.items() if bare in names), None)
         if role is None or (unit and role != "time"):
             continue
         if role in found:
             raise InvalidRequest(f"{path}: {found[role][0]} and {column} are both columns of {role}: remove one")
         found[role] = column, unit
-    return found if all(role in found for role in NEEDED) else None
+    if any(role not in found for role in NEEDED):
+        return None
+    if counts:
+        # Read as requests, bins would be a few requests with the tokens of thousands.
+        raise InvalidRequest(
+            f"{path}: {counts} counts requests, so a row is a bin: columns must be {','.join(SERVEGEN_COLUMNS)}"
+        )
+    return found
 
 
 def read_columns(source: Source, roles: dict[str, tuple[str, str]]) -> Gathered:

@@ -303,7 +303,7 @@ class TenantLimiter:
             return RateLimited(
                 f"{text}: more are available in {written_s(wait_s)}", retry_after_s=wait_s, headers=self.headers(found)
             )
-        text = f"tenant {tenant} has used its limit of {limit} {kind} a minute: {units} more fit in {written_s(wait_s)}"
+        text = f"tenant {tenant} has used its limit of {limit} {kind} a minute: room for {units} in {written_s(wait_s)}"
         if limit is not None and units > limit:
             text = f"the request's {units} {kind} are more than the limit of {limit} {kind} a minute of tenant {tenant}"
         return RateLimited(text, retry_after_s=min(wait_s, SLOTS), headers=self.headers(found))

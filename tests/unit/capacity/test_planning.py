@@ -13,6 +13,7 @@ from libs.capacity.measure import edge, gap_cv, made_trace
 from libs.capacity.planning import (
     PlanQuery,
     bench_of,
+    busiest_stretch,
     check_plan,
     fingerprint,
     part_of,
@@ -22,6 +23,8 @@ from libs.capacity.planning import (
     reported_hardware,
     rounded,
 )
+from libs.cli.forecast.capacity import moment_text
+from libs.cli.forecast.live import clock_time
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.demand.history import Mix
@@ -178,6 +181,16 @@ def test_a_plan_measures_its_pools_in_the_lab_once_and_then_uses_the_cached_resu
     check = check_plan(first)
     assert check["prefill_workers"] + check["decode_workers"] <= 24
     assert check["slo_attainment"] > 0.9
+
+
+def test_the_checked_stretch_has_the_most_work_of_those_with_the_most_workers() -> None:
+    assert busiest_stretch([1, 2, 2, 2, 1], np.array([9.0, 3.0, 4.0, 2.0, 9.0])) == 2
+
+
+def test_hours_of_a_demand_file_are_shown_as_its_clock_has_them() -> None:
+    assert moment_text(5400.0, relative=True) == "1.5 h"
+    unix_s = 1_794_182_400.0
+    assert moment_text(unix_s, relative=True) == moment_text(unix_s, relative=False) == clock_time(unix_s)
 
 
 def test_a_part_of_a_plan_has_the_same_balance() -> None:

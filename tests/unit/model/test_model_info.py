@@ -60,6 +60,20 @@ def test_a_missing_file_is_one_line_that_names_it(tmp_path: Path, missing: str) 
     assert "\n" not in caught.value.message
 
 
+def test_a_shard_that_was_not_downloaded_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "tiny")
+    shards = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    (folder / "model.safetensors").rename(folder / shards[0])
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {f"layer.{number}": shard for number, shard in enumerate(shards)}})
+    )
+    with pytest.raises(StartupError, match=f"lacks {shards[1]} and 1 more: download the model again"):
+        load_model_info(folder)
+    for shard in shards[1:]:
+        (folder / shard).write_bytes(b"w")
+    assert load_model_info(folder).vocab_size == 1000
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"vocab_size": 3}', '{"vocab_size": 3, "n_positions": 4}'])
 def test_an_invalid_config_is_refused(tmp_path: Path, text: str) -> None:
     folder = make_folder(tmp_path / "tiny")

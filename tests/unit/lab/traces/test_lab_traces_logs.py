@@ -206,6 +206,14 @@ def test_two_columns_of_one_meaning_are_refused_by_name(tmp_path: Path) -> None:
         read_trace(path, seed=1)
 
 
+@pytest.mark.parametrize("column", ["requests", "num_requests", "requests_per_s", "RPS"])
+def test_bins_of_many_requests_are_not_read_as_requests(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "hours.csv"
+    path.write_text(f"time,{column},prompt_tokens,completion_tokens\n2026-11-09T00:00:00,2004,2805600,360720\n")
+    with pytest.raises(InvalidRequest, match=f"{column} counts requests, so a row is a bin: .* t_s,requests_per_s,"):
+        read_trace(path, seed=1)
+
+
 @pytest.mark.parametrize("text", ["time,tokens\n1,2\n", "1,2,3\n", '{"a": 1}\n', "[1]\n", "hello\n"])
 def test_a_file_of_unknown_format_is_refused_with_an_example_header(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.txt"
