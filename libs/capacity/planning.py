@@ -73,8 +73,8 @@ def fingerprint(bench: Bench) -> str:
 
 
 PATHS: Final = 500
-# The default allowance for growth. On the tuning half of `make bench-forecast`, 3 % of hours two or three days ahead
-# pass it, without the series of a launch.
+# The default allowance for growth. On the tuning half of `make bench-forecast`, about 3 % of hours up to a day ahead
+# of two days of history pass it.
 MOST_GROWTH: Final = 2.0
 # A plan for this many times the busiest stretch so far says so.
 MOST_BEYOND: Final = 2.0
