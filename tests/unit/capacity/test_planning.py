@@ -108,12 +108,11 @@ def test_a_plan_asks_for_no_more_than_history_and_the_growth_allowance_support(
     tmp_path: Path, growth: float, scale: float
 ) -> None:
     found, asked = daily(2), PlanQuery(SLO, 5 * 86_400.0, confidence=0.99, growth=growth)
-    series = [scale * found.history.series(name) for name in SERIES]
-    found = replace(found, history=DemandHistory(900.0, 0.0, *series), peaks=np.ones(1))
+    requests, prefill, decode = (scale * found.history.series(name) for name in SERIES)
+    found = replace(found, history=DemandHistory(900.0, 0.0, requests, prefill, decode), peaks=np.ones(1))
     planned = plan_capacity(found, asked, HARDWARE, table_folder(tmp_path, found, asked))
     each = planned.bench.work_each()["prefill"]
     work = planned.work["prefill"].max(axis=0) / each * planned.bench.traffic.prompt_tokens / 1000
-    requests = found.history.requests
     assert work.max() <= 1.001 * growth * requests.max()
     nights = np.array([start / 3600 % 24 for start in planned.plan.starts_s]) < 3
     assert work[nights].max() <= 1.001 * growth * requests[: 7 * 4].max()
