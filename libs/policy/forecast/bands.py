@@ -401,8 +401,7 @@ def _shapes(known: _Evidence, scale: Floats, expected: Floats, counts: Floats, *
     """Return the offsets of quantiles from each origin's forecast before they adapt, of shape [n - start, levels]."""
     anchors, relative, total, windows = known.anchors, known.relative, known.total, known.windows
     few = 1 + 1.55 / np.maximum(counts + PRIOR_WINDOWS, 1.5)  # near Student's t over the normal at 95 %
-    # Beside few small errors the prior's shape has their size, or dividing by it would blow up its tails.
-    merged = np.concatenate([relative, _LAPLACE * min(known.size[0] / _LAPLACE_SIZE, 1.0)])
+    merged = np.concatenate([relative, _LAPLACE])
     order = np.argsort(merged, kind="stable")
     known_from = np.concatenate([known.ends, np.full(len(_LAPLACE), -1)])[order]
     base = np.concatenate([known.weight, np.zeros(len(_LAPLACE))])[order]

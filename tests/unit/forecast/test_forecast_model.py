@@ -128,15 +128,6 @@ def test_a_calm_series_of_three_days_has_a_narrower_band_a_week_ahead_than_a_vol
     assert widths[0] < 2.5 < widths[1]
 
 
-def test_a_calm_week_does_not_widen_the_band_of_a_week_ahead_by_its_few_errors() -> None:
-    requests = 100 * _noise(7 * 96, 0.05).reshape(-1, 4).mean(axis=1)
-    history = DemandHistory(3600.0, 0.0, requests, 100 * requests, 20 * requests)
-    found = DemandForecaster().fit(history, (1, 6, 24, 96, 162)).forecast(history)
-    for name in SERIES:
-        quantiles = found[name].quantiles
-        assert (quantiles[:, -1] < 2 * quantiles[:, 3]).all()
-
-
 def test_missing_demand_and_an_empty_history_are_explained() -> None:
     nothing = _demand(np.zeros(50))
     model = DemandForecaster().fit(nothing, HORIZONS)
