@@ -30,6 +30,7 @@ from libs.policy.capacity import (
     first_shortages,
     gpu_hours,
     make_plan,
+    most_supported,
     runs_short,
     sample_paths,
 )
@@ -72,6 +73,9 @@ def fingerprint(bench: Bench) -> str:
 
 
 PATHS: Final = 500
+# The default allowance for growth. On the tuning half of `make bench-forecast`, about 3 % of hours up to a day ahead
+# of two days of history pass it.
+MOST_GROWTH: Final = 2.0
 # A plan for this many times the busiest stretch so far says so.
 MOST_BEYOND: Final = 2.0
 # A larger plan is checked at a part of its size, with work and workers reduced alike.
@@ -97,6 +101,8 @@ class PlanQuery:
     isl: float = 1.0
     osl: float = 1.0
     """Factors on the lengths of prompts (`isl`) and outputs (`osl`)."""
+    growth: float = MOST_GROWTH
+    """The most that demand may exceed the busiest stretch so far around the same time of day, as a factor."""
     spare: int = 0
     gpu_hour: float = 0.0
     """The price of a GPU-hour; 0 if unknown."""
@@ -178,7 +184,7 @@ def plan_capacity(
             raise InvalidRequest(str(error)) from None
         rates, rng = draw(outlook, asked.seed)
         start_s, step_s = outlook.start_s, outlook.step_s
-        notes = (*outlook.notes, *_beyond_history(found.history, rates, step_s, asked.confidence))
+        rates, notes = limited(found.history, outlook, rates, asked)
     inside = rng.choice(found.peaks, rates.shape[::2]) if step_s >= HOUR_S / 2 else np.ones(rates.shape[::2])
     work = {
         phase: np.nan_to_num(rates[:, place] * per_token[phase] * asked.traffic * inside)
@@ -249,9 +255,33 @@ def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase
     return found
 
 
-def _beyond_history(history: DemandHistory, rates: Floats, step_s: float, confidence: float) -> tuple[str, ...]:
-    """Return a sentence if the plan is for far more than ever came; `rates` are [paths, phases, stretches]."""
+def limited(
+    history: DemandHistory, outlook: DemandOutlook, rates: Floats, asked: PlanQuery
+) -> tuple[Floats, tuple[str, ...]]:
+    """Return sampled rates within what history and `asked.growth` support, and the plan's notes.
+
+    `rates` are [paths, phases, stretches].
+    """
+    step_s, ahead = outlook.step_s, rates.shape[2]
     seen = coarser_history(history, max(round(step_s / history.step_s), 1))
+    first = round((outlook.start_s - seen.start_s) / step_s)
+    phases = (seen.prefill, seen.decode)
+    most = np.stack([most_supported(each, first, ahead, step_s=step_s, growth=asked.growth) for each in phases])
+    held = int((np.quantile(rates, asked.confidence, axis=0) > most).any(axis=0).sum())
+    rates = np.minimum(rates, most)
+    days, times = len(history) * history.step_s / DAY_S, f"{asked.growth:g} times the busiest stretch so far"
+    if held:
+        note = (
+            f"{held} of {ahead} stretches are planned for {times} around their time of day: the forecast allows more, "
+            f"but {days:.1f} days of history do not support it (--growth)"
+        )
+        return rates, (*outlook.notes, note)
+    note = f"no stretch is planned for more than {asked.growth:g} times past demand around its time of day (--growth)"
+    return rates, (*outlook.notes, note, *_beyond_history(seen, rates, asked.confidence, days))
+
+
+def _beyond_history(seen: DemandHistory, rates: Floats, confidence: float, days: float) -> tuple[str, ...]:
+    """Return a sentence if the plan is for far more than ever came; `rates` are [paths, phases, stretches]."""
     busiest = [float(np.nanmax(each, initial=0.0)) for each in (seen.prefill, seen.decode)]
     planned = np.quantile(rates, confidence, axis=0).max(axis=1)
     times = max((float(most) / came for most, came in zip(planned, busiest, strict=True) if came > 0), default=0.0)
@@ -259,7 +289,7 @@ def _beyond_history(history: DemandHistory, rates: Floats, step_s: float, confid
         return ()
     return (
         f"planned for up to {times:.1f} times the busiest stretch so far: {confidence:.0%} sure is wide that far ahead "
-        f"of {len(history) * history.step_s / DAY_S:.1f} days of history, and --horizon or --confidence narrow it",
+        f"of {days:.1f} days of history, and --horizon or --confidence narrow it",
     )
 
 

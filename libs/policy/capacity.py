@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.policy.forecast.bands import LEVELS
-from libs.policy.forecast.history import Floats
+from libs.policy.forecast.history import DAY_S, Floats
 from libs.policy.speed import Speed
 from libs.policy.step_time import MATRIX_ROWS
 from libs.policy.worker.pace import IN_HAND, largest_batch
@@ -280,6 +280,31 @@ def wishes(plans: CapacityPlans, model: str, now_s: float, lead_s: float) -> dic
     """
     plan = plans.plan(model)
     return {} if plan is None else wished_workers(plan, now_s, lead_s)
+
+
+AROUND_S: Final = 10_800.0
+"""A time of day is known from demand within this time before and after it."""
+
+
+def most_supported(values: Floats, first: int, ahead: int, *, step_s: float, growth: float) -> Floats:
+    """Return the most that history supports in `ahead` stretches, of shape [ahead]; inf if no demand is known.
+
+    It is `growth` times the busiest stretch of `values` around the same time of day. All stretches count for a
+    history of under a day, and for times of day without demand. `first` is the index of the first stretch, in
+    stretches from the beginning of `values`.
+    """
+    known = np.where(np.isfinite(values), values, 0.0)
+    busiest = float(known.max(initial=0.0))
+    if busiest <= 0:
+        return np.full(ahead, inf)
+    day, around = max(round(DAY_S / step_s), 1), round(AROUND_S / step_s)
+    by_time = np.zeros(day)
+    np.maximum.at(by_time, np.arange(len(known)) % day, known)
+    if len(known) < day:
+        by_time[:] = busiest
+    near = np.stack([np.roll(by_time, by) for by in range(-around, around + 1)]).max(axis=0)
+    near[near <= 0] = busiest
+    return np.asarray(growth * near[(first + np.arange(ahead)) % day])
 
 
 # The random numbers come in as normal deviates. A path's deviate of an hour becomes a rate by the quantiles of that

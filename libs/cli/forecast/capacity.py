@@ -43,6 +43,7 @@ class PlanOptions:
     device: str
     profile: str
     there: str
+    growth: float
     spare: int
     gpu_hour: float
     check: bool
@@ -57,6 +58,7 @@ def print_plan(wanted: PlanOptions, ready_file: Path | None, *, as_json: bool) -
         slo=parse_slo(wanted.slo),
         horizon_s=parse_horizon(wanted.horizon),
         confidence=wanted.confidence,
+        growth=wanted.growth,
         spare=wanted.spare,
         gpu_hour=wanted.gpu_hour,
         seed=wanted.seed,

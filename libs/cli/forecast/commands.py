@@ -156,6 +156,12 @@ def plan(
     there: Annotated[
         str, typer.Option(metavar="P:D", help="Existing prefill and decode workers, with --trace, e.g. 4:6.")
     ] = "",
+    growth: Annotated[
+        float,
+        typer.Option(
+            min=1, metavar="X", help="Plan a time of day for at most X times the busiest demand so far around it."
+        ),
+    ] = 2.0,
     spare: Annotated[int, typer.Option(min=0, metavar="K", help="Spare workers of each pool beyond those needed.")] = 0,
     gpu_hour: Annotated[float, typer.Option(min=0, metavar="PRICE", help="Price of a GPU for an hour.")] = 0.0,
     check: Annotated[bool, typer.Option(help="Check the busiest stretch in the lab.")] = True,
@@ -171,6 +177,7 @@ def plan(
     from libs.cli.forecast.capacity import PlanOptions, print_plan  # noqa: PLC0415 (what only this command needs)
 
     wanted = PlanOptions(
-        horizon, slo, confidence, trace, what_if, model, device, profile, there, spare, gpu_hour, check=check, seed=seed
+        horizon, slo, confidence, trace, what_if, model, device, profile, there, growth, spare, gpu_hour, check=check,
+        seed=seed,
     )  # fmt: skip
     print_plan(wanted, ready, as_json=json)

@@ -110,6 +110,7 @@ class DemandRoutes:
         traffic: Annotated[float, Query(ge=0.01, le=100)] = 1.0,
         isl: Annotated[float, Query(ge=0.01, le=100)] = 1.0,
         osl: Annotated[float, Query(ge=0.01, le=100)] = 1.0,
+        growth: Annotated[float, Query(ge=1, le=100)] = 2.0,
         spare: Annotated[int, Query(ge=0, le=1000)] = 0,
         gpu_hour: Annotated[float, Query(ge=0)] = 0.0,
         device: Annotated[str, Query(max_length=80)] = "",
@@ -120,7 +121,7 @@ class DemandRoutes:
         """
         asked = {
             "slo": slo, "horizon_s": parse_span_s(horizon), "confidence": confidence, "traffic": traffic, "isl": isl,
-            "osl": osl, "spare": spare, "gpu_hour": gpu_hour,
+            "osl": osl, "growth": growth, "spare": spare, "gpu_hour": gpu_hour,
         }  # fmt: skip
         return await self._capacity.plan(model, asked, device, check=check)
 

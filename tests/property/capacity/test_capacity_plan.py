@@ -13,6 +13,7 @@ from libs.policy.capacity import (
     first_shortages,
     make_plan,
     make_table,
+    most_supported,
     quantile_at,
     runs_short,
     sample_paths,
@@ -76,6 +77,43 @@ def test_more_confidence_more_work_and_more_spare_workers_never_need_fewer_worke
     assert all(a <= b for a, b in zip(low, most(1.3, confidence, spare), strict=True))
     assert all(a <= b for a, b in zip(low, most(1.0, min(confidence + 0.1, 0.999), spare), strict=True))
     assert [each + 2 for each in low] == most(1.0, confidence, spare + 2)
+
+
+stretches = st.lists(st.one_of(st.floats(0, 1e6), st.just(float("nan"))), max_size=80)
+
+
+@given(stretches, st.integers(0, 40), st.floats(1, 10))
+def test_history_supports_its_busiest_stretch_times_the_allowance_and_no_more(
+    values: list[float], later: int, growth: float
+) -> None:
+    past = np.array(values)
+    most = most_supported(past, len(past) + later, 60, step_s=3600.0, growth=growth)
+    busiest = np.nanmax(past, initial=0.0)
+    assert most.shape == (60,)
+    assert (np.isinf(most) if busiest == 0 else (most > 0) & (most <= growth * busiest)).all()
+    assert np.array_equal(most[:36], most[24:])
+
+
+@given(stretches, st.integers(-20, 20), st.floats(1, 10))
+def test_what_history_supports_scales_with_it(values: list[float], doublings: int, growth: float) -> None:
+    past, factor = np.array(values), 2.0**doublings
+    once, scaled = (most_supported(each, 7, 40, step_s=3600.0, growth=growth) for each in (past, factor * past))
+    assert np.array_equal(scaled, factor * once)
+
+
+def test_nights_are_not_supported_by_noon() -> None:
+    past = np.tile(np.where(np.arange(24) // 6 == 2, 100.0, 10.0), 2)  # busy from noon to six
+    most = most_supported(past, 48, 24, step_s=3600.0, growth=2.0)
+    assert most[:9].tolist() == [20.0] * 9
+    assert most[9:21].tolist() == [200.0] * 12
+    assert most[21:].tolist() == [20.0] * 3
+
+
+def test_all_stretches_count_in_under_a_day_and_at_times_without_demand() -> None:
+    assert most_supported(np.array([1.0, 5.0]), 2, 3, step_s=3600.0, growth=2.0).tolist() == [10.0] * 3
+    past = np.zeros(48)
+    past[12] = 5.0
+    assert most_supported(past, 48, 24, step_s=3600.0, growth=2.0).tolist() == [10.0] * 24
 
 
 def day_plan(there: int) -> CapacityPlan:

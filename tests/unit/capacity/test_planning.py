@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from libs.lab.hardware import resolve
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
 from libs.policy.capacity import CapacityPlan, WorkerKind, wishes
-from libs.policy.forecast.history import DemandHistory
+from libs.policy.forecast.history import SERIES, DemandHistory
 from libs.policy.speed import Speed
 
 SLO = parse_slo("ttft=2s,tpot=50ms")
@@ -102,6 +103,31 @@ def test_a_plan_far_beyond_past_demand_says_so(tmp_path: Path, days: int, ahead_
     folder = table_folder(tmp_path, found, requested)
     notes = plan_capacity(found, requested, HARDWARE, folder).notes
     assert any("times the busiest stretch so far" in note for note in notes) == said
+
+
+@pytest.mark.parametrize("growth", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("scale", [2**-6, 1, 2**10])
+def test_a_plan_asks_for_no_more_than_history_and_the_growth_allowance_support(
+    tmp_path: Path, growth: float, scale: float
+) -> None:
+    found, asked = daily(2), PlanQuery(SLO, 5 * 86_400.0, confidence=0.99, growth=growth)
+    requests, prefill, decode = (scale * found.history.series(name) for name in SERIES)
+    found = replace(found, history=DemandHistory(900.0, 0.0, requests, prefill, decode), peaks=np.ones(1))
+    planned = plan_capacity(found, asked, HARDWARE, table_folder(tmp_path, found, asked))
+    each = planned.bench.work_each()["prefill"]
+    work = planned.work["prefill"].max(axis=0) / each * planned.bench.traffic.prompt_tokens / 1000
+    assert work.max() <= 1.001 * growth * requests.max()
+    nights = np.array([start / 3600 % 24 for start in planned.plan.starts_s]) < 3
+    assert work[nights].max() <= 1.001 * growth * requests[: 7 * 4].max()
+    assert any(
+        f"{growth:g} times the busiest stretch so far around their time of day" in note for note in planned.notes
+    )
+
+
+def test_a_plan_within_its_growth_allowance_says_so(tmp_path: Path) -> None:
+    found, asked = daily(6), PlanQuery(SLO, 86_400.0)
+    notes = plan_capacity(found, asked, HARDWARE, table_folder(tmp_path, found, asked)).notes
+    assert "no stretch is planned for more than 2 times past demand around its time of day (--growth)" in notes
 
 
 def test_a_plan_is_deterministic(tmp_path: Path) -> None:
