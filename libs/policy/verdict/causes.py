@@ -387,8 +387,8 @@ def _said(cause: Cause, state: ModelState) -> str:
             )
         return (
             f"Too small{easing}: pressure {figure(found.prefill)} on {on_prefill} and {figure(found.decode)} on "
-            f"{on_decode}, {backlog(state)}{images}, and no other roles would leave less than about {figure(found.cluster)}"
-            f"{more}.{then}"
+            f"{on_decode}, {backlog(state)}{images}, and no other roles would leave less than about"
+            f" {figure(found.cluster)}{more}.{then}"
         )
     if code is CauseCode.PREFILL_BOUND:
         return (
