@@ -34,6 +34,7 @@ CLIENTS: Final = 4
 TOKENS: Final = 16
 MINUTES: Final = 8.0
 WATCH_S: Final = 1.0
+START_S: Final = 300.0
 MINUTE_S: Final = 60.0
 # The first third is left out: caches fill, and code is imported at its first use.
 THIRDS: Final = 3
@@ -149,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
     """Soak and return 1 if something failed or grew."""
     parser = bench_parser(__doc__, minutes=MINUTES, seed=1)
     arguments = parser.parse_args(argv)
-    with bench_suite(*SHAPE) as suite:
+    with bench_suite(*SHAPE, start_s=START_S) as suite:
         found = asyncio.run(soak(suite, arguments.minutes * MINUTE_S, random.Random(arguments.seed)))
     compared = trends(found.samples, found.seconds)
     table = plain_table("of", "figure", "second third", "last third", "flat")
