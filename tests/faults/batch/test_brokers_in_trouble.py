@@ -91,7 +91,8 @@ def parted(network: SwitchedNetwork) -> dict[str, Trouble]:
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    folder, refused = tmp_path_factory.mktemp("suite"), {}
+    folder = tmp_path_factory.mktemp("suite")
+    refused: dict[str, str] = {}
     with ExitStack() as stack:
         sites, network, disk = [BrokerSite()] * BROKERS, None, None
         try:
