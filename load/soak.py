@@ -1,7 +1,7 @@
 """`make soak`: a loaded suite whose processes are killed each minute, and whether memory, descriptors and latency stay.
 
 One process of each kind survives: it loses its peers and stores again and again, which is when something may leak.
-Prints a line a minute, a table, and as its last line one JSON object. Exits with 1 if a request failed or a figure of
+Prints a line a kill, a table, and as its last line one JSON object. Exits with 1 if a request failed or a figure of
 the last third exceeds that of the second third by more than its tolerance.
 """
 
@@ -152,6 +152,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     with bench_suite(*SHAPE, start_s=START_S) as suite:
         found = asyncio.run(soak(suite, arguments.minutes * MINUTE_S, random.Random(arguments.seed)))
+        return _report(found)  # before the suite stops, which may fail too
+
+
+def _report(found: SoakReport) -> int:
     compared = trends(found.samples, found.seconds)
     table = plain_table("of", "figure", "second third", "last third", "flat")
     for each in compared:
@@ -166,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     for failure in found.failed[:5]:
         print(f"  {failure}")
     row = {"seconds": found.seconds, "served": found.served, "failed": len(found.failed), "broken": found.broken}
-    print(json.dumps({**row, "kills": found.kills, "trends": [asdict(each) for each in compared]}))
+    print(json.dumps({**row, "kills": found.kills, "trends": [asdict(each) for each in compared]}), flush=True)
     return int(bool(found.failed) or not all(each.flat for each in compared))
 
 
