@@ -48,8 +48,9 @@ async def sent(servers: str, cluster: str) -> tuple[dict[tuple[str, int], list[i
     """
     steps: dict[tuple[str, int], list[int]] = defaultdict(list)
     decisions: dict[str, list[int]] = defaultdict(list)
+    parts = [(topic, number) for topic in (STEPS, DECISIONS) for number in range(topic.partitions)]
     async with KafkaLiveBus(servers, cluster, "test").back_reader() as reader:
-        for topic, partition in ((topic, each) for topic in (STEPS, DECISIONS) for each in range(topic.partitions)):
+        for topic, partition in parts:
             span = await reader.held(topic, partition)
             async for record in reader.between(topic, partition, span.start, span.end):
                 value = record.value
