@@ -133,12 +133,12 @@ class Observed:
     """The first time of each sentence of a firing alert or of the verdict."""
 
     def longest_stall_s(self, from_s: float, to_s: float) -> float:
-        """Return the longest time without another answered line."""
+        """Return the longest time without another answered line, until all are answered."""
         moved_s, longest_s, known = from_s, 0.0, -1
         for at_s, count in self.lines:
             if from_s <= at_s <= to_s and count > known:
                 moved_s, longest_s, known = at_s, max(longest_s, at_s - moved_s), count
-        return max(longest_s, min(to_s, self.lines[-1][0]) - moved_s)
+        return longest_s if known == LINES else max(longest_s, min(to_s, self.lines[-1][0]) - moved_s)
 
     def lines_per_s(self, from_s: float, to_s: float) -> float:
         inside = [each for each in self.lines if from_s <= each[0] <= to_s]
