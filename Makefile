@@ -121,8 +121,8 @@ test-ports: setup-dev ## tests that take ports, RUNS=20 times beside 200 connect
 test-faults: setup-dev ## every fault test, the long ones too (minutes)
 	$(BIN)/python -m pytest tests/faults -m "faults or not faults" $(ARGS)
 
-test-failover: setup-dev ## a Redis primary behind sentinels and Kafka brokers killed under a suite (10 minutes; needs redis-server, Java)
-	$(BIN)/python -m pytest tests/faults/test_redis_fails_over.py tests/faults/batch/test_brokers_lost.py -m "" -s $(ARGS)
+test-failover: setup-dev ## a Redis primary behind sentinels and Kafka brokers killed, full or cut off under a suite (15 minutes; needs redis-server, Java, root)
+	$(BIN)/python -m pytest tests/faults/test_redis_fails_over.py tests/faults/batch/test_brokers_lost.py tests/faults/batch/test_brokers_in_trouble.py -m "" -s $(ARGS)
 
 bench-gpu: setup-dev ## everything that wants a GPU, by parts, beside the GPU's shipped profile; raw figures into gpu.json; ARGS=--list
 	$(BIN)/python -m load.gpu.bench_gpu $(ARGS)
@@ -204,6 +204,9 @@ bench-verdict: setup-dev ## planted situations on suites of simulated GPUs in vi
 
 bench-policy-live: setup-dev ## order and moves against first come, first served on live suites, at growing rates, beside the lab
 	@$(BIN)/python -m load.planner.bench_policy_live $(ARGS)
+
+soak: setup-dev ## 8 minutes of load while processes and stores are killed each minute: memory, descriptors, latency; ARGS="--minutes 60"
+	@$(BIN)/python -m load.soak $(ARGS)
 
 soak-planner: setup-dev ## random spikes while workers, planner, gateway, Redis and broker are killed, 5 minutes; ARGS=--hour
 	@$(BIN)/python -m load.planner.soak_planner $(ARGS)

@@ -1,7 +1,7 @@
 """Administration of the broker: topics and partitions, missing topics, and a group's committed offsets."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from libs.bus.clients import BrokerAway
 from libs.contracts.topics import SEGMENT_BYTES, Topic
+from libs.policy.copies import PartitionCopies
 
 log = structlog.get_logger()
 
@@ -64,7 +65,7 @@ async def make_topics(
     Raise BrokerAway while too few brokers are up, and KafkaError with the broker's reason if it refuses.
     """
     wanted = wanted or Copies()
-    described = await _described(admin, topics, cluster)
+    described = await describe(admin, topics, cluster)
     brokers = len((await admin.describe_cluster())["brokers"])
     _tell_few(described, min(wanted.wanted(brokers, named), brokers))
     await _tell_weak(admin, described)
@@ -153,21 +154,30 @@ async def named_partitions(admin: AIOKafkaAdminClient, name: str) -> Sequence[in
     """
     for again_s in (*(SEEN_POLL_S,) * SEEN_POLLS, 0.0):
         found = (entry for entry in await admin.describe_topics() if entry["topic"] == name)
-        if numbers := sorted(partition["partition"] for entry in found for partition in entry["partitions"]):
-            return numbers
+        if there := sorted(partition["partition"] for entry in found for partition in entry["partitions"]):
+            return there
         await asyncio.sleep(again_s)
     return ()
 
 
 async def partitions(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> Mapping[str, Sequence[int]]:
     """Return partition numbers by name for each of `topics` that exists."""
-    return {
-        entry["topic"]: sorted(partition["partition"] for partition in entry["partitions"])
-        for entry in await _described(admin, topics, cluster)
-    }
+    return numbers(await describe(admin, topics, cluster))
 
 
-async def _described(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> list[Mapping[str, Any]]:
+def numbers(described: Iterable[Mapping[str, Any]]) -> Mapping[str, Sequence[int]]:
+    """Return partition numbers by name of each described topic."""
+    return {entry["topic"]: sorted(partition["partition"] for partition in entry["partitions"]) for entry in described}
+
+
+def copies(described: Iterable[Mapping[str, Any]]) -> Iterator[PartitionCopies]:
+    """Yield the copies of each described partition."""
+    for entry in described:
+        for each in entry["partitions"]:
+            yield PartitionCopies(each["leader"], tuple(each["replicas"]), tuple(each["isr"]))
+
+
+async def describe(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> list[Mapping[str, Any]]:
     """Return the descriptions of the topics that exist. All are listed, since naming one may create it."""
     wanted = {topic.name(cluster) for topic in topics}
     return [entry for entry in await admin.describe_topics() if entry["topic"] in wanted and entry["partitions"]]

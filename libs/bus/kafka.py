@@ -5,6 +5,7 @@ repeats by the numbering inside messages.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -20,6 +21,7 @@ from libs.bus.port import BusStats, Gap, OffsetSpan, Record, Wanted
 from libs.bus.sender import Sender
 from libs.bus.subscription import Jumps, Subscription
 from libs.contracts.topics import ALL, Topic
+from libs.policy.copies import CopyLog, LostCopies
 from libs.runtime.tasks import OnFailure, TaskOwner
 
 log = structlog.get_logger()
@@ -55,6 +57,7 @@ class KafkaBus:
         self._sender = Sender(bootstrap, cluster, client_id, topics, Buffer(max_records=buffer_records), copies=copies)
         self._gather_ms = gather_ms
         self.skipped = SkippedRecords()
+        self._copies = CopyLog()
         self._tasks = TaskOwner(on_failure)
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
@@ -163,8 +166,12 @@ class KafkaLiveBus(KafkaBus):
             skipped=self.skipped,
             gather_ms=gather_ms or self._gather_ms,
             jumps=Jumps(jumping, BEHIND_S, on_gap),
+            on_copies=lambda lost: self._copies.add(time.monotonic_ns(), lost),
         )
         return subscription.records(lambda: self._closed)
+
+    def lost_copies(self) -> LostCopies | None:
+        return self._copies.worst(time.monotonic_ns())
 
     @asynccontextmanager
     async def back_reader(self) -> AsyncIterator[KafkaBackReader]:

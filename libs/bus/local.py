@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from libs.bus.clients import at_once
 from libs.bus.port import BackReader, BusStats, Gap, OffsetSpan, Record, Wanted
 from libs.contracts.topics import Topic
+from libs.policy.copies import LostCopies
 
 MAX_QUEUED_RECORDS: Final = 20_000
 """The maximum number of records that one reader may be behind; the oldest are dropped and counted."""
@@ -76,6 +77,9 @@ class LocalBus:
     ) -> AsyncIterator[Record]:
         """Read as `subscribe` does, gathering records for `gather_ms`; a reader never jumps."""
         return self._records(self._queue(topics), gather_ms or at_once)
+
+    def lost_copies(self) -> LostCopies | None:
+        return None
 
     @asynccontextmanager
     async def back_reader(self) -> AsyncIterator[BackReader]:

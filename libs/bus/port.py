@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.contracts.topics import Topic
+from libs.policy.copies import LostCopies
 
 TAKEN_OVER_NS: Final = 10_000_000_000
 """The age of the oldest records read of a newly wanted partition: its former reader may have been gone for some
@@ -128,6 +129,10 @@ class LiveBus(Bus, Protocol):
         `on_gap` is called with the skipped records. `gather_ms` is how much later records may come for fewer and
         larger responses, evaluated repeatedly.
         """
+        ...
+
+    def lost_copies(self) -> LostCopies | None:
+        """Return what the subscribed topics lacked of their copies in the last seconds; None without an answer."""
         ...
 
     def back_reader(self) -> AbstractAsyncContextManager[BackReader]:

@@ -11,11 +11,12 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
-from libs.bus.broker import partitions
+from libs.bus.broker import copies, describe, numbers
 from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, Brokers, at_once, gather, open_admin, open_consumer
 from libs.bus.codec import SkippedRecords, to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Wanted
 from libs.contracts.topics import Topic
+from libs.policy.copies import LostCopies, lost_copies
 from libs.policy.reading import Behind
 from libs.runtime.backoff import Backoff
 
@@ -86,10 +87,12 @@ class Subscription:
         gather_ms: Callable[[], int] = at_once,
         on_replayed: Callable[[], None] | None = None,
         jumps: Jumps | None = None,
+        on_copies: Callable[[LostCopies], None] | None = None,
     ) -> None:
         """- `since`: the first offsets, by partition.
         - `on_replayed`: called once all records that existed at the beginning have been yielded.
         - `jumps`: None reads everything.
+        - `on_copies`: called at each check with what the topics lack of their copies.
         """
         self._bootstrap = bootstrap
         self._topics = {topic.name(cluster): topic for topic in topics}
@@ -105,6 +108,7 @@ class Subscription:
         self._gather_ms = gather_ms
         self._on_replayed = on_replayed
         self._jumps = jumps
+        self._on_copies = on_copies
         self._behind: Behind[TopicPartition] = Behind(jumps.after_s if jumps else 0.0)
         self._replay_ends: Mapping[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int] = {}
@@ -202,8 +206,10 @@ class Subscription:
             self._on_replayed = None
 
     async def _partitions(self, admin: AIOKafkaAdminClient) -> set[TopicPartition]:
-        found = await partitions(admin, list(self._topics.values()), self._cluster)
-        there = {TopicPartition(name, number) for name, numbers in found.items() for number in numbers}
+        described = await describe(admin, list(self._topics.values()), self._cluster)
+        if self._on_copies is not None:
+            self._on_copies(lost_copies(copies(described)))
+        there = {TopicPartition(name, number) for name, found in numbers(described).items() for number in found}
         if self._wanted is None:
             return there
         unwanted = {each for each in there if not self._wanted(self._topics[each.topic], each.partition)}

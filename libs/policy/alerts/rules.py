@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
+from libs.policy.copies import LostCopies
 from libs.policy.kv_links import KvLink
 from libs.policy.verdict.causes import Cause
 from libs.policy.verdict.state import Grade, Threshold
@@ -53,6 +54,7 @@ class Name(StrEnum):
     TELEMETRY_STALE = "FulcrumTelemetryStale"
     CAPACITY_SHORT = "FulcrumCapacityShort"
     REQUESTS_REFUSED = "FulcrumRequestsRefused"
+    BROKER_LOST = "FulcrumBrokerLost"
 
 
 # These depend on step telemetry and are held back while it is old, as are conditions on single silent workers. The old
@@ -97,6 +99,7 @@ def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
         Name.TELEMETRY_STALE: at_once,
         Name.CAPACITY_SHORT: at_once,
         Name.REQUESTS_REFUSED: settled,
+        Name.BROKER_LOST: settled,
     }
 
 
@@ -216,6 +219,8 @@ class Snapshot:
     """Models that the verdict covers; pools of other models are evaluated by their busy time."""
     links: Sequence[KvLink] = ()
     """Links between workers, with the speed of KV transfers."""
+    lost_copies: LostCopies | None = None
+    """What the brokers lack of the topics' copies; None while that is unknown."""
 
     @property
     def behind_ns(self) -> int:

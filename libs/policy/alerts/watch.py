@@ -352,6 +352,16 @@ def refused_condition(snapshot: Snapshot) -> Condition:
     return _condition(Name.REQUESTS_REFUSED, CLUSTER, causes, "most requests are accepted")
 
 
+def brokers_condition(snapshot: Snapshot) -> Condition:
+    """Judge whether every record has all of its copies. With fewer, the loss of another broker stops writing."""
+    lost = snapshot.lost_copies
+    if lost is None:  # no broker answers, which is an alert of telemetry
+        return Condition(Name.BROKER_LOST, CLUSTER, None, "no broker answers")
+    if not lost:
+        return Condition(Name.BROKER_LOST, CLUSTER, Grade.CLEAR, "every copy is in sync")
+    return Condition(Name.BROKER_LOST, CLUSTER, Grade.FIRE, lost.sentence, "critical" if lost.stopped else "warning")
+
+
 def is_explained(condition: Condition, causes: Sequence[Cause]) -> bool:
     """Return whether a growing queue or full KV cache is only a symptom of a named cause, which has its own alert."""
     model = dict(condition.labels).get("model")
@@ -438,5 +448,6 @@ class AlertWatch:
             fires = each.grade is Grade.FIRE
             yield replace(each, grade=Grade.HOLD) if fires and is_explained(each, snapshot.causes) else each
         yield refused_condition(snapshot)
+        yield brokers_condition(snapshot)
         yield from burn_conditions(snapshot.burns, self.limits)
         yield from self.ahead

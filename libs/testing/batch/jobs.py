@@ -69,8 +69,10 @@ def done(batch: dict[str, Any]) -> int:
     return int(batch["request_counts"]["completed"] + batch["request_counts"]["failed"])
 
 
-async def committed(servers: str, cluster: str) -> Counter[str]:
-    """Return how often each custom_id is in the results topic, for a client that reads only committed records."""
+async def committed(servers: str, cluster: str, batch_id: str = "") -> Counter[str]:
+    """Return how often each custom_id is in the results topic, for a client that reads only committed records. The
+    results are those of one job, or of all.
+    """
     consumer = AIOKafkaConsumer(
         BATCH_RESULTS.name(cluster),
         bootstrap_servers=servers,
@@ -82,7 +84,8 @@ async def committed(servers: str, cluster: str) -> Counter[str]:
     await consumer.start()
     try:
         while batches := await consumer.getmany(timeout_ms=QUIET_MS):
-            found.update(Result.FromString(raw.value).custom_id for batch in batches.values() for raw in batch)
+            results = [Result.FromString(raw.value) for batch in batches.values() for raw in batch]
+            found.update(each.custom_id for each in results if batch_id in ("", each.job_id))
     finally:
         await consumer.stop()
     return found

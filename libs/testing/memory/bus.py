@@ -13,6 +13,7 @@ from libs.bus.port import BusStats, Gap, Record, Wanted
 from libs.bus.sender import BACKOFF_FIRST_S, BACKOFF_MAX_S, MAX_BATCH_RECORDS, PAUSE_S
 from libs.bus.subscription import Jumps
 from libs.contracts.topics import ALL, Topic
+from libs.policy.copies import LostCopies
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock, SystemClock
 from libs.runtime.tasks import OnFailure, TaskOwner
@@ -98,6 +99,9 @@ class MemoryBus:
             wanted=wanted,
             jumps=Jumps(jumping, self._behind_s, on_gap),
         ).records(lambda: self._closed)
+
+    def lost_copies(self) -> LostCopies | None:
+        return None
 
     @asynccontextmanager
     async def back_reader(self) -> AsyncIterator[MemoryBackReader]:

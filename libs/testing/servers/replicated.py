@@ -6,12 +6,13 @@ import socket
 import string
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from libs.runtime.net.ports import held_port
-from libs.testing.servers.server import POLL_S, START_TIMEOUT_S, Server, ServerFailed
+from libs.testing.servers.server import POLL_S, Server, ServerFailed
 from libs.testing.servers.stores import (
     DEPLOY,
     JVM,
@@ -117,6 +118,9 @@ def _command(port: int, *words: str) -> list[str]:
 
 
 BROKERS: Final = 3
+LOOPBACK: Final = "127.0.0.1"
+# Three Java processes at once take minutes on a busy machine.
+CLUSTER_START_S: Final = 300.0
 # Later lines take precedence over those of one node alone.
 _BROKER: Final = string.Template("""
 node.id=$number
@@ -144,31 +148,51 @@ class KafkaCluster:
     """The brokers by port."""
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerSite:
+    """The network and the disk of one broker."""
+
+    address: str = LOOPBACK
+    enter: tuple[str, ...] = ()
+    """The words before a command that run it in the broker's network."""
+    data: Path | None = None
+    """The existing folder of its records; None for one beside its log."""
+
+
 @contextlib.contextmanager
-def kafka_cluster() -> Iterator[KafkaCluster]:
-    """Start three nodes of Apache Kafka. Raise KafkaUnavailable where it cannot run."""
+def kafka_cluster(sites: Sequence[BrokerSite] = (BrokerSite(),) * BROKERS) -> Iterator[KafkaCluster]:
+    """Start a node of Apache Kafka at each site. Raise KafkaUnavailable where it cannot run."""
     java = (*JVM, "-cp", f"{kafka_jars()}/*")
     with contextlib.ExitStack() as stack:
-        ports = [(stack.enter_context(held_port()), stack.enter_context(held_port())) for _ in range(BROKERS)]
-        voters = ",".join(f"{number}@127.0.0.1:{each[1]}" for number, each in enumerate(ports, start=1))
-        nodes = []
-        for number, (port, controller_port) in enumerate(ports, start=1):
+        ports = [(stack.enter_context(held_port()), stack.enter_context(held_port())) for _ in sites]
+        voters = ",".join(
+            f"{number}@{site.address}:{each[1]}"
+            for number, (site, each) in enumerate(zip(sites, ports, strict=True), 1)
+        )
+        nodes, written = [], []
+        for number, (site, (port, controller_port)) in enumerate(zip(sites, ports, strict=True), start=1):
             folder = stack.enter_context(folder_of_store())
-            template = string.Template((DEPLOY / "server.properties").read_text() + _BROKER.template)
-            values = {"port": port, "controller_port": controller_port, "data": folder / "data"}
+            alone = (DEPLOY / "server.properties").read_text().replace(LOOPBACK, site.address)
+            template = string.Template(alone + _BROKER.template)
+            data = folder / "data" if site.data is None else site.data / "data"
+            values = {"port": port, "controller_port": controller_port, "data": data}
             properties = folder / "data.properties"
             properties.write_text(template.substitute(values, number=number, voters=voters))
-            format_kafka(java, properties, alone=False)
-            command = (*java, "kafka.Kafka", str(properties))
-            nodes.append((port, Server(f"Kafka {number}", command, log=folder / "log", ready=_at_once)))
-        for _, server in nodes:
+            written.append(properties)
+            command = (*site.enter, *java, "kafka.Kafka", str(properties))
+            server = Server(f"Kafka {number}", command, log=folder / "log", ready=_at_once)
+            nodes.append((site.address, port, server))
+        with ThreadPoolExecutor(len(sites)) as pool:
+            list(pool.map(lambda each: format_kafka(java, each, alone=False), written))
+        for _, _, server in nodes:
             stack.enter_context(running(server))
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not all(listens(port) for port, _ in nodes):
+        deadline_s = time.monotonic() + CLUSTER_START_S
+        while not all(listens(port, address) for address, port, _ in nodes):
             if time.monotonic() > deadline_s:
-                raise ServerFailed(f"three Kafka nodes did not serve within {START_TIMEOUT_S:g} s")
+                raise ServerFailed(f"three Kafka nodes did not serve within {CLUSTER_START_S:g} s")
             time.sleep(POLL_S)
-        yield KafkaCluster(",".join(f"127.0.0.1:{port}" for port, _ in nodes), dict(nodes))
+        servers = ",".join(f"{address}:{port}" for address, port, _ in nodes)
+        yield KafkaCluster(servers, {port: server for _, port, server in nodes})
 
 
 def _at_once(_: int) -> bool:

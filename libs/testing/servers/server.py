@@ -45,6 +45,12 @@ class Server:
                 raise ServerFailed(f"{self.name} did not start:\n{tail}")
 
     @property
+    def pid(self) -> int:
+        """The id of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def runs(self) -> bool:
         """True while its process runs."""
         return self._process is not None and self._process.poll() is None

@@ -217,10 +217,10 @@ def format_kafka(java: tuple[str, ...], properties: Path, users: Sequence[str] =
     tool("format", *kind, "--cluster-id", "fulcrum-test-cluster-0", "--config", str(properties), *scram)
 
 
-def listens(port: int) -> bool:
-    """Return whether a port on loopback accepts connections."""
+def listens(port: int, host: str = "127.0.0.1") -> bool:
+    """Return whether a port accepts connections."""
     try:
-        with socket.create_connection(("127.0.0.1", port), PROBE_TIMEOUT_S):
+        with socket.create_connection((host, port), PROBE_TIMEOUT_S):
             return True
     except OSError:
         return False

@@ -99,10 +99,14 @@ class SteadyLoad:
     """Connections that broke or could not be made; the request is sent again to another gateway."""
     failed: list[str] = field(default_factory=list)
     """Answers that are errors, incomplete, or different from before."""
+    took_s: list[float] = field(default_factory=list)
+    """The time of each served request, in the order of their ends."""
     _known: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     async def ask(self, http: httpx.AsyncClient, number: int) -> None:
         """Send one request until it is answered."""
+        now_s = asyncio.get_running_loop().time
+        began_s = now_s()
         for url in (self.urls[(number + attempt) % len(self.urls)] for attempt in count()):
             try:
                 answer = await self._once(http, url, number)
@@ -116,6 +120,7 @@ class SteadyLoad:
                 self.failed.append(f"{answer} is not {self._known[number % KINDS]}")
             else:
                 self.served += 1
+                self.took_s.append(now_s() - began_s)
             return
 
     async def _once(self, http: httpx.AsyncClient, url: str, number: int) -> tuple[str, int] | str:

@@ -11,6 +11,7 @@ from libs.policy.alerts.burn import BurnLog
 from libs.policy.alerts.rules import AlertLimits, Condition, PhasePool, Snapshot, WorkerReport
 from libs.policy.alerts.store import Alert, AlertStore
 from libs.policy.alerts.watch import AlertWatch, every_ns
+from libs.policy.copies import LostCopies
 from libs.policy.verdict.causes import Cause
 from libs.telemetry.columns import Ints
 from libs.telemetry.fleet import FleetTelemetry
@@ -152,6 +153,8 @@ class AlertEvaluator:
         self.observers: list[Callable[[list[Alert]], None]] = []
         self.judged: Callable[[int], tuple[Sequence[Cause], frozenset[str]]] = lambda _: ((), frozenset())
         """Returns the verdict's causes at a moment, and the models for which enough is known to judge."""
+        self.lost_copies: Callable[[], LostCopies | None] = lambda: None
+        """Returns what the brokers lack of the topics' copies."""
 
     @property
     def book(self) -> AlertStore:
@@ -195,7 +198,7 @@ class AlertEvaluator:
         )
         self._workers = len(snapshot.workers)
         causes, judged = self.judged(now_ns)
-        return replace(snapshot, causes=causes, judged=judged)
+        return replace(snapshot, causes=causes, judged=judged, lost_copies=self.lost_copies())
 
     def _decide(self, snapshot: Snapshot) -> list[Alert]:
         changed = self._watch.look(snapshot)

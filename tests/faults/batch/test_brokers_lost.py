@@ -1,19 +1,13 @@
 """Test of a batch job over three Kafka brokers, one of which is killed twice."""
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from libs.bus.broker import REPLICATION
-from libs.bus.clients import CONNECTION_ERRORS, open_admin
-from libs.bus.kafka import KafkaBus
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
-from libs.contracts.topics import BATCH_RESULTS, DECISIONS, STEPS
+from libs.contracts.topics import BATCH_RESULTS
 from libs.testing.batch.jobs import (
     ENDED,
     answered,
@@ -25,6 +19,7 @@ from libs.testing.batch.jobs import (
     until_answered,
     write_lines,
 )
+from libs.testing.batch.records import sent, until_in_step
 from libs.testing.servers.replicated import KafkaCluster, kafka_cluster
 from libs.testing.servers.stores import KafkaUnavailable
 from libs.testing.suites.processes import until_whole
@@ -37,9 +32,6 @@ LINES = 2_000
 TOKENS = 16
 END_S = 240.0
 START_S = 180.0
-BACK_S = 180.0
-POLL_S = 0.1
-QUIET_S = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -54,54 +46,6 @@ def kafka() -> Iterator[KafkaCluster]:
         context.__exit__(None, None, None)
 
 
-async def copies(kafka: KafkaCluster, cluster: str) -> dict[str, tuple[int, int]]:
-    """Return the fewest copies, and the fewest in sync, of a partition of each topic of the cluster."""
-    async with open_admin(kafka.servers, "test") as admin:
-        topics = await admin.describe_topics()
-    return {
-        topic["topic"]: (
-            min(len(part["replicas"]) for part in topic["partitions"]),
-            min(len(part["isr"]) for part in topic["partitions"]),
-        )
-        for topic in topics
-        if topic["topic"].startswith((f"fulcrum.{cluster}.", "__"))
-    }
-
-
-async def until_in_step(kafka: KafkaCluster, cluster: str) -> dict[str, tuple[int, int]]:
-    """Wait until every copy is in sync, Kafka's own topics included."""
-    async with asyncio.timeout(BACK_S):
-        while True:
-            try:
-                found = await copies(kafka, cluster)
-                if found and all(each == (REPLICATION, REPLICATION) for each in found.values()):
-                    return found
-            except CONNECTION_ERRORS:
-                pass
-            await asyncio.sleep(POLL_S)
-
-
-async def sent(kafka: KafkaCluster, cluster: str) -> tuple[dict[tuple[str, int], list[int]], dict[str, list[int]]]:
-    """Return the numbers of all telemetry batches by worker and incarnation, and of all decisions by planner."""
-    steps: dict[tuple[str, int], list[int]] = defaultdict(list)
-    decisions: dict[str, list[int]] = defaultdict(list)
-    bus = KafkaBus(kafka.servers, cluster, "test")
-    await bus.start()
-    records = bus.subscribe([STEPS, DECISIONS], from_start=True)
-    try:
-        while True:
-            async with asyncio.timeout(QUIET_S):
-                value = (await anext(records)).value
-            if isinstance(value, StepBatch):
-                steps[value.worker_id, value.incarnation].append(value.sequence)
-            elif isinstance(value, Decision):
-                decisions[value.planner_id].append(value.sequence)
-    except TimeoutError:
-        return steps, decisions
-    finally:
-        await bus.close()
-
-
 async def kill_brokers(kafka: KafkaCluster, http: httpx.AsyncClient, suite: RunningSuite, batch_id: str) -> int:
     """Kill two brokers, each until the job has progressed without it. All copies are in sync in between."""
     cluster, kills = suite.ready["cluster"], 0
@@ -114,7 +58,7 @@ async def kill_brokers(kafka: KafkaCluster, http: httpx.AsyncClient, suite: Runn
         batch = await until_answered(http, suite.ready["gateways"], batch_id, lines=lines, timeout_s=END_S)
         assert batch["status"] not in ENDED
         server.start()
-        await until_in_step(kafka, cluster)
+        await until_in_step(kafka.servers, cluster)
     return kills
 
 
@@ -127,7 +71,7 @@ async def test_killed_brokers_lose_no_line_and_no_telemetry(kafka: KafkaCluster,
     with running_suite(tmp_path, *shape, env=env, start_s=START_S) as suite:
         urls = suite.ready["gateways"]
         async with httpx.AsyncClient(timeout=30) as http:
-            made = await until_in_step(kafka, cluster)
+            made = await until_in_step(kafka.servers, cluster)
             assert BATCH_RESULTS.name(cluster) in made
             began_s = loop.time()
             batch_id = await submit(http, urls[0], tmp_path / "lines.jsonl")
@@ -139,7 +83,7 @@ async def test_killed_brokers_lose_no_line_and_no_telemetry(kafka: KafkaCluster,
             files = await answered(http, urls[0], batch)
     assert not shown(unanswered(files, LINES))
     assert not shown(unanswered(await committed(kafka.servers, cluster), LINES))
-    steps, decisions = await sent(kafka, cluster)
+    steps, decisions = await sent(kafka.servers, cluster)
     for numbers in steps.values():
         assert set(numbers) == set(range(min(numbers), max(numbers) + 1))  # a batch may come twice, none is missing
     for numbers in decisions.values():

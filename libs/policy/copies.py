@@ -1,0 +1,81 @@
+"""The copies of partitions that brokers lack, from the cluster's metadata; time is passed in."""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+# A broker that is cut off from the others still reports what it knew before. One of several answers may come from it,
+# so the worst recent one counts.
+RECENT_NS: Final = 5 * 10**9
+MAX_ANSWERS: Final = 64
+NO_LEADER: Final = -1
+
+
+class PartitionCopies(NamedTuple):
+    """The brokers, by node id, of one partition's copies."""
+
+    leader: int
+    assigned: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LostCopies:
+    """What is missing of the copies that the topics should have; empty if nothing is."""
+
+    behind: tuple[tuple[int, int, int], ...] = ()
+    """Node id, copies out of sync, and all copies of each broker that has some out of sync."""
+    fewest: int = 0
+    """The least number of copies in sync of any partition."""
+    wanted: int = 0
+    """The copies that the partition with the fewest should have."""
+    stopped: int = 0
+    """Partitions without a leader, to which nothing can be written."""
+
+    def __bool__(self) -> bool:
+        return bool(self.behind or self.stopped)
+
+    @property
+    def sentence(self) -> str:
+        """Return what is lost, what follows from it, and who is concerned."""
+        brokers = ", ".join(
+            f"broker {node} is lost" if missing == every else f"broker {node} lacks {missing} of {every} copies"
+            for node, missing, every in self.behind
+        )
+        if self.stopped:
+            return f"Kafka: {brokers}; {self.stopped} partitions have no leader, so their records wait"
+        return f"Kafka: {brokers}; records have {self.fewest} of {self.wanted} copies"
+
+
+def lost_copies(partitions: Iterable[PartitionCopies]) -> LostCopies:
+    """Compare the copies in sync with those that are assigned."""
+    every: Counter[int] = Counter()
+    missing: Counter[int] = Counter()
+    few: tuple[int, int] | None = None
+    stopped = 0
+    for leader, assigned, in_sync in partitions:
+        every.update(assigned)
+        missing.update(set(assigned) - set(in_sync))
+        few = min(few or (len(in_sync), len(assigned)), (len(in_sync), len(assigned)))
+        stopped += leader == NO_LEADER
+    fewest, wanted = few or (0, 0)
+    behind = tuple((node, count, every[node]) for node, count in sorted(missing.items()))
+    return LostCopies(behind, fewest, wanted, stopped)
+
+
+class CopyLog:
+    """The recent answers of brokers about the copies of their topics."""
+
+    def __init__(self) -> None:
+        self._answers: deque[tuple[int, LostCopies]] = deque(maxlen=MAX_ANSWERS)
+
+    def add(self, now_ns: int, lost: LostCopies) -> None:
+        self._answers.append((now_ns, lost))
+
+    def worst(self, now_ns: int) -> LostCopies | None:
+        """Return the recent answer with the fewest copies; None without a recent answer."""
+        recent = [lost for at_ns, lost in self._answers if now_ns - at_ns <= RECENT_NS]
+        if not recent:
+            return None
+        return max(recent, key=lambda lost: (lost.stopped, sum(missing for _, missing, _ in lost.behind)))

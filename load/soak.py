@@ -1,0 +1,178 @@
+"""`make soak`: a loaded suite whose processes are killed each minute, and whether memory, descriptors and latency stay.
+
+One process of each kind survives: it loses its peers and stores again and again, which is when something may leak.
+Prints a line a kill, a table, and as its last line one JSON object. Exits with 1 if a request failed or a figure of
+the last third exceeds that of the second third by more than its tolerance.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Final
+
+import psutil
+
+from libs.cli.console import plain_table
+from libs.runtime.tasks import TaskOwner
+from libs.testing.suites.processes import kill, pid_of
+from libs.testing.suites.steady_load import SteadyLoad, steady_load
+from libs.testing.suites.suite import RunningSuite
+from load.measure import bench_parser, show
+from load.setup import bench_suite
+
+SURVIVORS: Final = ("gateway-1", "prefill-1", "decode-1", "planner", "metrics")
+VICTIMS: Final = ("gateway-2", "prefill-2", "decode-2", "redis", "kafka")
+LAUNCHER: Final = "launcher"
+SHAPE: Final = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--gateways", "2")
+CLIENTS: Final = 4
+TOKENS: Final = 16
+MINUTES: Final = 8.0
+WATCH_S: Final = 1.0
+START_S: Final = 300.0
+MINUTE_S: Final = 60.0
+# The first third is left out: caches fill, and code is imported at its first use.
+THIRDS: Final = 3
+# Growth between medians of the last two thirds that is no leak: a share and an amount, both of which must be exceeded.
+TOLERANCES: Final[Mapping[str, tuple[float, float]]] = {
+    "resident_mib": (0.05, 4.0),
+    "descriptors": (0.1, 8.0),
+    "latency_ms": (0.5, 50.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One figure at a time since the start."""
+
+    subject: str
+    figure: str
+    at_s: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """The medians of one figure over the second and the last third of the time."""
+
+    subject: str
+    figure: str
+    second_third: float
+    last_third: float
+
+    @property
+    def flat(self) -> bool:
+        share, amount = TOLERANCES[self.figure]
+        return self.last_third - self.second_third <= max(share * self.second_third, amount)
+
+
+def trends(samples: Sequence[Sample], seconds: float) -> list[Trend]:
+    """Compare the thirds of each figure of each subject; a subject unknown in one of them is left out."""
+    values: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    for each in samples:
+        third = min(int(each.at_s * THIRDS / seconds), THIRDS - 1)
+        if third:
+            values.setdefault((each.subject, each.figure), ([], []))[third - 1].append(each.value)
+    return [
+        Trend(subject, figure, median(second), median(last))
+        for (subject, figure), (second, last) in sorted(values.items())
+        if second and last
+    ]
+
+
+@dataclass(slots=True)
+class SoakReport:
+    seconds: float
+    served: int = 0
+    failed: list[str] = field(default_factory=list)
+    broken: int = 0
+    """Connections that broke with the gateway that was killed; their requests were sent again."""
+    kills: int = 0
+    samples: list[Sample] = field(default_factory=list)
+
+
+async def soak(suite: RunningSuite, seconds: float, chance: random.Random) -> SoakReport:
+    found, tasks, began_s = SoakReport(seconds), TaskOwner(), time.monotonic()
+    async with steady_load(suite.ready["gateways"], clients=CLIENTS, tokens=TOKENS) as load:
+        tasks.spawn("kills", _kill_forever(suite, found, chance))
+        try:
+            known = 0
+            while (now_s := time.monotonic() - began_s) < seconds and tasks.error is None:
+                found.samples += _look(suite, now_s)
+                known = _add_latency(load, known, found, now_s)
+                await asyncio.sleep(WATCH_S)
+        finally:
+            await tasks.close()
+        if tasks.error is not None:  # without kills the rest would be no soak
+            raise tasks.error
+    found.served, found.failed, found.broken = load.served, load.failed, load.broken
+    return found
+
+
+def _add_latency(load: SteadyLoad, known: int, found: SoakReport, now_s: float) -> int:
+    """Add the median and the longest time of the requests since the last look, and return how many are known."""
+    took_s = load.took_s[known:]
+    if took_s:
+        found.samples.append(Sample("requests, median", "latency_ms", now_s, median(took_s) * 1000))
+        found.samples.append(Sample("requests, longest in 1 s", "latency_ms", now_s, max(took_s) * 1000))
+    return known + len(took_s)
+
+
+def _look(suite: RunningSuite, now_s: float) -> list[Sample]:
+    found = []
+    pids = {LAUNCHER: suite.process.pid, **{name: pid_of(suite, name) for name in SURVIVORS}}
+    for name, pid in pids.items():
+        if pid is None:
+            raise RuntimeError(f"{name} ended, which nothing has killed: see the suite's log")
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            found.append(Sample(name, "resident_mib", now_s, process.memory_info().rss / 2**20))
+            found.append(Sample(name, "descriptors", now_s, process.num_fds()))
+    return found
+
+
+async def _kill_forever(suite: RunningSuite, found: SoakReport, chance: random.Random) -> None:
+    """Kill every victim once a minute, in another order each time."""
+    while True:
+        for name in chance.sample(VICTIMS, len(VICTIMS)):
+            await asyncio.sleep(MINUTE_S / len(VICTIMS))
+            await kill(suite, name)
+            found.kills += 1
+            print(f"kill {found.kills}: {name}", file=sys.stderr, flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Soak and return 1 if something failed or grew."""
+    parser = bench_parser(__doc__, minutes=MINUTES, seed=1)
+    arguments = parser.parse_args(argv)
+    with bench_suite(*SHAPE, start_s=START_S) as suite:
+        found = asyncio.run(soak(suite, arguments.minutes * MINUTE_S, random.Random(arguments.seed)))
+        return _report(found)  # before the suite stops, which may fail too
+
+
+def _report(found: SoakReport) -> int:
+    compared = trends(found.samples, found.seconds)
+    table = plain_table("of", "figure", "second third", "last third", "flat")
+    for each in compared:
+        table.add_row(
+            each.subject,
+            each.figure,
+            f"{each.second_third:.1f}",
+            f"{each.last_third:.1f}",
+            "yes" if each.flat else "NO",
+        )
+    show(table)
+    for failure in found.failed[:5]:
+        print(f"  {failure}")
+    row = {"seconds": found.seconds, "served": found.served, "failed": len(found.failed), "broken": found.broken}
+    print(json.dumps({**row, "kills": found.kills, "trends": [asdict(each) for each in compared]}), flush=True)
+    return int(bool(found.failed) or not all(each.flat for each in compared))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
