@@ -63,7 +63,7 @@ def tier_of(path: str, marks: Collection[str]) -> str:
 
 
 def held_in(requested: str, tier: str) -> bool:
-    """Return whether a run of tier `asked` includes the tests of `tier`."""
+    """Return whether a run of tier `requested` includes the tests of `tier`."""
     return requested in ("all", tier) or (requested == "test" and tier == "fast")
 
 

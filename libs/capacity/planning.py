@@ -276,8 +276,9 @@ def limited(
             f"but {days:.1f} days of history do not support it (--growth)"
         )
         return rates, (*outlook.notes, note)
+    before = "" if asked.traffic == 1 else ", before --what-if"
     note = f"no stretch is planned for more than {asked.growth:g} times past demand around its time of day (--growth)"
-    return rates, (*outlook.notes, note, *_beyond_history(seen, rates, asked.confidence, days))
+    return rates, (*outlook.notes, note + before, *_beyond_history(seen, rates, asked.confidence, days))
 
 
 def _beyond_history(seen: DemandHistory, rates: Floats, confidence: float, days: float) -> tuple[str, ...]:

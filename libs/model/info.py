@@ -388,7 +388,8 @@ def _encoder_tokens(folder: Path, config: dict[str, Any], positions: int) -> int
     # Later releases of Sentence Transformers write the length into the tokenizer's file alone.
     file = folder / "tokenizer_config.json"
     of_tokenizer = read_json(file).get("model_max_length") if file.is_file() else None
-    named = _sentence_config(folder).get("max_seq_length", of_tokenizer)
+    own = _sentence_config(folder).get("max_seq_length")
+    named = of_tokenizer if own is None else own
     return min(positions, named) if isinstance(named, int) and named > 0 else positions
 
 

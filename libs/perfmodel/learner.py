@@ -71,6 +71,15 @@ def combine(base: StepTimeModel, fits: Mapping[StepKind, FittedModel]) -> StepTi
         )
     if StepKind.DECODE in fits:
         model = fits[StepKind.DECODE].model
+        if not model.saturating_sequences:
+            # A fit from before 0.2 knows neither batch, and fitting finds none: those of `base` stay.
+            model = replace(
+                model,
+                saturating_sequences=base.saturating_sequences,
+                decode_wide_ns=base.decode_wide_ns,
+                graph_sequences=base.graph_sequences,
+                graph_exit_ns=base.graph_exit_ns,
+            )
         base = replace(
             base,
             decode_fixed_ns=model.decode_fixed_ns,

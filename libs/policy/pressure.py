@@ -94,16 +94,19 @@ def sequences_ns(model: StepTimeModel, sequences: N) -> N:
     return own_ns
 
 
-def sequence_line(model: StepTimeModel, sequences: N) -> tuple[N | float, N | float]:
-    """Return (fixed, each) of the line that `sequences_ns` follows near this batch; `fixed` may be negative."""
-    fixed_ns: Any = 0.0
-    each_ns: Any = model.decode_sequence_ns
-    if model.saturating_sequences:
-        wide_ns = (sequences > model.saturating_sequences) * model.decode_wide_ns
-        fixed_ns, each_ns = fixed_ns - wide_ns * model.saturating_sequences, each_ns + wide_ns
+def sequence_lines(model: StepTimeModel, sequences: N) -> list[tuple[N | float, float]]:
+    """Return lines (fixed, each) whose maximum is `sequences_ns`; `fixed` may be negative.
+
+    Leaving a CUDA graph costs as much as at `sequences`, whatever the batch.
+    """
+    exit_ns: Any = 0.0
     if model.graph_sequences:
-        fixed_ns = fixed_ns + (sequences > model.graph_sequences) * model.graph_exit_ns
-    return fixed_ns, each_ns
+        exit_ns = (sequences > model.graph_sequences) * model.graph_exit_ns
+    lines = [(exit_ns, model.decode_sequence_ns)]
+    if model.saturating_sequences:
+        wide_ns = model.decode_wide_ns
+        lines.append((exit_ns - wide_ns * model.saturating_sequences, model.decode_sequence_ns + wide_ns))
+    return lines
 
 
 def chunk_ns(model: StepTimeModel, tokens: N) -> N:

@@ -50,6 +50,8 @@ MAX_FOLLOWED: Final = 1_024
 """The maximum number of batches gathered before they are entered, a tenth of a second of a thousand workers."""
 MAX_AHEAD_NS: Final = 60 * 1_000_000_000
 """The furthest that a batch may reach into the future. Clocks do not differ by more, so a later one is malformed."""
+ENCODE_LAST_NS: Final = 10 * 1_000_000_000
+"""The longest step that encodes images. Windows that begin later than that after a batch with one have no such time."""
 Changes = Callable[[Sequence[str], Ints, Ints], None]
 """A callback that receives worker ids with the begin and end of the time that has changed for each."""
 Windows = Callable[[str, int, int], PhaseTime]
@@ -66,8 +68,8 @@ class FleetTelemetry:
         self.directory = WorkerDirectory()
         self._taken_over_ns: dict[str, int] = {}
         """The time from which this process reads a worker that another process read before, by id."""
-        self._encoded: set[str] = set()
-        """Those of the workers read here that have encoded images."""
+        self._encoded: dict[str, int] = {}
+        """The end of the newest batch with encoded images, for each worker read here that has sent one."""
         self._followed: list[Followed] = []  # gathered and not entered yet
         self._nodes = NodeStats(self._incarnation_of)
         self.cpu_waits, self.estimates = self._nodes.cpu_waits, Estimates()
@@ -271,7 +273,8 @@ class FleetTelemetry:
                 roles[index] = ROLE_NUMBERS[role] + PROVISIONAL * time.provisional
         encode = None
         if self._encoded:  # rarely so
-            ns = [self.encode_ns(each, low_ns, high_ns) if each in self._encoded else 0 for each in worker_ids]
+            since_ns = low_ns - ENCODE_LAST_NS
+            ns = [self.encode_ns(w, low_ns, high_ns) if self._encoded.get(w, 0) > since_ns else 0 for w in worker_ids]
             encode = np.minimum(ns, times[:, PREFILL]) if any(ns) else None
         return Cells(worker_ids, times, roles, encode).where(roles != NO_ROLE)
 
@@ -389,7 +392,7 @@ class FleetTelemetry:
             timeline = timelines[worker_id]
             timeline.max_steps = max_steps
             if columns[ENCODED_IMAGES]:
-                self._encoded.add(worker_id)
+                self._encoded[worker_id] = high_ns
             if plain[index]:
                 part = shares[ENTRY_BYTES * first : ENTRY_BYTES * last]
                 last_end_ns = ends_ns[last - 1] if last > first else 0
@@ -401,7 +404,7 @@ class FleetTelemetry:
 
     def _note_encode(self, batch: StepBatch, worker_id: str) -> None:
         if batch.steps.encoded_images:
-            self._encoded.add(worker_id)
+            self._encoded[worker_id] = batch.covered_to_unix_ns
 
     def _sort_in(self, batch: StepBatch, worker_id: str, timeline: Timeline) -> None:
         """Enter a batch that was counted already and turned out not to be plain."""
@@ -436,5 +439,5 @@ class FleetTelemetry:
         if self.directory.timelines.pop(worker_id, None) is not None:
             self.directory.came_or_went()
         self._newest.forget(worker_id)
-        self._encoded.discard(worker_id)
+        self._encoded.pop(worker_id, None)
         self._taken_over_ns.pop(worker_id, None)

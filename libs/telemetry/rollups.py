@@ -229,7 +229,7 @@ class Series:
     provisional: NDArray[np.bool_]
     """[windows, workers] bool: whether part of the time is a step that still runs. Known in the first tier only."""
     encode_ns: NDArray[np.int64] | None = None
-    """[windows, workers] int64, as in `Cells.encode_ns`; None if all are 0."""
+    """[windows, workers] int64, as in `Cells.encode_ns`; None if no worker has encoded."""
 
 
 @dataclass(frozen=True, slots=True)

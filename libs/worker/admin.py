@@ -1,4 +1,4 @@
-"""A worker as others change and list it: WorkerAdminService with its audit trail, and its entry in the registry.
+"""WorkerAdminService over gRPC with its audit trail, and the worker's registration.
 
 The server's interceptor has checked the token of admin calls.
 """

@@ -3,9 +3,8 @@
 Reads the recordings in FULCRUM_DATA/vllm_h200. Each step is given to the learner that workers run, which starts from
 the shipped profile. Prints a table for each recording, then one JSON line.
 
-Two approximations: the recordings lack the lengths of contexts, so the decodes of a step read what vLLM's metrics say
-about the use of KV at that time, and prompts of a step are equally long; a worker sees a step's end when its output
-arrives, here it is the event's time.
+Two approximations. Contexts of decodes come from vLLM's KV metrics of that time, and prompts of a step are equally
+long. A step ends at its event, where a worker would see its output arrive.
 """
 
 import gzip

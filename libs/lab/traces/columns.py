@@ -69,7 +69,8 @@ def roles_of(columns: Sequence[str], path: object) -> dict[str, tuple[str, str]]
     if counts:
         # Read as requests, bins would be a few requests with the tokens of thousands.
         raise InvalidRequest(
-            f"{path}: {counts} counts requests, so a row is a bin: columns must be {','.join(SERVEGEN_COLUMNS)}"
+            f"{path}: {counts} counts requests, so a row is a bin: columns must be {','.join(SERVEGEN_COLUMNS)}; remove"
+            f" {counts} if each row is one request"
         )
     return found
 

@@ -23,7 +23,7 @@ from libs.policy.pressure import (
     prompt_pressure,
     reading_ns,
     rounded,
-    sequence_line,
+    sequence_lines,
 )
 from libs.policy.speed import PROMPTS_PART
 from libs.policy.worker.pace import IN_HAND
@@ -273,8 +273,17 @@ class DecodePace:
 
         A longer step has more sequences in it, which lengthen it in turn; this is where that ends.
         """
+        batch = self.work.decodes / mixed
+        # The batch may settle on the other side of the one that saturates the GPU.
+        first, *others = (self._on_line(line, mixed, pressure) for line in sequence_lines(self.engine.step_time, batch))
+        for each_ns in others:
+            first = most(first, each_ns)
+        return first
+
+    def _on_line(self, line: tuple[N | float, float], mixed: N, pressure: N) -> N:
+        """Return the time of such a step if sequences cost (fixed, each)."""
         work, model = self.work, self.engine.step_time
-        fixed_ns, sequence_ns = sequence_line(model, work.decodes / mixed)
+        fixed_ns, sequence_ns = line
         each_ns = sequence_ns + model.decode_kv_token_ns * work.kv_tokens / work.decodes
         busy = least(self.tokens_per_ns / mixed * each_ns, MOST_BUSY)
         read_ns = most(reading_ns(model, work.decodes / mixed) + fixed_ns, 0.0)

@@ -52,6 +52,8 @@ class _Overdue:
     """One model's requests whose first token is overdue, and the looks at which such tokens had come."""
 
     waiting: int = 0
+    seen_ns: int = 0
+    """The time of the last look."""
     since_ns: int | None = None
     """The time since which some request has been overdue; None while none is."""
     answered: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERED))
@@ -84,8 +86,9 @@ class FirstTokens:
         own.waiting = overdue
         if not overdue:
             own.since_ns = None
-        elif own.since_ns is None:
-            own.since_ns = now_ns
+        elif own.since_ns is None or now_ns - own.seen_ns > OVERDUE_NS:
+            own.since_ns = now_ns  # whether the same request was overdue all the time is not known
+        own.seen_ns = now_ns
         waits = own.since_ns is not None and now_ns - own.since_ns >= OVERDUE_NS
         late = max(sum(count for at_ns, count in own.answered if at_ns > now_ns - LATE_NS), reported.late)
         answered = max(ended, reported.requests + late - reported.late)

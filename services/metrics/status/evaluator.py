@@ -444,12 +444,12 @@ class VerdictEvaluator:
         end_ns = now_ns - self._lag_ns
         series = rollups.read(rollups.tiers[0].window_ns, end_ns - WINDOW_NS, end_ns, known)
         found = {}
-        for name, row in zip(known, series.times_ns.sum(axis=0).tolist(), strict=True):
+        encodes = [0] * len(known) if series.encode_ns is None else series.encode_ns.sum(axis=0).tolist()
+        for name, row, encode_ns in zip(known, series.times_ns.sum(axis=0).tolist(), encodes, strict=True):
             if covered := row[COVERED]:
                 starved = fleet.starved_ns(name, end_ns - WINDOW_NS, end_ns) / WINDOW_NS
-                encode = min(fleet.encode_ns(name, end_ns - WINDOW_NS, end_ns), row[PREFILL]) / covered
-                busy, prefill = (row[PREFILL] + row[DECODE]) / covered, row[PREFILL] / covered
-                found[name] = _Shares(busy, row[KV_WAIT] / covered, starved, encode, prefill)
+                encode, prefill = min(encode_ns, row[PREFILL]) / covered, row[PREFILL] / covered
+                found[name] = _Shares(prefill + row[DECODE] / covered, row[KV_WAIT] / covered, starved, encode, prefill)
         return found
 
 

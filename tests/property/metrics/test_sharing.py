@@ -35,7 +35,7 @@ SETTLED = BEHIND_NS // TICK_NS + 2 + OVERLAP // (SLOWEST - 1)
 
 
 class Instance:
-    """A metrics service's state; what it tells is in `told`."""
+    """A metrics service's state; what it tells is in `published`."""
 
     def __init__(self, name: str | None) -> None:
         self.published: list[SharedWindows] = []

@@ -318,6 +318,12 @@ def test_each_kind_is_taken_from_the_fit_that_knows_it() -> None:
     assert found.interference == PRIORS[0].interference
 
 
+def test_a_fit_without_the_batches_of_its_device_leaves_them_as_they_are_known() -> None:
+    older = replace(EAGER, saturating_sequences=0, decode_wide_ns=0, graph_sequences=0, graph_exit_ns=0)
+    found = combine(EAGER, {StepKind.DECODE: FittedModel(older)})
+    assert found == EAGER
+
+
 def test_the_jump_from_vectors_to_a_matrix_is_found_and_a_prompt_chunk_is_hidden_by_it() -> None:
     truth = StepTimeModel(55e6, 700_000, 200, 41e6, 900_000, 5_000, 0.1, decode_matrix_ns=16e6)
     found = fit_steps(CPU, measured(truth, PREFILL + DECODE + MIXED, 400).rows())
@@ -340,5 +346,5 @@ def test_what_large_batches_and_small_prompts_cost_is_learned_from_a_prior_that_
 def test_columns_of_steps_are_predicted_as_each_step_is(kind: str) -> None:
     rows = measured(EAGER, kind, 60, noise=0.0).rows()
     assert predict(EAGER, rows) == pytest.approx(rows.duration_ns, abs=1)
-    told = FittedModel(EAGER)
-    assert fitted_model(step_time_message(told)) == told
+    fitted = FittedModel(EAGER)
+    assert fitted_model(step_time_message(fitted)) == fitted

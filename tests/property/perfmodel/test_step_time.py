@@ -124,6 +124,7 @@ def test_chunks_of_the_greatest_part_fill_the_step(
     most_ns = model.most_prefill_ns(step_ns, decode_ns, hiding_ns)
     if most_ns > 0 and step_ns >= decode_ns:
         assert model.mixed_ns(most_ns, decode_ns, hiding_ns) <= step_ns * (1 + 1e-9) + 1e-3
+        assert model.mixed_ns(most_ns * 1.01 + 1, decode_ns, hiding_ns) > step_ns * (1 - 1e-9) - 1e-3
 
 
 @given(large, st.integers(1, 2_000), st.integers(0, 10**6))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libs.policy import pressure as step_times
-from libs.policy.planner.limits import DecodePace, ModelLimits, splits
+from libs.policy.planner.limits import MOST_BUSY, DecodePace, ModelLimits, splits
 from libs.policy.planner.role_planning import (
     CALM_NS,
     DECODES_PRESS,
@@ -285,6 +285,31 @@ def test_at_the_pace_of_the_present_split_its_decodes_stay_about_equal(
     busy = work.decodes / mixed * (MODEL.decode_sequence_ns + MODEL.decode_kv_token_ns * 8000)
     if busy < MODEL.decode_fixed_ns:  # well below where a pace sets in that is none
         assert decodes == pytest.approx(work.decodes, rel=0.05, abs=1)
+
+
+WIDE = replace(ENGINE, step_time=replace(MODEL, saturating_sequences=144, decode_wide_ns=3e4), max_sequences=1024)
+
+
+@given(st.integers(50, 1500), st.integers(1, 8), st.integers(1, 8))
+def test_the_batch_of_another_split_settles_on_its_own_side_of_the_one_that_saturates(
+    decodes: int, now: int, then: int
+) -> None:
+    work = Workload(0.0, decodes, decodes * 600, 500 * MS)
+    pace, model = DecodePace.of(WIDE, work, 0, now, rides=False), WIDE.step_time
+    each_ns = model.decode_sequence_ns + model.decode_wide_ns + 600 * model.decode_kv_token_ns
+    if pace.tokens_per_ns / then * each_ns > MOST_BUSY - 0.05:
+        return  # more than a pace counts on
+
+    def step_ns(count: float) -> float:
+        return step_times.decode_step_ns(WIDE, count, 600 * count, float(then))
+
+    settled = float(decodes)
+    for _ in range(2_000):
+        settled = pace.tokens_per_ns * step_ns(settled)
+        if not decodes / 3 < settled < 3 * decodes:
+            return  # beyond what a pace says of another split
+    found, _ = pace.decodes_in(0.0, float(then), rides=False)
+    assert found == pytest.approx(settled, rel=0.01, abs=1)
 
 
 def with_links(share: float) -> WorkerProfile:

@@ -33,7 +33,7 @@ STEP_TIME = StepTime(
 
 
 class Instance:
-    """The state of a metrics service with this name and clock offset; its messages are in `told`."""
+    """The state of a metrics service with this name and clock offset; its messages are in `published`."""
 
     def __init__(self, name: str, *, ahead_ns: int = 0) -> None:
         self.published: list[SharedWindows] = []

@@ -33,7 +33,7 @@ def batches() -> list[StepBatch]:
     ]
 
 
-def told() -> Instance:
+def encoded() -> Instance:
     """Return an instance that has written the windows of `batches`, beside those of a worker without images."""
     instance = Instance("a")
     for number, batch in enumerate(batches()):
@@ -49,7 +49,7 @@ def encode_ms(rollups: RollUps, worker: str = "w", to_ms: int = 300) -> list[int
 
 
 def test_windows_show_an_encode_once_it_has_ended_in_every_tier() -> None:
-    instance = told()
+    instance = encoded()
     assert encode_ms(instance.rollups) == [50, 100, 50]
     assert encode_ms(instance.rollups, "other") == [0, 0, 0]
     for tier in TIERS[1:3]:
@@ -60,7 +60,7 @@ def test_windows_show_an_encode_once_it_has_ended_in_every_tier() -> None:
 
 
 def test_history_sums_encoding_over_gpus_as_a_part_of_prefill() -> None:
-    state = told().state
+    state = encoded().state
     for scope, expected in (("cluster", [100, 200, 100]), ("worker:w", [100, 200, 100]), ("worker:other", [0, 0, 0])):
         wanted = parse_scope(scope)
         pieces = list(sums(state.members, state.rollups, wanted, TIERS[0], (at(0), at(300))))
@@ -70,7 +70,7 @@ def test_history_sums_encoding_over_gpus_as_a_part_of_prefill() -> None:
 
 
 def test_stored_windows_keep_encoding_and_those_without_are_as_before(tmp_path: Path) -> None:
-    instance = told()
+    instance = encoded()
     taken = instance.rollups.take_changed(at(200))
     file = HistoryFile(tmp_path / "history.sqlite", "local", TIERS[1:])
     file.save(HistorySnapshot(at(200), instance.state.members.all(), taken))
@@ -118,7 +118,7 @@ def test_a_window_with_more_encoding_than_prefill_is_refused() -> None:
 
 
 def test_the_bytes_of_windows_end_with_encoding_where_there_is_any() -> None:
-    state = told().state
+    state = encoded().state
     for workers, expected in ((["other", "w"], [0, 50, 0, 100, 0, 50]), (["other"], None)):
         packed = pack(state.rollups.read(TICK_NS, at(0), at(300), workers), state.members, at(300))
         (length,) = struct.unpack("<I", packed[:4])

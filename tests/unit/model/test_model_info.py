@@ -171,6 +171,8 @@ def test_an_encoder_generates_nothing_and_its_context_is_all_prompt(tmp_path: Pa
     assert load_model_info(small).max_context_tokens == 256
     (small / "sentence_bert_config.json").write_text("{}")
     assert load_model_info(small).max_context_tokens == 200
+    (small / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": None}))
+    assert load_model_info(small).max_context_tokens == 200
     (small / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 10**30}))
     assert load_model_info(small).max_context_tokens == 514
     decoder = load_model_info(make_folder(tmp_path / "d", {**ENCODER, "is_decoder": True, "eos_token_id": 1}))

@@ -111,6 +111,18 @@ def test_one_request_that_goes_on_waiting_is_named_late_among_few_but_not_among_
     assert found(30, until_s=9.0).code is CauseCode.BALANCED, "one late request of 39"
 
 
+def test_a_request_found_overdue_after_a_gap_without_looks_has_only_begun_to_wait():
+    tokens = FirstTokens()
+
+    def look(at_ns):
+        return tokens.look("m", NONE, ended=10, waiting=1, overdue=1, now_ns=at_ns)
+
+    assert not look(0).waits
+    assert not look(60 * S).waits
+    assert not look(60 * S + S // 4).waits
+    assert look(60 * S + S // 2).waits
+
+
 def test_late_requests_are_named_for_a_second_after_they_have_left_the_span():
     watch, late = VerdictWatch(LIMITS), [judged(100, 30)]
     for at_ms in range(0, 1_000, 100):
