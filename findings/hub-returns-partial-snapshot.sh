@@ -85,6 +85,8 @@ print("behaviour:   so it is after an unfinished snapshot; after a single file, 
 for name, found in seen.items():
     print(f"output:      {name}: {found}")
 changed = list(seen.values()) != [["config.json"]] * 2 + ["IncompleteSnapshotError"] * 2
-sys.exit("the behaviour has changed" if changed else 0)
+if changed:
+    print("the behaviour has changed")  # to stdout, since stderr is dropped
+    sys.exit(1)
 PY
 "$T/v/bin/python" "$T/run.py" "$T" 2>/dev/null

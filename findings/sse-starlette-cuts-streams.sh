@@ -55,14 +55,14 @@ def ended(path, *options):
         port = held.getsockname()[1]
     command = [sys.executable, "-m", "uvicorn", "served:app", "--port", str(port), "--log-level", "critical", *options]
     process, until, came = subprocess.Popen(command), time.monotonic() + 60, 0
-    while True:
-        try:
-            httpx.get(f"http://127.0.0.1:{port}/none")
-            break
-        except httpx.ConnectError:
-            assert time.monotonic() < until, "the server did not start"
-            time.sleep(0.1)
     try:
+        while True:
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/none")
+                break
+            except httpx.ConnectError:
+                assert time.monotonic() < until, "the server did not start"
+                time.sleep(0.1)
         with httpx.stream("GET", f"http://127.0.0.1:{port}/{path}") as response:
             for line in response.iter_lines():
                 came += line.startswith("data: ")
@@ -72,7 +72,11 @@ def ended(path, *options):
     except httpx.RemoteProtocolError as error:
         return came, str(error)
     finally:
-        process.wait(timeout=60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 GRACE = ("--timeout-graceful-shutdown", "30")

@@ -60,7 +60,9 @@ else:
     # The last two classes keep upper case. Qwen2's splits each digit, and GPT-NeoX's leaves the end token out.
     changed = (plain, llama, qwen) != (own, own, ["T", "he", "Ġyear", "Ġ", *"20261130", "<end>"])
     changed |= neox[:3] != ["T", "he", "Ġyear"] or "<end>" in neox
-sys.exit("the behaviour has changed" if changed else 0)
+if changed:
+    print("the behaviour has changed")  # to stdout, since stderr is dropped
+    sys.exit(1)
 PY
 "$T/4.57.3/bin/python" "$T/run.py" "$T" 2>/dev/null
 "$T/5.24.0/bin/python" "$T/run.py" "$T" 2>/dev/null

@@ -1,8 +1,8 @@
-"""`make soak`: a loaded suite whose processes are killed each minute, and whether memory, descriptors and latency stay.
+"""`make soak` kills a loaded suite's processes each minute and checks that memory, descriptors and latency do not grow.
 
 One process of each kind survives: it loses its peers and stores again and again, which is when something may leak.
-Prints a line a kill, a table, and as its last line one JSON object. Exits with 1 if a request failed or a figure of
-the last third exceeds that of the second third by more than its tolerance.
+Prints a line a kill, a table, and as its last line one JSON object. Exits with 1 if a request failed, a figure is
+missing, or a figure of the last third exceeds that of the second third by more than its tolerance.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import psutil
 
 from libs.cli.console import plain_table
 from libs.runtime.tasks import TaskOwner
-from libs.testing.suites.processes import kill, pid_of
+from libs.testing.suites.processes import BACK_S, kill, pid_of
 from libs.testing.suites.steady_load import SteadyLoad, steady_load
 from libs.testing.suites.suite import RunningSuite
 from load.measure import bench_parser, show
@@ -36,6 +36,8 @@ MINUTES: Final = 8.0
 WATCH_S: Final = 1.0
 START_S: Final = 300.0
 MINUTE_S: Final = 60.0
+END_S: Final = 120.0
+"""The time in which the last requests end."""
 # The first third is left out: caches fill, and code is imported at its first use.
 THIRDS: Final = 3
 # Growth between medians of the last two thirds that is no leak: a share and an amount, both of which must be exceeded.
@@ -44,6 +46,16 @@ TOLERANCES: Final[Mapping[str, tuple[float, float]]] = {
     "descriptors": (0.1, 8.0),
     "latency_ms": (0.5, 50.0),
 }
+
+
+MEDIAN: Final = "requests, median"
+LONGEST: Final = "requests, longest in 1 s"
+# What every soak must compare. A suite that stops serving has no latency, and one that stops has no processes.
+COMPARED: Final = (
+    *((name, figure) for name in (LAUNCHER, *SURVIVORS) for figure in ("resident_mib", "descriptors")),
+    (MEDIAN, "latency_ms"),
+    (LONGEST, "latency_ms"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,41 +97,57 @@ def trends(samples: Sequence[Sample], seconds: float) -> list[Trend]:
     ]
 
 
+def missing(compared: Sequence[Trend]) -> list[str]:
+    """Return a description of each figure that should have been compared and was not."""
+    there = {(each.subject, each.figure) for each in compared}
+    return [f"{figure} of {subject}" for subject, figure in COMPARED if (subject, figure) not in there]
+
+
 @dataclass(slots=True)
 class SoakReport:
     seconds: float
-    served: int = 0
-    failed: list[str] = field(default_factory=list)
-    broken: int = 0
-    """Connections that broke with the gateway that was killed; their requests were sent again."""
+    load: SteadyLoad = field(default_factory=lambda: SteadyLoad((), TOKENS))
     kills: int = 0
     samples: list[Sample] = field(default_factory=list)
 
 
 async def soak(suite: RunningSuite, seconds: float, chance: random.Random) -> SoakReport:
-    found, tasks, began_s = SoakReport(seconds), TaskOwner(), time.monotonic()
-    async with steady_load(suite.ready["gateways"], clients=CLIENTS, tokens=TOKENS) as load:
-        tasks.spawn("kills", _kill_forever(suite, found, chance))
-        try:
-            known = 0
-            while (now_s := time.monotonic() - began_s) < seconds and tasks.error is None:
-                found.samples += _look(suite, now_s)
-                known = _add_latency(load, known, found, now_s)
-                await asyncio.sleep(WATCH_S)
-        finally:
-            await tasks.close()
-        if tasks.error is not None:  # without kills the rest would be no soak
-            raise tasks.error
-    found.served, found.failed, found.broken = load.served, load.failed, load.broken
+    found = SoakReport(seconds)
+    try:
+        # Clients try a request until it is answered, so without gateways they would never end.
+        async with (
+            asyncio.timeout(seconds + END_S),
+            steady_load(suite.ready["gateways"], clients=CLIENTS, tokens=TOKENS) as load,
+        ):
+            found.load = load
+            await _watch(suite, found, chance)
+    except TimeoutError:
+        found.load.failed.append(f"no answer {END_S:.0f} s after the end of the soak: see the suite's log")
     return found
+
+
+async def _watch(suite: RunningSuite, found: SoakReport, chance: random.Random) -> None:
+    """Take samples while processes are killed, until the time is over."""
+    tasks, began_s = TaskOwner(), time.monotonic()
+    tasks.spawn("kills", _kill_forever(suite, found, chance))
+    try:
+        known = 0
+        while (now_s := time.monotonic() - began_s) < found.seconds and tasks.error is None:
+            found.samples += _look(suite, now_s)
+            known = _add_latency(found.load, known, found, now_s)
+            await asyncio.sleep(WATCH_S)
+    finally:
+        await tasks.close()
+    if tasks.error is not None:  # without kills the rest would be no soak
+        raise tasks.error
 
 
 def _add_latency(load: SteadyLoad, known: int, found: SoakReport, now_s: float) -> int:
     """Add the median and the longest time of the requests since the last look, and return how many are known."""
     took_s = load.took_s[known:]
     if took_s:
-        found.samples.append(Sample("requests, median", "latency_ms", now_s, median(took_s) * 1000))
-        found.samples.append(Sample("requests, longest in 1 s", "latency_ms", now_s, max(took_s) * 1000))
+        found.samples.append(Sample(MEDIAN, "latency_ms", now_s, median(took_s) * 1000))
+        found.samples.append(Sample(LONGEST, "latency_ms", now_s, max(took_s) * 1000))
     return known + len(took_s)
 
 
@@ -141,7 +169,11 @@ async def _kill_forever(suite: RunningSuite, found: SoakReport, chance: random.R
     while True:
         for name in chance.sample(VICTIMS, len(VICTIMS)):
             await asyncio.sleep(MINUTE_S / len(VICTIMS))
-            await kill(suite, name)
+            try:
+                async with asyncio.timeout(BACK_S):
+                    await kill(suite, name)
+            except TimeoutError:
+                raise RuntimeError(f"{name} was not back after {BACK_S:.0f} s: see the suite's log") from None
             found.kills += 1
             print(f"kill {found.kills}: {name}", file=sys.stderr, flush=True)
 
@@ -152,10 +184,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     with bench_suite(*SHAPE, start_s=START_S) as suite:
         found = asyncio.run(soak(suite, arguments.minutes * MINUTE_S, random.Random(arguments.seed)))
-        return _report(found)  # before the suite stops, which may fail too
+        return report(found)  # before the suite stops, which may fail too
 
 
-def _report(found: SoakReport) -> int:
+def report(found: SoakReport) -> int:
     compared = trends(found.samples, found.seconds)
     table = plain_table("of", "figure", "second third", "last third", "flat")
     for each in compared:
@@ -167,11 +199,13 @@ def _report(found: SoakReport) -> int:
             "yes" if each.flat else "NO",
         )
     show(table)
-    for failure in found.failed[:5]:
+    load, unknown = found.load, missing(compared)
+    for failure in (*load.failed[:5], *(f"unknown in a third of the time: {each}" for each in unknown)):
         print(f"  {failure}")
-    row = {"seconds": found.seconds, "served": found.served, "failed": len(found.failed), "broken": found.broken}
-    print(json.dumps({**row, "kills": found.kills, "trends": [asdict(each) for each in compared]}), flush=True)
-    return int(bool(found.failed) or not all(each.flat for each in compared))
+    row = {"seconds": found.seconds, "served": load.served, "failed": len(load.failed), "broken": load.broken}
+    row |= {"kills": found.kills, "missing": len(unknown)}
+    print(json.dumps({**row, "trends": [asdict(each) for each in compared]}), flush=True)
+    return int(bool(load.failed or unknown) or not all(each.flat for each in compared))
 
 
 if __name__ == "__main__":

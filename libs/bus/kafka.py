@@ -21,7 +21,7 @@ from libs.bus.port import BusStats, Gap, OffsetSpan, Record, Wanted
 from libs.bus.sender import Sender
 from libs.bus.subscription import Jumps, Subscription
 from libs.contracts.topics import ALL, Topic
-from libs.policy.copies import CopyLog, LostCopies
+from libs.policy.copies import CopyLog, LostCopies, lost_copies
 from libs.runtime.tasks import OnFailure, TaskOwner
 
 log = structlog.get_logger()
@@ -57,6 +57,7 @@ class KafkaBus:
         self._sender = Sender(bootstrap, cluster, client_id, topics, Buffer(max_records=buffer_records), copies=copies)
         self._gather_ms = gather_ms
         self.skipped = SkippedRecords()
+        self._needed = (copies or Copies()).needed
         self._copies = CopyLog()
         self._tasks = TaskOwner(on_failure)
         self._sending: asyncio.Task[None] | None = None
@@ -166,7 +167,7 @@ class KafkaLiveBus(KafkaBus):
             skipped=self.skipped,
             gather_ms=gather_ms or self._gather_ms,
             jumps=Jumps(jumping, BEHIND_S, on_gap),
-            on_copies=lambda lost: self._copies.add(time.monotonic_ns(), lost),
+            on_copies=lambda found: self._copies.add(time.monotonic_ns(), lost_copies(found, self._needed)),
         )
         return subscription.records(lambda: self._closed)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -16,7 +16,7 @@ from libs.bus.clients import CONNECTION_ERRORS, BrokerAway, Brokers, at_once, ga
 from libs.bus.codec import SkippedRecords, to_record
 from libs.bus.port import TAKEN_OVER_NS, Gap, Record, Wanted
 from libs.contracts.topics import Topic
-from libs.policy.copies import LostCopies, lost_copies
+from libs.policy.copies import PartitionCopies
 from libs.policy.reading import Behind
 from libs.runtime.backoff import Backoff
 
@@ -87,12 +87,12 @@ class Subscription:
         gather_ms: Callable[[], int] = at_once,
         on_replayed: Callable[[], None] | None = None,
         jumps: Jumps | None = None,
-        on_copies: Callable[[LostCopies], None] | None = None,
+        on_copies: Callable[[Iterable[PartitionCopies]], None] | None = None,
     ) -> None:
         """- `since`: the first offsets, by partition.
         - `on_replayed`: called once all records that existed at the beginning have been yielded.
         - `jumps`: None reads everything.
-        - `on_copies`: called at each check with what the topics lack of their copies.
+        - `on_copies`: called at each check with the copies of each partition.
         """
         self._bootstrap = bootstrap
         self._topics = {topic.name(cluster): topic for topic in topics}
@@ -208,7 +208,7 @@ class Subscription:
     async def _partitions(self, admin: AIOKafkaAdminClient) -> set[TopicPartition]:
         described = await describe(admin, list(self._topics.values()), self._cluster)
         if self._on_copies is not None:
-            self._on_copies(lost_copies(copies(described)))
+            self._on_copies(copies(described))
         there = {TopicPartition(name, number) for name, found in numbers(described).items() for number in found}
         if self._wanted is None:
             return there

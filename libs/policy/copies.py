@@ -1,7 +1,7 @@
 """The copies of partitions that brokers lack, from the cluster's metadata; time is passed in."""
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -22,43 +22,54 @@ class PartitionCopies(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LostCopies:
-    """What is missing of the copies that the topics should have; empty if nothing is."""
+    """The copies that brokers lack; false if every copy is in sync."""
 
     behind: tuple[tuple[int, int, int], ...] = ()
     """Node id, copies out of sync, and all copies of each broker that has some out of sync."""
     fewest: int = 0
-    """The least number of copies in sync of any partition."""
+    """The least number of copies in sync of any partition that lacks some."""
     wanted: int = 0
     """The copies that the partition with the fewest should have."""
     stopped: int = 0
-    """Partitions without a leader, to which nothing can be written."""
+    """The partitions that cannot be written: they have no leader, or too few copies in sync."""
 
     def __bool__(self) -> bool:
         return bool(self.behind or self.stopped)
 
     @property
     def sentence(self) -> str:
-        """Return what is lost, what follows from it, and who is concerned."""
+        """Return the alert's reason: the brokers that lack copies, and the effect on records."""
+        # "Lost" would be wrong of a broker that is up and still copies what it missed.
         brokers = ", ".join(
-            f"broker {node} is lost" if missing == every else f"broker {node} lacks {missing} of {every} copies"
+            f"broker {node} has no copy in sync"
+            if missing == every
+            else f"broker {node} lacks {missing} of {every} copies"
             for node, missing, every in self.behind
         )
+        effect = f"records have {self.fewest} of {self.wanted} copies"
         if self.stopped:
-            return f"Kafka: {brokers}; {self.stopped} partitions have no leader, so their records wait"
-        return f"Kafka: {brokers}; records have {self.fewest} of {self.wanted} copies"
+            partitions = "partition" if self.stopped == 1 else "partitions"
+            effect = f"{self.stopped} {partitions} cannot be written until a broker is back"
+        return f"Kafka: {brokers}; {effect}" if brokers else f"Kafka: {effect}"
 
 
-def lost_copies(partitions: Iterable[PartitionCopies]) -> LostCopies:
-    """Compare the copies in sync with those that are assigned."""
+def lost_copies(partitions: Iterable[PartitionCopies], needed: Callable[[int], int]) -> LostCopies:
+    """Compare the copies in sync with those that are assigned.
+
+    `needed` returns how many of a partition's copies must have a record before it counts as written.
+    """
     every: Counter[int] = Counter()
     missing: Counter[int] = Counter()
     few: tuple[int, int] | None = None
     stopped = 0
-    for leader, assigned, in_sync in partitions:
+    for leader, assigned, listed in partitions:
+        # Kafka lists the last copy in sync of a partition without a leader, though its broker is away.
+        in_sync = () if leader == NO_LEADER else listed
         every.update(assigned)
-        missing.update(set(assigned) - set(in_sync))
-        few = min(few or (len(in_sync), len(assigned)), (len(in_sync), len(assigned)))
-        stopped += leader == NO_LEADER
+        if lacking := set(assigned) - set(in_sync):
+            missing.update(lacking)
+            few = min(few or (len(in_sync), len(assigned)), (len(in_sync), len(assigned)))
+        stopped += len(in_sync) < max(min(needed(len(assigned)), len(assigned)), 1)
     fewest, wanted = few or (0, 0)
     behind = tuple((node, count, every[node]) for node, count in sorted(missing.items()))
     return LostCopies(behind, fewest, wanted, stopped)

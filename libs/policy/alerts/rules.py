@@ -220,7 +220,7 @@ class Snapshot:
     links: Sequence[KvLink] = ()
     """Links between workers, with the speed of KV transfers."""
     lost_copies: LostCopies | None = None
-    """What the brokers lack of the topics' copies; None while that is unknown."""
+    """The topics' copies that brokers lack; None while that is unknown."""
 
     @property
     def behind_ns(self) -> int:

@@ -1,4 +1,4 @@
-"""What three brokers hold of a suite under test: copies in sync, telemetry and decisions."""
+"""Reads three brokers' copies in sync, telemetry and decisions of a suite under test."""
 
 import asyncio
 from collections import defaultdict

@@ -154,7 +154,7 @@ class AlertEvaluator:
         self.judged: Callable[[int], tuple[Sequence[Cause], frozenset[str]]] = lambda _: ((), frozenset())
         """Returns the verdict's causes at a moment, and the models for which enough is known to judge."""
         self.lost_copies: Callable[[], LostCopies | None] = lambda: None
-        """Returns what the brokers lack of the topics' copies."""
+        """A reader of the topics' copies that brokers lack."""
 
     @property
     def book(self) -> AlertStore:

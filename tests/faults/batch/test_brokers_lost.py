@@ -84,6 +84,7 @@ async def test_killed_brokers_lose_no_line_and_no_telemetry(kafka: KafkaCluster,
     assert not shown(unanswered(files, LINES))
     assert not shown(unanswered(await committed(kafka.servers, cluster), LINES))
     steps, decisions = await sent(kafka.servers, cluster)
+    assert steps and decisions
     for numbers in steps.values():
         assert set(numbers) == set(range(min(numbers), max(numbers) + 1))  # a batch may come twice, none is missing
     for numbers in decisions.values():
