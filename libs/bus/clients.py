@@ -6,11 +6,13 @@ import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+from aiokafka.conn import AIOKafkaConnection, CloseReason
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from libs.contracts.errors import StartupError
 from libs.runtime.settings import CommonSettings
@@ -54,6 +56,7 @@ def brokers_of(settings: CommonSettings) -> Brokers:
 
 def client_options(brokers: Brokers) -> dict[str, Any]:
     """Return the arguments that every aiokafka client needs."""
+    _lose_closed_connections()
     if isinstance(brokers, str):
         return {"bootstrap_servers": brokers}
     options: dict[str, Any] = {"bootstrap_servers": brokers.servers, "security_protocol": brokers.protocol}
@@ -66,6 +69,27 @@ def client_options(brokers: Brokers) -> dict[str, Any]:
             "sasl_plain_password": brokers.password,
         }
     return options
+
+
+@cache
+def _lose_closed_connections() -> None:
+    """Make aiokafka raise KafkaConnectionError for a request over a connection that uvloop has closed already.
+
+    uvloop 0.23 refuses the write with a RuntimeError, and aiokafka 0.14 expects OSError alone. Raised from a fetch or
+    a commit, it would end the service.
+    """
+    send = AIOKafkaConnection.send
+
+    def send_if_open(self: AIOKafkaConnection, request: Any, expect_response: bool = True) -> Any:
+        try:
+            return send(self, request, expect_response)
+        except RuntimeError as error:
+            if self._writer is None or not self._writer.is_closing():
+                raise
+            self.close(reason=CloseReason.CONNECTION_BROKEN)
+            raise KafkaConnectionError(f"the connection to the broker is closed: {error}") from error
+
+    AIOKafkaConnection.send = send_if_open
 
 
 def _context(settings: CommonSettings) -> ssl.SSLContext:

@@ -39,7 +39,7 @@ class Child:
     """A process that reports its progress on stdout."""
 
     process: asyncio.subprocess.Process
-    told: list[dict[str, Any]]
+    events: list[dict[str, Any]]
 
     async def status(self, event: str) -> dict[str, Any]:
         assert self.process.stdout is not None
