@@ -15,6 +15,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a model's file, empty without the file. Raise StartupError that names the file."""
+    return read_json(path) if path.is_file() else {}
+
+
 def read_any_json(path: Path) -> Any:
     """Return the JSON value in a model's file. Raise StartupError that names the file."""
     try:

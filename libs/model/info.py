@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from libs.contracts.errors import StartupError
-from libs.model.files import read_any_json, read_json
+from libs.model.files import read_any_json, read_json, read_json_if_there
 from libs.model.vision import Vision, load_vision
 
 BUILTIN_SIM: Final = "builtin:sim"
@@ -289,14 +289,12 @@ def _load_score(folder: Path, config: dict[str, Any]) -> Embedding:
 
 def _sentence_config(folder: Path) -> dict[str, Any]:
     """Return the settings of the module `Transformer`, which is the folder itself."""
-    file = folder / "sentence_bert_config.json"
-    return read_json(file) if file.is_file() else {}
+    return read_json_if_there(folder / "sentence_bert_config.json")
 
 
 def _stated(folder: Path) -> dict[str, Any]:
     """Return the settings of the whole model in Sentence Transformers."""
-    file = folder / "config_sentence_transformers.json"
-    return read_json(file) if file.is_file() else {}
+    return read_json_if_there(folder / "config_sentence_transformers.json")
 
 
 def _default_prompt(stated: dict[str, Any]) -> str:
@@ -386,8 +384,7 @@ def _encoder_tokens(folder: Path, config: dict[str, Any], positions: int) -> int
         pad = config.get("pad_token_id")
         positions -= (pad if isinstance(pad, int) else 1) + 1
     # Later releases of Sentence Transformers write the length into the tokenizer's file alone.
-    file = folder / "tokenizer_config.json"
-    of_tokenizer = read_json(file).get("model_max_length") if file.is_file() else None
+    of_tokenizer = read_json_if_there(folder / "tokenizer_config.json").get("model_max_length")
     own = _sentence_config(folder).get("max_seq_length")
     named = of_tokenizer if own is None else own
     return min(positions, named) if isinstance(named, int) and named > 0 else positions

@@ -71,26 +71,22 @@ def combine(base: StepTimeModel, fits: Mapping[StepKind, FittedModel]) -> StepTi
         )
     if StepKind.DECODE in fits:
         model = fits[StepKind.DECODE].model
-        if not model.saturating_sequences:
-            # A fit from before 0.2 knows neither batch, and fitting finds none: those of `base` stay.
-            model = replace(
-                model,
-                saturating_sequences=base.saturating_sequences,
-                decode_wide_ns=base.decode_wide_ns,
-                graph_sequences=base.graph_sequences,
-                graph_exit_ns=base.graph_exit_ns,
-            )
         base = replace(
             base,
             decode_fixed_ns=model.decode_fixed_ns,
             decode_matrix_ns=model.decode_matrix_ns,
             decode_sequence_ns=model.decode_sequence_ns,
             decode_kv_token_ns=model.decode_kv_token_ns,
-            saturating_sequences=model.saturating_sequences,
-            decode_wide_ns=model.decode_wide_ns,
-            graph_sequences=model.graph_sequences,
-            graph_exit_ns=model.graph_exit_ns,
         )
+        # A fit from before 0.2 knows neither batch, and fitting finds none: those of `base` stay.
+        if model.saturating_sequences:
+            base = replace(
+                base,
+                saturating_sequences=model.saturating_sequences,
+                decode_wide_ns=model.decode_wide_ns,
+                graph_sequences=model.graph_sequences,
+                graph_exit_ns=model.graph_exit_ns,
+            )
     if StepKind.MIXED in fits:
         base = replace(base, interference=fits[StepKind.MIXED].model.interference)
     return base
