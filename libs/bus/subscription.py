@@ -47,11 +47,14 @@ class Progress(Generic[PartitionT]):
         self._positions: Mapping[PartitionT, int] = {}
 
     def stalled(
-        self, now_s: float, positions: Mapping[PartitionT, int], ends: Mapping[PartitionT, int]
+        self, now_s: float, positions: Mapping[PartitionT, int], ends: Mapping[PartitionT, int], *, full: bool = False
     ) -> list[PartitionT]:
-        """Return the partitions that have been short of their end, at one position, for longer than the bound."""
+        """Return the partitions that have been short of their end, at one position, for longer than the bound.
+
+        After a `full` poll there are none: records of a partition may have arrived and wait for those of another.
+        """
         for partition, position in positions.items():
-            if position >= ends[partition] or position != self._positions.get(partition):
+            if full or position >= ends[partition] or position != self._positions.get(partition):
                 self._moved_at_s[partition] = now_s
         self._positions = positions
         return [partition for partition in positions if now_s - self._moved_at_s[partition] > self._stall_s]
@@ -112,6 +115,8 @@ class Subscription:
         self._behind: Behind[TopicPartition] = Behind(jumps.after_s if jumps else 0.0)
         self._replay_ends: Mapping[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int] = {}
+        self._full = False
+        """True if the last poll returned as many records as one may."""
 
     async def records(self, closed: Callable[[], bool]) -> AsyncGenerator[Record, None]:
         """Yield records, in order within each partition, until `closed()`. Continues through outages."""
@@ -152,7 +157,9 @@ class Subscription:
             if not assigned:
                 await asyncio.sleep(CHECK_S)
                 continue
-            for partition, batch in (await consumer.getmany(timeout_ms=POLL_MS, max_records=MAX_POLL_RECORDS)).items():
+            batches = await consumer.getmany(timeout_ms=POLL_MS, max_records=MAX_POLL_RECORDS)
+            self._full = sum(map(len, batches.values())) >= MAX_POLL_RECORDS
+            for partition, batch in batches.items():
                 topic = self._topics[partition.topic]
                 for raw in batch:
                     self._positions[partition] = raw.offset + 1
@@ -176,7 +183,8 @@ class Subscription:
             # A fetch on a closing connection can end aiokafka's fetching for good without any error.
             ends = await consumer.end_offsets(found)
             positions = {partition: await consumer.position(partition) for partition in found}
-            if stalled := progress.stalled(asyncio.get_running_loop().time(), positions, ends):
+            now_s = asyncio.get_running_loop().time()
+            if stalled := progress.stalled(now_s, positions, ends, full=self._full):
                 raise BrokerAway(f"{len(stalled)} partitions have records that do not arrive")
             self._look_at_replay(positions)
             if self._jumps is not None:

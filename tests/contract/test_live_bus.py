@@ -61,6 +61,7 @@ async def test_a_reader_that_is_too_slow_jumps_and_every_record_is_read_once_by_
     try:
         async with asyncio.timeout(60):
             while not gaps:
+                assert not task.done(), "reading has ended"
                 for _ in range(50):
                     bus.publish(STEPS, StepBatch(worker_id="w", sequence=sent))
                     sent += 1

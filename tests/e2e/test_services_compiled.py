@@ -46,19 +46,18 @@ def answers(suite: RunningSuite) -> list[Any]:
         answer = httpx.post(f"{suite.gateway}/v1/chat/completions", json=request, timeout=60)
         lines = answer.text.splitlines() if case.get("stream") else [answer.text]
         texts: dict[int, str] = {}
-        rest: list[Any] = []
+        ends: list[Any] = []
+        usages: list[Any] = []
         for line in filter(None, lines):
             body = json.loads(line.removeprefix("data: ")) if "[DONE]" not in line else {}
             for choice in body.get("choices", []):  # the number of tokens per event depends on timing
                 delta = choice.get("delta") or choice.get("message") or {}
                 texts[choice["index"]] = texts.get(choice["index"], "") + (delta.get("content") or "")
-                rest.append((choice["index"], choice["finish_reason"], choice.get("logprobs")))
-            rest.append(body.get("usage"))
-        return (
-            answer.status_code,
-            texts,
-            [each for each in rest if each not in (None, *[(i, None, None) for i in range(3)])],
-        )
+                if choice["finish_reason"] or choice.get("logprobs"):
+                    ends.append((choice["index"], choice["finish_reason"], choice.get("logprobs")))
+            usages.append(body.get("usage"))
+        ends.sort(key=lambda each: each[0])  # which of several choices ends first depends on timing too
+        return answer.status_code, texts, ends, [each for each in usages if each is not None]
 
     with ThreadPoolExecutor(12) as threads:
         return list(threads.map(ask, range(36)))

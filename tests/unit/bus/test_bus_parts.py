@@ -138,6 +138,14 @@ def test_a_partition_is_stalled_only_if_it_lags_at_one_position_for_the_bound() 
     assert progress.stalled(8, {"a": 6, "b": 9}, {"a": 6, "b": 9}) == []
 
 
+def test_a_partition_whose_records_wait_for_those_of_another_is_not_stalled() -> None:
+    progress: Progress[str] = Progress(stall_s=3)
+    assert progress.stalled(0, {"a": 0, "b": 0}, {"a": 9, "b": 9}) == []
+    assert progress.stalled(5, {"a": 1, "b": 0}, {"a": 9, "b": 9}, full=True) == []
+    assert progress.stalled(7, {"a": 2, "b": 0}, {"a": 9, "b": 9}) == []
+    assert progress.stalled(9, {"a": 3, "b": 0}, {"a": 9, "b": 9}) == ["b"]
+
+
 class Broker:
     """A consumer's view: each partition holds [0, 900), the last ten seconds' records from 800 on."""
 
