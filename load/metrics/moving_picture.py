@@ -1,7 +1,7 @@
 """A moving picture for README and front page: the page while a flood of long prompts comes and one command ends it.
 
-`make moving-picture` writes docs/images/page-flood.gif from a suite of simulated GPUs, and with `--frames FOLDER` each
-frame as a PNG. The planner only advises here: the command under the first line is run as `fulcrum advice --apply`.
+`make moving-picture` writes docs/images/page-flood.gif from a suite of simulated GPUs, its frame before the command as
+page-flood.png, and with `--frames FOLDER` each frame as a PNG. The planner only advises here: the command under the first line is run as `fulcrum advice --apply`.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from libs.testing.suites.browser import PROGRAMS, browser, listen_for_errors
 from libs.testing.suites.suite import RunningSuite
 from load.gateway.http_load import running_clients
 from load.lab.fidelity import BYTES
+from load.metrics.screenshots import keep
 from load.setup import bench_suite
 
 # A large model on slow GPUs has long steps and few requests a second, so that suite and browser get by with two cores.
@@ -103,7 +104,8 @@ def apply_advice(suite: RunningSuite) -> None:
         raise RuntimeError(done.stdout + done.stderr)
 
 
-async def film(suite: RunningSuite) -> list[bytes]:
+async def film(suite: RunningSuite) -> tuple[list[bytes], bytes]:
+    """Return every frame, and the last one before the command."""
     async with load(suite.gateway, QUIET), browser() as running:
         page = await running.new_page(viewport=VIEW, color_scheme="light")
         errors = listen_for_errors(page)
@@ -114,13 +116,14 @@ async def film(suite: RunningSuite) -> list[bytes]:
         taken = await frames_of(page, start_s + FLOOD_AT_S)
         async with load(suite.gateway, FLOOD):
             taken += await frames_of(page, start_s + COMMAND_AT_S)
+            flooded = taken[-1]
             applied = asyncio.create_task(asyncio.to_thread(apply_advice, suite))
             taken += await frames_of(page, start_s + CALM_AT_S)
             await applied
         taken += await frames_of(page, start_s + END_S)
         if errors:
             raise RuntimeError(errors[0])
-        return taken
+        return taken, flooded
 
 
 def write(taken: list[bytes], file: Path) -> None:
@@ -146,12 +149,13 @@ def main() -> None:
     parser.add_argument("--frames", type=Path, help="a folder that gets each frame as a PNG too")
     options = parser.parse_args()
     with bench_suite(*WORKERS, env={"FULCRUM_WORKER_NAMES": "gpu", "FULCRUM_WORKER_SIM_SPEEDUP": SPEEDUP}) as suite:
-        taken = asyncio.run(film(suite))
+        taken, flooded = asyncio.run(film(suite))
     if options.frames:
         options.frames.mkdir(parents=True, exist_ok=True)
         for at, each in enumerate(taken):
             (options.frames / f"{at:03}.png").write_bytes(each)
     write(taken, options.file)
+    keep(flooded, options.file.with_suffix(".png"))
 
 
 if __name__ == "__main__":
