@@ -1,8 +1,8 @@
 """A moving picture for README and front page: the page while a flood of long prompts comes and one command ends it.
 
 `make moving-picture` writes docs/images/page-flood.gif from a suite of simulated GPUs, and page-flood.png, its frame
-before the command. With `--frames FOLDER` it also writes each frame as a PNG. The planner only advises here: the command
-under the first line is run as `fulcrum advice --apply`.
+before the command. With `--frames FOLDER` it also writes each frame as a PNG. The planner only advises here: the
+command under the first line is run as `fulcrum advice --apply`.
 """
 
 import argparse
