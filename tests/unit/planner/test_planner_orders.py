@@ -13,7 +13,8 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.runtime.net.access import bearer
 from libs.runtime.tasks import TaskOwner
 from services.planner import role_planner
-from services.planner.role_planner import CallOutcome, Order, OrderExecutor
+from services.planner.executor import CallOutcome, OrderExecutor
+from services.planner.role_planner import Order
 
 
 class Channel:
