@@ -54,8 +54,9 @@ class PoolTable:
 
 
 def make_table(measured: Sequence[tuple[int, float]]) -> PoolTable:
-    """Make a table from pairs (workers, most work): more workers never take less, and none takes more than its own
-    time.
+    """Make a table from pairs (workers, most work).
+
+    The work never falls with more workers, and never exceeds their own time.
     """
     ordered = sorted(measured)
     work, most = [], 0.0

@@ -63,7 +63,7 @@ def run_delay_ns(schedstat: str) -> int | None:
 # A thread's file takes 2 us to read once it is open and 40 us to open, so 128 threads take a quarter of a millisecond.
 MAX_THREADS: Final = 128
 MAX_PROCESSES: Final = 64
-# How often threads that have started or ended are noticed.
+# The interval at which threads that have started or ended are noticed.
 RELIST_S: Final = 1.0
 _SCHEDSTAT_BYTES: Final = 96
 

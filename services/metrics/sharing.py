@@ -252,9 +252,9 @@ class Sharing:
             for name, (batch, arrived_ns) in newest
         ]
         self._descriptions.forget_all_but(self._newest.keys())
-        due = self._descriptions.due(reports, before, everybody=self._tells_all)
+        to_describe = self._descriptions.to_describe(reports, before, everybody=self._tells_all)
         self._tells_all = False
-        return column_messages(reports, due, windows, fleet)
+        return column_messages(reports, to_describe, windows, fleet)
 
     def hear(self, message: SharedWindows, now_ns: int, fleet: FleetTelemetry, rollups: RollUps, from_ns: int) -> None:
         """Enter another instance's record with its windows from `from_ns` on.

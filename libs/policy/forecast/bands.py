@@ -258,11 +258,11 @@ def adapt_in_blocks(
     # The bands of a whole horizon of origins depend on bands that were made before it.
     for first in range(0, count, horizon):
         part = np.arange(first, min(first + horizon, count))
-        due = part - horizon + lead
-        seen = (due >= 0) & np.isfinite(actual[part])
+        target = part - horizon + lead
+        seen = (target >= 0) & np.isfinite(actual[part])
         if lead and not first:
             seen[0] = False  # the outcome of a fit's last bin is already in the widths that it left
-        made = said[np.maximum(due, 0)]
+        made = said[np.maximum(target, 0)]
         seen &= np.isfinite(made[:, 0])
         moves = np.where(actual[part, None] <= made + _SAME, below, above)
         was = restless[np.maximum(part + start - horizon, 0)]
@@ -288,10 +288,10 @@ def adapt_singly(
     start = len(restless) - len(point)
     lead, moving = len(said), [level for level, quantile in enumerate(LEVELS) if quantile != 0.5]
     for at, (middle, came) in enumerate(zip(point, actual, strict=True)):
-        due = at - horizon + lead
+        target = at - horizon + lead
         # The outcome of a fit's last bin is already in the widths that it left.
-        if due >= 0 and isfinite(came) and (at or not lead) and isfinite(said[due][0]):
-            own, made = widths[restless[max(at + start - horizon, 0)]], said[due]
+        if target >= 0 and isfinite(came) and (at or not lead) and isfinite(said[target][0]):
+            own, made = widths[restless[max(at + start - horizon, 0)]], said[target]
             for level in moving:
                 moved = own[level] + (below[level] if came <= made[level] + _SAME else above[level])
                 own[level] = moved if -MOST_WIDTH < moved < MOST_WIDTH else MOST_WIDTH if moved > 0 else -MOST_WIDTH
@@ -350,7 +350,7 @@ def _evidence(
     doublings = np.minimum((indices - start) * step_s / RECENT_S, _MOST_DOUBLINGS)
     recent, recent_squares, recent_sizes = _weighted(_knew(indices, step_s) * np.exp2(doublings), relative, seen)
     known = relative[indices + horizon < fitted]
-    # Beyond a day, errors show too few horizons to tell how far they are alike.
+    # Beyond a day, the history holds too few horizons to show for how many bins errors are correlated.
     alike = horizon if horizon * step_s > DAY_S else _bins_alike(known, horizon)
     windows, recent_windows = _outcomes(total, squares) / alike, _outcomes(recent, recent_squares) / alike
     size, recent_size = _mean_size(sizes, total), _mean_size(recent_sizes, recent)

@@ -12,7 +12,7 @@ from libs.policy.verdict.advice import Action
 from libs.policy.verdict.causes import SHORTAGES, Cause
 from libs.policy.verdict.state import NO_MARGIN, Margins, ModelState, PromisedFigure, PromiseMargin
 
-# Sequences and KV move first, and the shares of time behind a pressure are of two seconds.
+# Sequences and KV move first. Pressures then lag behind, as they come from shares of two seconds.
 SEEN_FROM_NS: Final = 1_000_000_000
 SEEN_TO_NS: Final = 2_500_000_000
 """Between these ages of a followed command its model's pressure is what came of it, as the median."""
