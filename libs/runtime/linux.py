@@ -1,9 +1,9 @@
 """Calls to Linux about this process: slices of its threads, their waits for a CPU, and the return of freed memory.
 
-Linux 6.12 and later accepts a slice for every ordinary thread (EEVDF): how long it computes while others wait for its
-core, and so how soon it gets one. It is no priority, and every thread's share of the cores stays what it was. A thread
-that asks for a short slice is served sooner: when it wakes up, it preempts one that asked for a longer slice. Threads
-and processes inherit the slice of the thread that starts them.
+Linux 6.12 and later accepts a slice for every ordinary thread (EEVDF), the time for which it computes while others wait
+for its core. It is no priority, and every thread's share of the cores stays what it was. A thread that asks for a short
+slice is served sooner: when it wakes up, it preempts one that asked for a longer slice. Threads and processes inherit
+the slice of the thread that starts them.
 """
 
 import asyncio

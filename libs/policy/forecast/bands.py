@@ -1,9 +1,9 @@
 """Uncertainty bands of forecasts, from past errors by state and corrected by their own coverage.
 
-The shape comes from errors of past forecasts, divided by a scale that depends on how restless the series is and how
-far it is from its level (split conformal prediction); old errors count less. The size of errors has a shorter memory
-than their shape, and follows a lasting change within hours. Each quantile's width then grows while it is exceeded too
-often and shrinks while it is not (adaptive conformal inference: Gibbs and Candes, NeurIPS 2021).
+The shape comes from errors of past forecasts (split conformal prediction), of which old ones count less. Errors are
+divided by a scale that grows with the restlessness of the series and its distance from its level. The size of errors
+has a shorter memory than their shape, and follows a lasting change within hours. Each quantile's width then grows while
+it is exceeded too often and shrinks while it is not (adaptive conformal inference: Gibbs and Candes, NeurIPS 2021).
 Bursts are among the errors, so the bands contain them.
 """
 
@@ -90,8 +90,8 @@ class Scale:
 def states_of(log: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
     """Return the states at all origins, of shape [horizons, n, 5].
 
-    The features are a constant, the distance of the series from its hour, that of its hour from its days, its
-    restlessness, and its excess restlessness on earlier days at the predicted time of day.
+    The features are a constant, the distance of the series from its hour, and that of its hour from its days. Then come
+    its restlessness, and the excess of it at the predicted time on earlier days.
     """
     hour, days = running_means(log, np.array([3600.0, 180_000.0]) / step_s)
     moved = np.abs(np.diff(log, prepend=log[0]))
@@ -377,8 +377,8 @@ def _expected(
 ) -> tuple[list[Floats], list[Floats]]:
     """Return (sizes of relative errors, numbers of errors behind them) at each anchor, by horizon.
 
-    What is known of a shorter horizon stands in for a longer one: a series that is calm or restless an hour ahead is
-    so a day ahead, long before errors of a day ahead are known. The same is true of errors that have grown lately.
+    A shorter horizon stands in for a longer one whose errors are not known yet. A series that is calm or restless an
+    hour ahead is so a day ahead. The same is true of errors that have grown lately.
     """
     sizes, counts = [np.empty(0)] * len(horizons), [np.empty(0)] * len(horizons)
     ratio, growth, count = (np.zeros(len(known[0].anchors)) for _ in range(3))

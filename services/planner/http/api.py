@@ -79,8 +79,8 @@ class WorkerAnswer:
     """A registered worker. Depths and counts are null until its telemetry arrives.
 
     `moves` counts its changes of role since it started. `moved_*` describe the last one and are 0 and empty before
-    it. A decode worker that the planner lends prompts to keeps role decode and has a budget; a worker that was
-    started with a budget, or given one by a person, is mixed. `unpaired` says why a worker gets no work because no
+    it. A decode worker that the planner lends prompts to keeps role decode and has a budget. A worker whose budget was
+    set at its start or by a person is mixed. `unpaired` says why a worker gets no work because no
     worker of the other phase has compatible KV; otherwise it is empty.
     """
 
