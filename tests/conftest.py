@@ -17,7 +17,7 @@ from libs.testing.servers.stores import (
     real_kafka,
     real_redis,
 )
-from tests.tiers import skip_unless_ci
+from tests.programs import skip_unless_ci
 
 pytest_plugins = ["tests.hung_tasks", "tests.tiers"]
 

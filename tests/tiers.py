@@ -51,13 +51,6 @@ SYSTEM_CALLS = {
 """Python's audit events, and their descriptions."""
 
 
-def skip_unless_ci(error: Exception) -> None:
-    """Skip for lack of a program on a person's machine; fail in CI, which must have it."""
-    if os.environ.get("CI", "").lower() in ("1", "true"):
-        pytest.fail(str(error), pytrace=False)
-    pytest.skip(str(error))
-
-
 def tier_of(path: str, marks: Collection[str]) -> str:
     """Return fast, test, rest or all; `path` as in a test's id."""
     if ONLY_IN_ALL in marks:

@@ -30,7 +30,7 @@ from libs.testing.wait import until
 from libs.worker.admin_client import WorkerAdmin
 from services.planner.kept import Lead
 from services.planner.store import RedisPlannerStore
-from tests.tiers import skip_unless_ci
+from tests.programs import skip_unless_ci
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.redis]
 

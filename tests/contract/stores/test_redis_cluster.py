@@ -24,7 +24,7 @@ from libs.testing.servers.stores import (
     redis_command,
     running,
 )
-from tests.tiers import skip_unless_ci
+from tests.programs import skip_unless_ci
 
 pytestmark = pytest.mark.redis
 

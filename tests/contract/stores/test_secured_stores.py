@@ -30,7 +30,7 @@ from libs.testing.servers.secured import (
     secured_redis,
 )
 from libs.testing.servers.stores import KafkaUnavailable, RedisUnavailable
-from tests.tiers import skip_unless_ci
+from tests.programs import skip_unless_ci
 
 SETTLE_S = 40.0
 

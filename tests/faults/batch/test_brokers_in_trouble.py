@@ -33,7 +33,7 @@ from libs.testing.suites.processes import until_whole
 from libs.testing.suites.steady_load import SteadyLoad, steady_load
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
-from tests.tiers import skip_unless_ci
+from tests.programs import skip_unless_ci
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(1800)]
 

@@ -24,7 +24,7 @@ from libs.testing.servers.replicated import KafkaCluster, kafka_cluster
 from libs.testing.servers.stores import KafkaUnavailable
 from libs.testing.suites.processes import until_whole
 from libs.testing.suites.suite import RunningSuite, running_suite
-from tests.tiers import skip_unless_ci
+from tests.programs import skip_unless_ci
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(900)]
 
