@@ -279,7 +279,7 @@ class Sharing:
                 self._hear_window(each.start_unix_ns, cells, now_ns, rollups, from_ns)
             return
         for worker in message.workers:
-            # On this process's clock, less the age that the sender reports; the transit is not known.
+            # The arrival by this process's clock, from the age that the sender reports. The transit is not known.
             arrived_ns = now_ns - max(sent_ns - worker.arrived_unix_ns, 0)
             if not fleet.relay(worker, now_ns, arrived_ns if fresh else None, message.metrics_id):
                 self.left_out[LeftOut.MALFORMED] += 1

@@ -111,7 +111,7 @@ class PromiseLog:
                 self._advised[cause.model] = _Advised(str(cause.code), cause.action, now_ns)
 
     def answered(self, model: str, arrival_ns: int, ttft_ns: float, tpot_ns: float) -> None:
-        """Record the latencies of a request of people that has ended."""
+        """Record the latencies of an interactive request that has ended."""
         followed = self._followed.get(model)
         if followed is not None and followed.gone_ns and 0 <= arrival_ns - followed.gone_ns < AFTER_NS:
             followed.answers.append((ttft_ns / 1e6, tpot_ns / 1e6))
