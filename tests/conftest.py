@@ -1,7 +1,6 @@
 """Stores for all tests: one server of each kind for a whole run, started on first use."""
 
 import logging
-import os
 import uuid
 from collections.abc import Iterator
 
@@ -18,6 +17,7 @@ from libs.testing.servers.stores import (
     real_kafka,
     real_redis,
 )
+from tests.programs import skip_unless_ci
 
 pytest_plugins = ["tests.hung_tasks", "tests.tiers"]
 
@@ -25,13 +25,6 @@ pytest_plugins = ["tests.hung_tasks", "tests.tiers"]
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-examples", type=int, default=0, help="examples that each test under tests/fuzz tries")
     parser.addoption("--device", default="cpu", help="of the torch engine in the engines' contract suite, e.g. cuda:0")
-
-
-def _unavailable(error: Exception) -> None:
-    """Skip with the reason on a person's machine; fail in CI, which must have it."""
-    if os.environ.get("CI", "").lower() in ("1", "true"):
-        pytest.fail(str(error), pytrace=False)
-    pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +51,7 @@ def real_kafka_server() -> Iterator[KafkaServer]:
         context = real_kafka()
         server = context.__enter__()
     except KafkaUnavailable as error:
-        _unavailable(error)
+        skip_unless_ci(error)
     else:
         yield server
         context.__exit__(None, None, None)
@@ -76,7 +69,7 @@ def real_redis_server() -> Iterator[RedisServer]:
         context = real_redis()
         server = context.__enter__()
     except RedisUnavailable as error:
-        _unavailable(error)
+        skip_unless_ci(error)
     else:
         yield server
         context.__exit__(None, None, None)
@@ -90,7 +83,7 @@ def chromium() -> str:
     try:
         return find_browser()
     except BrowserUnavailable as error:
-        _unavailable(error)
+        skip_unless_ci(error)
         raise
 
 

@@ -1,8 +1,8 @@
 """The embedded broker of `fulcrum up`: its program, which `make setup` builds, and its command line.
 
 It is kfake (deploy/broker), a single process with consumer groups, transactions and fetches that wait. In contrast
-to a cluster it has one copy of each record, which survives a killed broker but not a machine that loses power, and
-only the last 32 MiB of each telemetry partition. It listens on 127.0.0.1 only.
+to a cluster it has one copy of each record, which survives a killed broker but not a machine that loses power. It
+keeps only the last 32 MiB of each telemetry partition. It listens on 127.0.0.1 only.
 """
 
 import sys

@@ -136,8 +136,8 @@ class Transactions:
     async def _renew(self) -> None:
         """End the transaction by opening a new producer. Raise BrokerAway if another member has worked here.
 
-        aiokafka's own abort is not enough: it loses the sequence numbers of refused records, and a topic that may
-        not be written to makes it forget what else the transaction holds.
+        aiokafka's own abort is not enough. It loses the sequence numbers of refused records, and forgets what else the
+        transaction holds if a topic may not be written to.
         """
         await self._held.aclose()
         if await self._take() != self.committed:

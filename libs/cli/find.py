@@ -106,10 +106,26 @@ def find_one_suite(ready_file: Path | None) -> Ready:
     if ready_file is None:
         running = _running()
         if len(running) > 1:
+            # One that was killed leaves its file. Its port does not tell: a service of a live suite may be restarting.
+            running = [each for each in running if is_suite(each[1].pid, (b"up", b"observe"))] or running
+        if len(running) > 1:
             raise _several(running)
         if running:
             return remember(running[0][1])
     return find_suite(ready_file)
+
+
+def is_suite(pid: int, commands: Sequence[bytes] = (b"up",)) -> bool:
+    """Return whether the process is one of Fulcrum's `commands`; True if the system does not say what it runs.
+
+    A ready file that outlived a restart of the machine may name another program's process.
+    """
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return True
+    named = any(b"fulcrum" in word or b"libs.cli" in word for word in words)
+    return named and any(each in words for each in commands)
 
 
 def _several(running: Sequence[tuple[Path, Ready]]) -> StartupError:

@@ -7,15 +7,17 @@ def workers(cluster: str) -> str:
 
 
 def worker(cluster: str, worker_id: str) -> str:
-    """Return the key of the lease of a worker: a hash of `worker` (serialized) and `incarnation` (20 digits), expiring
-    unless renewed.
+    """Return the key of a worker's lease, which expires unless it is renewed.
+
+    The value is a hash of `worker` (serialised) and `incarnation` (20 digits).
     """
     return f"fulcrum:{cluster}:worker:{worker_id}"
 
 
 def kept_role(cluster: str, worker_id: str) -> str:
-    """Return the key of the role that a person gave a worker (a serialized Worker of id, assignment and change); it
-    expires.
+    """Return the key of the role that a person gave a worker; it expires.
+
+    The value is a serialised Worker of id, assignment and change.
     """
     return f"fulcrum:{cluster}:kept-role:{worker_id}"
 
@@ -36,8 +38,9 @@ def planner_limits(cluster: str) -> str:
 
 
 def planner_memory(cluster: str, what: str) -> str:
-    """Return the key of other state of the planner as JSON: today's GPU time of started workers (scale), and hourly
-    losses (regret).
+    """Return the key of other state of the planner as JSON.
+
+    `scale` has today's GPU time of started workers, `regret` hourly losses.
     """
     return f"fulcrum:{cluster}:planner-{what}"
 
@@ -58,10 +61,9 @@ def kv_blocks(cluster: str, model: str, worker_id: str) -> str:
 
 
 def step_time(cluster: str, *kind: str) -> str:
-    """Return the key of the hash of the latest step-time fits of a kind of worker, one serialized StepTime for each
-    kind of step.
+    """Return the key of the latest step-time fits of a kind of worker, which is engine, model, device and variant.
 
-    A kind of worker is engine, model, device and variant.
+    The value is a hash with a serialised StepTime for each kind of step.
     """
     return f"fulcrum:{cluster}:step-time:{':'.join(kind)}"
 
@@ -121,15 +123,17 @@ def limit_use(cluster: str, tenant: str, kind: str) -> str:
 
 
 def limit_open(cluster: str, tenant: str) -> str:
-    """Return the key of the hash of places for a tenant's concurrent requests, by the gateway that holds them:
-    COUNT:UNTIL, in Unix ms.
+    """Return the key of the places for a tenant's concurrent requests.
+
+    The value is a hash of COUNT:UNTIL by the gateway that holds them, UNTIL in Unix ms.
     """
     return f"fulcrum:{cluster}:limit-open:{tenant}"
 
 
 def limit_gateways(cluster: str) -> str:
-    """Return the key of the sorted set of gateways that share tenants' limits, by the Unix ms until which they
-    count.
+    """Return the key of the gateways that share tenants' limits.
+
+    The value is a set sorted by the Unix ms until which each of them counts.
     """
     return f"fulcrum:{cluster}:limit-gateways"
 

@@ -18,16 +18,16 @@ from libs.policy.gateway.places import (
     yields_by_gateway,
 )
 
-# How long a place that was given up is expected back from its worker. Until then no one else gives way for it.
+# A place that was given up is expected back within this time. Until then no one else gives way for it.
 COMING_NS: Final = 1_000_000_000
-# How long reports count such a place as free. Later another gateway may hold and report it too, and it would count
-# twice.
+# Reports count such a place as free for this long. Later another gateway may hold and report it too, and it would
+# count twice.
 REPORTED_COMING_NS: Final = 300_000_000
-# How long reports include what gave way. After it, all gateways know what each gave up for the same demand: it is
-# four of their reporting intervals.
+# Reports include what gave way for this long, four reporting intervals. After that, all gateways know what each gave
+# up for the same demand.
 KNOWN_NS: Final = 1_250_000_000
-# How long a gateway counts what it gave up itself: until the other gateways' parts have left their reports. If it
-# forgot sooner, each would take on a part of what the others still report.
+# A gateway counts what it gave up itself until the other gateways' parts have left their reports. If it forgot
+# sooner, each would take on a part of what the others still report.
 OWN_NS: Final = KNOWN_NS + 500_000_000
 
 
@@ -178,7 +178,7 @@ class TenantPlaces:
         """The times within OWN_NS at which choices gave way and the number of each tenant's, by model."""
         self._others = NOBODY
         self._reported: dict[str, ModelPlaces] = {}
-        self._told: dict[str, ModelPlaces] = {}
+        self._exchanged: dict[str, ModelPlaces] = {}
         """The counts that this gateway had reported when it last received the others' reports."""
         self._known_here: dict[str, ModelPlaces] = {}
         """The same one exchange earlier: every gateway has received it."""
@@ -196,7 +196,7 @@ class TenantPlaces:
         """
         self._others = others
         self._known, self._waiting = self._waiting, {}
-        self._known_here, self._told = self._told, self._reported
+        self._known_here, self._exchanged = self._exchanged, self._reported
         for side in (*others.sides, self._reported):
             for model, found in side.items():
                 counts = {tenant: count.waiting for tenant, count in found.tenants.items()}
@@ -214,7 +214,7 @@ class TenantPlaces:
             self._forget(model, now_ns)
         found: dict[str, ModelPlaces] = {}
         models = self._held.keys() | waiting.keys() | self._gave_way.keys() | self._others.wanted()
-        for model in sorted(models) if self._tenants.told_apart else ():
+        for model in sorted(models) if self._tenants.are_distinct else ():
             counts = self._here(model, waiting.get(model, {}), now_ns - KNOWN_NS)
             unused = free.get(model, 0)
             coming = self._coming(model, unused, now_ns - REPORTED_COMING_NS)
@@ -266,7 +266,7 @@ class TenantPlaces:
 
         Choices have to wait for the model, here or at other gateways.
         """
-        if not self._tenants.told_apart:
+        if not self._tenants.are_distinct:
             return {}
         models = waiting.keys() | self._others.models()
         return {model: waiting.get(model, {}) for model in models if self._shared(model, waiting.get(model, {}))}
@@ -335,7 +335,7 @@ class TenantPlaces:
 
     def _contest(self, model: str, waiting: Mapping[str, int], free: int, now_ns: int) -> _Round | None:
         """Return the demand for a model, or None if at most one tenant requests it or tenants cannot be told apart."""
-        if not self._tenants.told_apart or not self._shared(model, waiting):
+        if not self._tenants.are_distinct or not self._shared(model, waiting):
             return None
         demands, waits = dict[str, PlaceDemand](), dict[str, GatewayPart]()
         held = self._held.get(model, {})

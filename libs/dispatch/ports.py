@@ -313,7 +313,7 @@ class Tenancy(Protocol):
     """The tenants that share the queue and the workers."""
 
     @property
-    def told_apart(self) -> bool:
+    def are_distinct(self) -> bool:
         """Return whether tenants are authenticated, so that one may be held back for another."""
         ...
 
@@ -326,7 +326,7 @@ class OneForAll:
     """Unauthenticated tenants: anyone may name any of them, so turns count alike and no one is held back."""
 
     @property
-    def told_apart(self) -> bool:
+    def are_distinct(self) -> bool:
         return False
 
     def weight(self, _tenant: str) -> int:

@@ -31,7 +31,7 @@ from libs.runtime.clock import Clock
 
 log = structlog.get_logger()
 
-# How long a suspect waits for a worker without another suspect before it goes to any.
+# A suspect waits this long for a worker without another suspect, then goes to any.
 APART_NS = 5_000_000_000
 LOST = f"{MAX_LOST_WORKERS} workers were lost while they computed this prompt"
 

@@ -132,7 +132,7 @@ class WaitingQueue:
 
     def check_tenant(self, tenant: str, count: int, now_ns: int) -> None:
         """Raise QueueFull if `count` more of the tenant's would take all the room left to others."""
-        if not self._tenants.told_apart:
+        if not self._tenants.are_distinct:
             return
         own, people = sum(each[tenant] for each in self._of_tenant.values()), len(self._waiting) - self.batch
         if count > queue_room(self._max_waiting, people, own, self._tenants.weight(tenant)):

@@ -8,8 +8,8 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence
 
-# How long blocks wait for another receiver after theirs has left, or for any receiver after their gateway has. A
-# gateway notices the loss, or its decode worker arrives, well before.
+# Blocks wait this long for another receiver after theirs has left, or for any receiver after their gateway has left.
+# A gateway notices the loss much sooner, and its decode worker arrives much sooner.
 RETRY_MS = 5_000
 
 

@@ -112,7 +112,7 @@ class Roster:
         return sorted(oldest_first, key=lambda sequence: sequence.request.yields)
 
     def computing(self) -> Iterator[Sequence]:
-        """Iterate over the same sequences in no particular order."""
+        """Iterate over the sequences that compute prompts or tokens, in no particular order."""
         return chain(self.at(Stage.PREFILL), self.at(Stage.DECODE))
 
     def holding(self) -> Iterator[Sequence]:

@@ -104,7 +104,7 @@ class Sampled:
     token_id: int
     logprob: Logprob | None = None
     fault: str = ""
-    """Why there is no token. Only this sequence cannot continue."""
+    """The reason why there is no token. Only this sequence cannot continue."""
     prompt: tuple[Logprob, ...] = ()
     """Logprobs of the tokens in the chunk's `scored`."""
     pooled: NDArray[np.float32] | None = None

@@ -230,7 +230,7 @@ _BOOK: Final = msgspec.json.Decoder(KeySet)
 
 @dataclass(frozen=True, slots=True)
 class StoredKeySet:
-    """A book and the version by which newer ones are recognized."""
+    """A book and the version by which newer ones are recognised."""
 
     version: str
     book: KeySet

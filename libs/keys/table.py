@@ -192,7 +192,7 @@ class KeyTable:
         return found
 
     @property
-    def told_apart(self) -> bool:
+    def are_distinct(self) -> bool:
         """Return whether a request's tenant is certain; if everybody is admitted, anyone may name any tenant."""
         return not self.is_open
 

@@ -99,7 +99,7 @@ HINDSIGHT: Final = (STILL, "static", OFFLINE)
 """Policies that use the best split in hindsight if their name has none."""
 AGGREGATED: Final = ("aggregated", "niyama", "llm-d-latency", "llm-d-latency-most", MIXED)
 Design = Literal["aggregated", "disaggregated", "hybrid"]
-"""Every worker does both phases, each does one, or workers lean to one phase and do some of the other."""
+"""The division of phases: all workers do both, each does one, or each leans to one and does some of the other."""
 ALL: Final = (STILL, MIXED, "static", *(name for name in RIVALS if name != "static"))
 
 

@@ -60,8 +60,9 @@ class Tokenizer:
         return ids
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
-        """Return the tokens of two texts with the special tokens around them, and the index of the second text's first
-        token; 0 if the tokenizer does not tell the two apart.
+        """Return the tokens of two texts with special tokens around them, and the index of the second's first token.
+
+        The index is 0 if the tokenizer does not separate the texts.
         """
         encoded = self._inner.encode_batch_fast([(first, second)])[0]
         return encoded.ids, encoded.type_ids.index(1) if 1 in encoded.type_ids else 0

@@ -6,6 +6,7 @@ left. `iteration_tokens_total` has one sample per output batch, so prompt chunks
 """
 
 import re
+from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,8 +54,14 @@ MOST_ENGINES: Final = 64
 MOST_LINES: Final = 4_096
 """The maximum number of known lines of one exposition; vLLM has about a hundred an engine."""
 
-Buckets = tuple[tuple[float, float], ...]
-"""Pairs of (upper bound, count so far) in ascending order."""
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """A histogram's counts so far. As pairs of objects they would take eight times the memory."""
+
+    bounds: Sequence[float]
+    """The upper bounds in ascending order, which servers of one layout share."""
+    counts: "array[float]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,15 +229,15 @@ def _sample(layout: _Layout, values: Sequence[float], t_s: float) -> ServerSampl
         own[name] = own.get(name, 0.0) + values[place]
     histograms: defaultdict[str, dict[str, Buckets]] = defaultdict(dict)
     for engine, name, bounds, places in layout.buckets:
-        histograms[engine][name] = tuple(zip(bounds, [values[each] for each in places], strict=True))
+        histograms[engine][name] = Buckets(bounds, array("d", [values[each] for each in places]))
     engines = {
-        engine: EngineSample(_reading(own, histograms[engine].get(STEP_TOKENS, ()), t_s), own, histograms[engine])
+        engine: EngineSample(_reading(own, histograms[engine].get(STEP_TOKENS), t_s), own, histograms[engine])
         for engine, own in scalars.items()
     }
     return ServerSample(t_s, engines, layout.model, layout.block_size_tokens, layout.kv_blocks)
 
 
-def _reading(values: Mapping[str, float], bounds: Buckets, t_s: float) -> Reading:
+def _reading(values: Mapping[str, float], tokens: Buckets | None, t_s: float) -> Reading:
     missing = [
         name
         for name in (f"{STEP_TOKENS}_count", "generation_tokens_total", "num_requests_running", "num_requests_waiting")
@@ -251,5 +258,9 @@ def _reading(values: Mapping[str, float], bounds: Buckets, t_s: float) -> Readin
         prefills_s=values.get(f"{PREFILL_TIME}_sum", 0.0),
         running=values["num_requests_running"],
         waiting=values["num_requests_waiting"],
-        tokens_at_most=bounds or [(inf, values[f"{STEP_TOKENS}_count"])],
+        tokens_at_most=(
+            [(inf, values[f"{STEP_TOKENS}_count"])]
+            if tokens is None
+            else tuple(zip(tokens.bounds, tokens.counts, strict=True))
+        ),
     )

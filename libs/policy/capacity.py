@@ -54,8 +54,9 @@ class PoolTable:
 
 
 def make_table(measured: Sequence[tuple[int, float]]) -> PoolTable:
-    """Make a table from pairs (workers, most work): more workers never take less, and none takes more than its own
-    time.
+    """Make a table from pairs (workers, most work).
+
+    The work never falls with more workers, and never exceeds their own time.
     """
     ordered = sorted(measured)
     work, most = [], 0.0
@@ -249,9 +250,9 @@ def gpu_hours(plan: CapacityPlan, gpus: int) -> tuple[float, float]:
 def wished_workers(plan: CapacityPlan, now_s: float, lead_s: float) -> dict[Phase, int]:
     """Return the workers that each pool should have once those ordered now have started.
 
-    It is the most that is needed from now until one stretch after `lead_s`, so no worker is released that is needed
-    again before a new one could start. It is 0 for a pool without work in 19 of 20 paths, as a plan's minimum is no
-    reason to start a worker. The result is empty if the plan does not cover that time.
+    It is the most that is needed from now until one stretch after `lead_s`. No worker is thus released that is needed
+    again before a new one could start. The number is 0 for a pool without work in 19 of 20 paths, as a plan's minimum
+    is no reason to start a worker. The result is empty if the plan does not cover that time.
     """
     until_s = now_s + lead_s + plan.step_s
     indices = [at for at, start in enumerate(plan.starts_s) if start < until_s and start + plan.step_s > now_s]

@@ -291,8 +291,8 @@ class _Overlap:
             return 1.0
         at_once = work.steps * self.prefills_s / (self.prefills * work.wall_s)
         busy = min((sqrt(1.0 + 4.0 * at_once) - 1.0) / 2.0, 1.0)
-        told_s = sum(cost.prefill_and_decode_s(work))
-        return busy * work.wall_s / told_s if told_s else 1.0
+        predicted_s = sum(cost.prefill_and_decode_s(work))
+        return busy * work.wall_s / predicted_s if predicted_s else 1.0
 
 
 class PhaseEstimator:

@@ -119,7 +119,7 @@ def interval(before: Reading, after: Reading) -> CounterChange:
     )
     work.prefill_steps = _prefill_steps(before, after, work, first_tokens)
     prefills_s = max(after.prefills_s - before.prefills_s, 0.0)
-    # Several count if they ran one after the other, as far as their times tell.
+    # Several prompts count if their times are short enough to have run one after the other.
     serial = first_tokens == 1 or (not work.token_gaps and prefills_s <= SERIAL_SHARE * work.wall_s)
     alone = serial and 1 <= first_tokens == after.prefills - before.prefills
     prompts_alone = not work.token_gaps and 1 <= first_tokens == after.prefills - before.prefills

@@ -189,10 +189,10 @@ class Gaps(Generic[PartitionT]):
 
     def next(self, now_ns: int) -> GapChunk[PartitionT] | None:
         """Return the newest chunk to read; None if there is none or all are too young."""
-        due = [each for each in self._open if each.due_ns <= now_ns]
-        if not due:
+        ready = [each for each in self._open if each.due_ns <= now_ns]
+        if not ready:
             return None
-        found = max(due, key=lambda each: each.newest_ns)
+        found = max(ready, key=lambda each: each.newest_ns)
         records = min(max(round(found.rate * CHUNK_NS / 1e9), MIN_CHUNK), MAX_CHUNK)
         margin = min(max(round(found.rate * MARGIN_NS / 1e9), MIN_CHUNK), MAX_CHUNK)
         start = max(found.gap.start, found.end - records)

@@ -100,14 +100,16 @@ class StepTimeModel:
 
         There must be at least one token. `squared` is a result of `squared_tokens`.
         """
-        linear = self.prefill_fixed_ns + self.prefill_token_ns * tokens
-        return max(self.prefill_floor_ns, linear + self.prefill_token_squared_ns * squared)
+        return max(self.prefill_floor_ns, self._above_floor_ns(tokens, squared))
 
     def beside_ns(self, tokens: int, squared: float) -> float:
         """Return the part of `chunks_ns` that counts in a mixed step, for `mixed_ns`."""
+        # With known saturation the floor is one of the whole step, which `mixed_ns` applies.
+        return self._above_floor_ns(tokens, squared) if self.saturating_sequences else self.chunks_ns(tokens, squared)
+
+    def _above_floor_ns(self, tokens: int, squared: float) -> float:
         linear = self.prefill_fixed_ns + self.prefill_token_ns * tokens
-        part_ns = linear + self.prefill_token_squared_ns * squared
-        return part_ns if self.saturating_sequences else max(self.prefill_floor_ns, part_ns)
+        return linear + self.prefill_token_squared_ns * squared
 
     def reading_ns(self, sequences: float) -> float:
         """Return decode's fixed time for this many sequences, in which the weights are read; 0 without any."""

@@ -1,5 +1,7 @@
-"""Delays between attempts to reach something that is away: doubling, bounded, and randomly shortened, so that the
-victims of one outage do not all return at the same moment.
+"""Delays between attempts to reach something that is away.
+
+They double up to a bound. Each is shortened at random, so that the victims of one outage do not all return at the same
+moment.
 """
 
 import random

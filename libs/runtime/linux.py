@@ -1,9 +1,9 @@
 """Calls to Linux about this process: slices of its threads, their waits for a CPU, and the return of freed memory.
 
-Linux 6.12 and later accepts a slice for every ordinary thread (EEVDF): how long it computes while others wait for its
-core, and so how soon it gets one. It is no priority, and every thread's share of the cores stays what it was. A thread
-that asks for a short slice is served sooner: when it wakes up, it preempts one that asked for a longer slice. Threads
-and processes inherit the slice of the thread that starts them.
+Linux 6.12 and later accepts a slice for every ordinary thread (EEVDF), the time for which it computes while others wait
+for its core. It is no priority, and every thread's share of the cores stays what it was. A thread that asks for a short
+slice is served sooner: when it wakes up, it preempts one that asked for a longer slice. Threads and processes inherit
+the slice of the thread that starts them.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def run_delay_ns(schedstat: str) -> int | None:
 # A thread's file takes 2 us to read once it is open and 40 us to open, so 128 threads take a quarter of a millisecond.
 MAX_THREADS: Final = 128
 MAX_PROCESSES: Final = 64
-# How often threads that have started or ended are noticed.
+# The interval at which threads that have started or ended are noticed.
 RELIST_S: Final = 1.0
 _SCHEDSTAT_BYTES: Final = 96
 

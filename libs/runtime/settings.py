@@ -56,8 +56,9 @@ class CommonSettings(BaseSettings):
     fewer and no more are up. Topics are created once that many brokers are up.
     """
     kafka_in_sync: int = Field(0, ge=0, le=9, validation_alias="FULCRUM_KAFKA_IN_SYNC")
-    """Copies that must have a record before it counts as written (min.insync.replicas); 0 is two of three or more, else
-    one.
+    """Copies that must have a record before it counts as written (min.insync.replicas).
+
+    0 stands for two if there are three copies or more, else for one.
     """
     redis: str = Field("redis://127.0.0.1:6379/0", validation_alias="FULCRUM_REDIS")
     """redis://, rediss:// or unix:// address of Redis, with user and password if it requires them:

@@ -1,7 +1,7 @@
 """Batches that continue where their workers' last ones ended, processed many at a time as arrays. Pure.
 
-Nearly all batches are of this kind. Ten thousand batches a second are too many to handle step by step, so they are
-gathered, computed in arrays and summed into the newest windows before anything is read.
+Nearly all batches are of this kind. Ten thousand a second are too many to handle step by step. They are gathered,
+computed in arrays and summed into the newest windows before anything is read.
 """
 
 from array import array

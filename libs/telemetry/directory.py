@@ -33,7 +33,11 @@ LEFT_NS: Final = 60 * 1_000_000_000
 BEHIND_NS: Final = 500_000_000
 """The lead of another process's report at which this process drops its own timeline of a worker."""
 MAX_TABLES: Final = 256
-"""The maximum number of reported tables, of 1,000 workers each; the one that was reported first gives way."""
+"""The maximum number of reported tables; the one that was reported first gives way.
+
+A process has one for each 1,000 of its workers. Steps have four partitions, and so four live readers, whose tables of
+`MAX_WORKERS` are 20 at most. The others are of processes that have ended, as most restarts bring a new name.
+"""
 
 
 _described: Final = attrgetter("reader", *(f"facts.{name}" for name in LISTED_FACTS))

@@ -267,7 +267,7 @@ def _rate(samples: "deque[_Sample]", model: str) -> Rate:
 
 
 def _part(counted: list[_Count], begin_ns: int, end_ns: int) -> list[_Count]:
-    """Return the samples of a span, starting with the last one before it or else the first there is.
+    """Return the samples of a span and the last one before it, if there is one.
 
     Fewer than two samples mean that nothing is known about the span.
     """
@@ -277,7 +277,10 @@ def _part(counted: list[_Count], begin_ns: int, end_ns: int) -> list[_Count]:
 
 
 def _lasting(part: list[_Count], beside: int) -> tuple[int, bool]:
-    """Return the tokens outside a burst, and whether there was no burst; `beside` is the count of two spans."""
+    """Return the tokens of a span without those of its burst, and True if it had no burst.
+
+    A burst is a large share of `beside`, the tokens of two spans.
+    """
     came = max(part[-1][1] - part[0][1], 0)
     burst = _largest_burst(part)
     return (came - burst, False) if burst > BURST_SHARE * max(beside, came) else (came, True)
@@ -324,15 +327,15 @@ class FleetRefusals:
         if message.last:
             return
         put_newest(self._gateways, key, samples, MAX_GATEWAYS)
-        told_ns = message.told_unix_ns
-        if samples and samples[-1][0] >= told_ns:
+        reported_ns = message.told_unix_ns
+        if samples and samples[-1][0] >= reported_ns:
             return
         refused = Counter[str]()
         for each in message.counts:
             if each.service_class != BATCH_CLASS:
                 refused[each.model] += each.queue_full
-        samples.append((told_ns, refused))
-        while len(samples) > 2 and samples[1][0] <= told_ns - REFUSAL_SPAN_NS:
+        samples.append((reported_ns, refused))
+        while len(samples) > 2 and samples[1][0] <= reported_ns - REFUSAL_SPAN_NS:
             samples.popleft()
 
     def per_s(self, model: str, now_ns: int) -> float:

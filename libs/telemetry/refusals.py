@@ -37,7 +37,7 @@ class RefusedTraffic:
 
 
 class _RefusalSample(NamedTuple):
-    told_unix_ns: int
+    reported_unix_ns: int
     requests: int
     refused: Mapping[Reason, int]
 
@@ -46,7 +46,7 @@ class _RefusalSample(NamedTuple):
 class _GatewayRefusals:
     incarnation: int
     samples: "deque[_RefusalSample]"
-    heard_ns: int = 0
+    arrived_ns: int = 0
 
 
 class RefusalLog:
@@ -65,20 +65,20 @@ class RefusalLog:
         if known is None or known.incarnation < message.incarnation:
             known = _GatewayRefusals(message.incarnation, deque())
         put_newest(self._gateways, message.gateway_id, known, MAX_GATEWAYS)
-        samples, told_ns = known.samples, message.told_unix_ns
-        if known.incarnation > message.incarnation or (samples and samples[-1].told_unix_ns >= told_ns):
+        samples, reported_ns = known.samples, message.told_unix_ns
+        if known.incarnation > message.incarnation or (samples and samples[-1].reported_unix_ns >= reported_ns):
             return
-        known.heard_ns = now_ns
-        if len(samples) > 1 and told_ns < samples[-2].told_unix_ns + SAMPLE_NS:
+        known.arrived_ns = now_ns
+        if len(samples) > 1 and reported_ns < samples[-2].reported_unix_ns + SAMPLE_NS:
             samples.pop()
         refused: Mapping[Reason, int] = {
             (each.status, each.code[:MAX_CODE_CHARS]): each.count for each in message.refused[:MAX_REASONS]
         }
         if samples and samples[-1].refused == refused:
             refused = samples[-1].refused  # the usual case, so that all samples share one object
-        samples.append(_RefusalSample(told_ns, message.posts, refused))
+        samples.append(_RefusalSample(reported_ns, message.posts, refused))
         # One sample from before the window stays, so that the window is complete.
-        while len(samples) > 2 and samples[1].told_unix_ns <= told_ns - WINDOW_NS:
+        while len(samples) > 2 and samples[1].reported_unix_ns <= reported_ns - WINDOW_NS:
             samples.popleft()
 
     def recent(self, now_ns: int, span_ns: int = RATE_NS) -> RefusedTraffic:
@@ -86,12 +86,12 @@ class RefusalLog:
         requests, refused, longest_ns = 0, Counter[Reason](), 0
         for gateway in self._gateways.values():
             samples = gateway.samples
-            if len(samples) < 2 or gateway.heard_ns <= now_ns - SILENT_NS:
+            if len(samples) < 2 or gateway.arrived_ns <= now_ns - SILENT_NS:
                 continue
             last = samples[-1]
-            before = (each for each in reversed(samples) if each.told_unix_ns <= last.told_unix_ns - span_ns)
+            before = (each for each in reversed(samples) if each.reported_unix_ns <= last.reported_unix_ns - span_ns)
             first = next(before, samples[0])
-            longest_ns = max(longest_ns, last.told_unix_ns - first.told_unix_ns)
+            longest_ns = max(longest_ns, last.reported_unix_ns - first.reported_unix_ns)
             requests += max(last.requests - first.requests, 0)
             for reason, count in last.refused.items():
                 refused[reason] += max(count - first.refused.get(reason, 0), 0)

@@ -365,11 +365,10 @@ class RollUps:
         return PhaseTime(covered, prefill, decode, kv_wait, bool(series.provisional.any()))
 
     def take_changed(self, before_ns: int) -> list[StoredWindow]:
-        """Return windows of the coarse tiers that were written since they were last taken, with their time before
-        `before_ns`.
+        """Return the time before `before_ns` of all coarse windows that changed since the last call.
 
-        Time after `before_ns` is left out, as the process that resumes there writes it again. A window that reaches
-        beyond is taken again next time.
+        The process that resumes at `before_ns` writes later time again. A window that reaches beyond it is returned
+        again next time.
         """
         taken = []
         for ring in self._rings[1:]:

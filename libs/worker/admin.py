@@ -46,18 +46,18 @@ Record = Callable[[str, str, str, int], None]
 """Records a change from actor, action, detail and HTTP status."""
 
 
-def actor_from(context: "grpc.aio.ServicerContext[Any, Any]", told: str) -> str:
-    """Return the actor of an admin call that showed the suite's token and names `told`.
+def actor_from(context: "grpc.aio.ServicerContext[Any, Any]", named: str) -> str:
+    """Return the actor of an admin call that showed the suite's token and names `named`.
 
     If certificates name roles, only a planner may name another actor: an operator's command acts as the token.
     Without such roles, holders of the token cannot be told apart, and each is believed.
     """
-    told = masked(told)[:MAX_ACTOR]
+    named = masked(named)[:MAX_ACTOR]
     peer = peer_of(context)
-    if told and (peer is None or peer.role == SPEAKS_FOR_OTHERS):
-        return told
+    if named and (peer is None or peer.role == SPEAKS_FOR_OTHERS):
+        return named
     own = f"{SUITE_TOKEN.name} ("
-    return actor_of(SUITE_TOKEN, told.removeprefix(own).removesuffix(")") if told.startswith(own) else told)
+    return actor_of(SUITE_TOKEN, named.removeprefix(own).removesuffix(")") if named.startswith(own) else named)
 
 
 def audit_changes(bus: Bus, clock: Clock, worker_id: str) -> Record:

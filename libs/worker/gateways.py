@@ -181,7 +181,7 @@ class AttachedGateway:
     leaving: bool = False
     """True if the worker ends the stream once all pending output is sent."""
     error: FulcrumError | None = None
-    """Why the worker closed the stream; None if the gateway left."""
+    """The reason why the worker closed the stream; None if the gateway left."""
     _handles: "OrderedDict[int, bytes]" = field(default_factory=OrderedDict)
 
     def sequence_id(self, sequence: int) -> int:
@@ -438,7 +438,7 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
             while self._host.gateways.has_news(gateway):
                 if (early_s := gateway.output_s + OUTPUT_PAUSE_S - clock()) > 0:
                     await asyncio.sleep(early_s)
-                # Taken only now that the last write is done: what came meanwhile leaves as one frame.
+                # The frame is taken after the last write, so that whatever came meanwhile leaves in one frame.
                 await context.write(self._host.gateways.take_frame(gateway))
             if gateway.leaving:
                 return

@@ -140,7 +140,7 @@ class WorkerHost:
         """The role's prompt budget; smaller than the engine's while prompts admitted under a larger one remain."""
         self._prompts = PromptLength()
         self._left_ns = 0
-        """The time at which the worker left the role that decodes; 0 if decodes belong to the present role."""
+        """The time at which the worker left a decoding role; 0 while its role is one."""
         self._progress = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
         self._apply_assignment()

@@ -111,7 +111,7 @@ class Pull:
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 TICK_S = 1.0
-# How long to look for the reason of a broken stream; pulls on it fail only afterwards.
+# The longest search for the reason of a broken stream; pulls on it fail only afterwards.
 STATUS_S = 0.2
 HIDDEN = "Internal error from Core"
 CLOSED = "the stream to it was closed"

@@ -62,7 +62,7 @@ class _Asleep:
 
 
 class PoolMember:
-    """A worker of the pool over all the models that it holds in turn."""
+    """A worker that serves one model after the other, as the planner assigns them."""
 
     def __init__(
         self,

@@ -221,9 +221,10 @@ MAX_TRACKED = 1024
 class HandOverCosts:
     """The costs of keeping and of handing over sequences, learned on this worker.
 
-    One rule covers prefill, standby and shutdown: a sequence that a hand-over removes sooner than its own end is
-    offered to its gateway, once for each role that is left. It runs on until another worker has room, or to its end
-    if none has. If the engine cannot hand over the KV of running sequences, the other worker recomputes it.
+    A sequence that a hand-over removes sooner than its own end is offered to its gateway, once for each role that the
+    worker leaves. The same rule covers prefill, standby and shutdown. The sequence runs on until another worker has
+    room, or to its end if none has. If the engine cannot hand over the KV of running sequences, the other worker
+    recomputes it.
     """
 
     def __init__(self, capabilities: Capabilities) -> None:

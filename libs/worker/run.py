@@ -51,10 +51,10 @@ from libs.worker.wire import capabilities_message
 
 log = structlog.get_logger()
 
-# How long a thread waits for the interpreter's lock. By default a step's Python code would hold it for 5 ms, for
-# which each turn of the event loop waits; a role change takes several turns.
+# The interpreter's switch interval. By default a step's Python code holds the lock for 5 ms, and each turn of the
+# event loop waits for it. A role change takes several turns.
 LOCK_TURN_S = 0.0005
-# How long streams may end by themselves once the worker has drained.
+# Once the worker has drained, streams have this long to end by themselves.
 SERVER_STOP_S = 1.0
 
 

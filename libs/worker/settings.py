@@ -72,7 +72,7 @@ class WorkerSettings(CommonSettings):
     threads: int = Field(0, ge=0)
     """Threads of the engine; 0 leaves the number to the engine."""
     block_size_tokens: int = Field(0, ge=0)
-    """Tokens of one KV block; 0 is 32 for vllm, else 16."""
+    """The tokens of one KV block; 0 stands for 32 with vllm and for 16 with other engines."""
     kv_memory_mb: int = Field(512, ge=1)
     """Size of the KV pool, allocated at start; vllm takes what it finds on a GPU, see vllm_arguments."""
     max_sequences: int = Field(64, ge=1)

@@ -116,7 +116,7 @@ LIMIT_S: Final = 10.0
 PATIENCE_S: Final = 20.0
 # Bound on a limit that the caller names, as for a slow device; within the call's own deadline.
 MOST_LIMIT_S: Final = 50.0
-# How long others leave a measuring worker alone: longer than it measures, unless it is dead.
+# Others leave a measuring worker alone for this long, which only a dead one exceeds.
 LEASE_S: Final = 30.0
 # Interval at which a waiting worker checks for the lease.
 POLL_S: Final = 0.25
@@ -229,12 +229,11 @@ def decode_message(fitted: FittedModel, request: pb.TuneDecodeRequest, max_seque
     )
 
 
-# How long a starting worker waits for another's measurement; longer than the lease of a dead one.
+# A starting worker waits this long for another's measurement, longer than the lease of a dead one.
 WAIT_S: Final = 45.0
 # Interval at which a prefill worker without a final chunk size checks whether another worker has found one.
 LOOK_S: Final = 30.0
-# How many times an idle worker repeats a measurement that others disturbed, such as processes that load a model
-# beside it.
+# An idle worker repeats a measurement this many times if others disturbed it, such as processes that load a model.
 AGAIN: Final = 3
 FEW: Final = (
     "there was no room, or no time, for enough steps: fulcrum tune prefill --limit 50 takes longer, and more fit where"

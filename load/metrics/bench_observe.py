@@ -127,22 +127,27 @@ class _Player(asyncio.Protocol):
 
 
 def play(servers: int, pipe: Connection) -> None:
-    """Answer for all servers until terminated; send the port, and percentiles of lateness when asked."""
+    """Answer for all servers until the pipe closes; send the port, and percentiles of lateness on request."""
     fleet = _Fleet(servers)
 
     async def run() -> None:
-        loop = asyncio.get_running_loop()
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
         server = await loop.create_server(lambda: _Player(fleet), "127.0.0.1", 0, backlog=servers)
 
         def report() -> None:
-            pipe.recv()
+            try:
+                pipe.recv()
+            except EOFError:  # the bench was killed
+                loop.remove_reader(pipe.fileno())
+                ended.set()
+                return
             late_ms, fleet.gaps_s = [1000 * each - EVERY_MS for each in fleet.gaps_s], []
             # All gaps of a large fleet would not fit the pipe, which the loop has made non-blocking.
             pipe.send(percentiles(late_ms) or {"p50": 0.0, "p99": 0.0})
 
         loop.add_reader(pipe.fileno(), report)
         pipe.send((server.sockets[0].getsockname()[1], os.getpid()))
-        await server.serve_forever()
+        await ended.wait()
 
     uvloop.run(run())
 

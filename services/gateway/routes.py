@@ -218,8 +218,10 @@ def make_routes(
 
     @app.get("/readyz", tags=["operation"], summary="Return 200 while requests can be served, else 503.")
     async def readyz(request: Request) -> JSONResponse:
-        """200 as long as new requests are taken, and both phases of some model have a worker or there is a catalogue
-        of models that are loaded when they are asked for."""
+        """Return 200 while new requests are taken and some model can serve them.
+
+        Both phases of that model have a worker, or the catalogue has it loaded when it is requested.
+        """
         views = fleet.views()
         ready = {name: serves(views, catalog.get(name).routed) and not draining() for name in catalog.names}
         loads = loadable is not None and loadable.has_models and not draining()

@@ -278,8 +278,10 @@ def _guarded(
     metrics: GatewayMetrics,
     refusals: RefusalCounts,
 ) -> ASGIApp:
-    """Wrap the app in the key gate and the audit of deletions if there are keys, in Anthropic's headers and errors, in
-    CORS if origins are set, and in the count of refusals.
+    """Wrap the app in middleware.
+
+    It adds Anthropic's headers and errors and counts refusals. With keys it adds the key gate and the audit of
+    deletions, with origins CORS.
     """
     served = app
     if ports.keys is not None:

@@ -44,8 +44,8 @@ class FairSlots:
     @asynccontextmanager
     async def slot(self, tenant: str, cost: int = 1) -> AsyncIterator[None]:
         """Hold a slot within the context after waiting for the tenant's turn. Raise QueueFull."""
-        told_apart = self._tenants.told_apart
-        name, weight = (tenant, self._tenants.weight(tenant)) if told_apart else (ANYBODY, 1)
+        are_distinct = self._tenants.are_distinct
+        name, weight = (tenant, self._tenants.weight(tenant)) if are_distinct else (ANYBODY, 1)
         if not self._line.take(name, weight):
             if not self._line.has_room(name, weight):
                 self._refuse()
@@ -99,11 +99,11 @@ class IntakeRounds:
         """Wait until one of the tenant's requests may be read, or `choices` of it made. Raise QueueFull if too many
         wait.
         """
-        told_apart = self._tenants.told_apart
-        weight = self._tenants.weight(tenant) if told_apart else 1
+        are_distinct = self._tenants.are_distinct
+        weight = self._tenants.weight(tenant) if are_distinct else 1
         if len(self._waiting) >= MOST_WAITING:
             raise QueueFull(f"{MOST_WAITING} requests wait to be read already", retry_after_s=RETRY_AFTER_S)
-        ticket = self._line.enter(tenant if told_apart else ANYBODY, units_of(choices), weight)
+        ticket = self._line.enter(tenant if are_distinct else ANYBODY, units_of(choices), weight)
         loop = asyncio.get_running_loop()
         self._round_soon(loop)
         if ticket is None:

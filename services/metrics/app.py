@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from libs.bus.broker import Copies
-from libs.bus.clients import brokers_of
-from libs.bus.kafka import KafkaLiveBus
 from libs.bus.local import LocalBus
 from libs.bus.port import LiveBus
 from libs.contracts.errors import InvalidRequest, StartupError
@@ -23,6 +20,7 @@ from libs.observe.roles import ActingLease, FleetRoles
 from libs.observe.router_roles import RouterRoles
 from libs.runtime import status
 from libs.runtime.http import bind
+from libs.runtime.linux import give_memory_back
 from libs.runtime.paths import cache_dir
 from libs.runtime.service import Service
 from libs.telemetry.rollups import TIERS
@@ -51,6 +49,7 @@ async def main(service: Service[MetricsSettings]) -> None:
         stack.push_async_callback(store.close)
         table = await start_keys(settings, store, service.clock)
         tasks.spawn("keys", follow_keys(store, table, service.clock))
+        tasks.spawn("memory", give_memory_back())
         history, demand = _open_history(settings), _open_demand(settings)
         pods = await _open_pods(settings)
         if pods is not None:
@@ -114,6 +113,11 @@ def _open_bus(service: Service[MetricsSettings]) -> LiveBus:
     settings = service.settings
     if settings.observes:
         return LocalBus()
+    # 3 MiB, which observed servers do not need.
+    from libs.bus.broker import Copies  # noqa: PLC0415
+    from libs.bus.clients import brokers_of  # noqa: PLC0415
+    from libs.bus.kafka import KafkaLiveBus  # noqa: PLC0415
+
     return KafkaLiveBus(
         brokers_of(settings),
         settings.cluster,

@@ -38,9 +38,9 @@ def fill(
 ) -> Iterator[None]:
     """Enter the part `own` of `batches`, the ordered batches of a chunk with its margins.
 
-    Yields after each part of the work, for the event loop to take a turn. Run it to its end, once. Batches enter
-    the live timelines as far as those reach back. Windows are computed by a separate fleet, which also holds
-    workers' earlier incarnations and does not drop them for lack of room.
+    Yield after each part of the work, so that the event loop can take a turn. The caller must exhaust the iterator
+    once. Batches enter the live timelines as far as those reach back. Windows are computed by a separate fleet, which
+    also holds workers' earlier incarnations and does not drop them for lack of room.
     """
     fleet = FleetTelemetry(prefill_shares)
     known: list[BatchOutcome] = []

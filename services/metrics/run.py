@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter
@@ -55,7 +55,9 @@ from services.metrics.status.evaluator import VerdictEvaluator
 from services.metrics.status.past import StatusRecorder, record_status
 from services.metrics.status.report import measured_status
 from services.metrics.stream import TICK_NS, Hub, LoadPublisher, TickWriter, tick_forever
-from services.metrics.traces import TraceBuffer, TraceExporter
+
+if TYPE_CHECKING:
+    from services.metrics.traces import TraceExporter
 
 MS_NS: Final = 1_000_000
 GATHER_MS, UNREAD_GATHER_MS = 30, 90
@@ -319,14 +321,16 @@ def _sharing(settings: MetricsSettings, bus: Bus, began_ns: int) -> Sharing | No
     return Sharing(Shares(settings.id), publish, began_ns=began_ns, unsent=lambda: bus.stats().buffered)
 
 
-def _trace_exporter(settings: MetricsSettings, ports: MetricsPorts, clock: Clock) -> TraceExporter | None:
+def _trace_exporter(settings: MetricsSettings, ports: MetricsPorts, clock: Clock) -> "TraceExporter | None":
     """Return an exporter if traces are configured."""
     if not settings.traces_url or ports.make_client is None:
         return None
+    from services.metrics.traces import TraceBuffer, TraceExporter  # noqa: PLC0415 (OpenTelemetry, 2 MiB)
+
     return TraceExporter(TraceBuffer(settings.traces_share), settings.traces_url, clock, ports.make_client)
 
 
-def _trace(exporter: TraceExporter, state: MetricsState, registry: CollectorRegistry, tasks: TaskOwner) -> Take:
+def _trace(exporter: "TraceExporter", state: MetricsState, registry: CollectorRegistry, tasks: TaskOwner) -> Take:
     """Start exporting traces, and return the taker that enters requests."""
     registry.register(exporter)
     tasks.spawn("traces", exporter.run())

@@ -100,7 +100,7 @@ class MetricsSettings(HttpSettings):
     """The least time between two moves, in seconds."""
     traces_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Destination of traces of requests: the OTLP/HTTP address of an OpenTelemetry collector, say
-    http://collector:4318/v1/traces. Empty: no traces."""
+    http://collector:4318/v1/traces. Empty sends no traces."""
     traces_share: float = Field(1.0, ge=0, le=1)
     """Share of requests to trace among those without a trace context from the client."""
     id: MemberName = Field(default_factory=lambda: own_name("metrics"))

@@ -113,7 +113,7 @@ class Descriptions:
             known = self._sent[worker_id] = timeline, revision, self._next
         return known[2]
 
-    def due(self, reports: Sequence[Report], before: int, *, everybody: bool) -> list[Report]:
+    def to_describe(self, reports: Sequence[Report], before: int, *, everybody: bool) -> list[Report]:
         """Return the reports whose descriptions are to be sent: all, or new ones with the next in turn.
 
         `before` is the value of `last` before these reports were numbered. GPU readings are sent once with theirs.
@@ -137,10 +137,10 @@ class Descriptions:
 
 
 def column_messages(
-    reports: Sequence[Report], due: Sequence[Report], windows: Sequence[WrittenWindow], fleet: FleetTelemetry
+    reports: Sequence[Report], to_describe: Sequence[Report], windows: Sequence[WrittenWindow], fleet: FleetTelemetry
 ) -> Iterator[SharedWindows]:
-    """Yield as many messages as needed, at least one, with columns of all reports and the descriptions in `due`."""
-    described = {each.worker_id: each for each in due}
+    """Yield at least one message, with columns of all reports and the descriptions in `to_describe`."""
+    described = {each.worker_id: each for each in to_describe}
     for part, first in enumerate(range(0, max(len(reports), 1), MAX_WORKERS_A_RECORD)):
         own = reports[first : first + MAX_WORKERS_A_RECORD]
         ids = [each.worker_id for each in own]

@@ -252,9 +252,9 @@ class Sharing:
             for name, (batch, arrived_ns) in newest
         ]
         self._descriptions.forget_all_but(self._newest.keys())
-        due = self._descriptions.due(reports, before, everybody=self._tells_all)
+        to_describe = self._descriptions.to_describe(reports, before, everybody=self._tells_all)
         self._tells_all = False
-        return column_messages(reports, due, windows, fleet)
+        return column_messages(reports, to_describe, windows, fleet)
 
     def hear(self, message: SharedWindows, now_ns: int, fleet: FleetTelemetry, rollups: RollUps, from_ns: int) -> None:
         """Enter another instance's record with its windows from `from_ns` on.
@@ -279,7 +279,7 @@ class Sharing:
                 self._hear_window(each.start_unix_ns, cells, now_ns, rollups, from_ns)
             return
         for worker in message.workers:
-            # On this process's clock, less the age that the sender reports; the transit is not known.
+            # The arrival by this process's clock, from the age that the sender reports. The transit is not known.
             arrived_ns = now_ns - max(sent_ns - worker.arrived_unix_ns, 0)
             if not fleet.relay(worker, now_ns, arrived_ns if fresh else None, message.metrics_id):
                 self.left_out[LeftOut.MALFORMED] += 1

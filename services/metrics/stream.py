@@ -330,7 +330,7 @@ class LoadPublisher:
 
     def __init__(
         self,
-        teller: LoadMessageBuilder,
+        builder: LoadMessageBuilder,
         publish: Callable[[FleetLoads], None],
         unsent: Callable[[], int] = lambda: 0,
         targets_ns: Callable[[], Mapping[str, tuple[int, int]]] = dict,
@@ -338,9 +338,9 @@ class LoadPublisher:
     ) -> None:
         """Create a publisher; `unsent` counts records that wait for the broker.
 
-        `targets_ns` returns (TPOT, TTFT) targets of requests by model, `assessments` the assessments of a time.
+        `targets_ns` returns the (TPOT, TTFT) targets of requests by model. `assessments` returns those of a moment.
         """
-        self._teller = teller
+        self._builder = builder
         self._publish = publish
         self._unsent = unsent
         self._targets_ns = targets_ns
@@ -360,7 +360,7 @@ class LoadPublisher:
         written, self._written = self._written, []
         if self._unsent() > MAX_UNSENT:
             return
-        reported = self._teller.message(fleet, written, now_ns)
+        reported = self._builder.message(fleet, written, now_ns)
         self.works = reported is not None and reported.works
         if reported is not None:
             reported.message.targets.extend(

@@ -17,7 +17,7 @@ from services.planner.role_planner import ModelPlan
 
 # Advice is published once it has held for this long.
 STOOD_NS: Final = 5_000_000_000
-# How long after advice was applied its effect is measured.
+# The time between the application of advice and the measurement of its effect.
 CAME_NS: Final = 10_000_000_000
 # Advice that no longer holds stays open for this long, then expires; without any work it does after `STOOD_NS`.
 EXPIRES_NS: Final = 60_000_000_000

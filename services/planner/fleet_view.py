@@ -36,7 +36,7 @@ Uints = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 
 ROLES: Final[frozenset[int]] = frozenset(Role)
-# How long a worker keeps a role that a person gave it; longer if it is pinned.
+# A worker keeps a role that a person gave it for this long, or for as long as it is pinned.
 HAND_NS: Final = 60_000_000_000
 
 

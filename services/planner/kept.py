@@ -9,7 +9,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY, MODE
 
 ModeWord = Literal["off", "advisory", "auto"]
 MODES: Final = MappingProxyType({"off": MODE_OFF, "advisory": MODE_ADVISORY, "auto": MODE_AUTO})
-# How long after the leader's last renewal another planner takes over.
+# Another planner takes over this long after the leader's last renewal.
 LEASE_MS: Final = 1_200
 
 

@@ -140,7 +140,7 @@ _WHY_KEPT: Final = {
 
 
 def _queued(work: Workload) -> str:
-    # The planner weighs splits by what waits now, people are shown whether targets are met.
+    # The planner weighs splits by what waits now, while people are shown whether targets are met.
     within = "a second" if work.due_ns == LEAST_DUE_NS else f"{work.due_ns / 1e9:.1f} s"
     return f"; no split of roles computes all that waits within {within}"
 

@@ -29,6 +29,7 @@ from libs.runtime.transport import Transport, guarded_transport
 from libs.stores.catalogue import ModelCatalogue
 from libs.stores.collectors import RegistryCollector
 from libs.stores.registry import Registry
+from services.planner.executor import OrderExecutor
 from services.planner.fleet_view import ReceivedPlans
 from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.api import PlannerCollector, make_api
@@ -37,7 +38,6 @@ from services.planner.http.roles_api import RolesApi
 from services.planner.kept import LEASE_MS, MODES, Lead, LeaderLease, PlannerStore
 from services.planner.models.api import no_catalogue
 from services.planner.models.run import open_models
-from services.planner.role_planner import OrderExecutor
 from services.planner.scaler import Scaler, ScalerCollector, ScalerSettings
 from services.planner.settings import PlannerSettings
 from services.planner.state import Identity, PlannerState, decide_forever
@@ -51,7 +51,7 @@ LEAD_EVERY_S: Final = LEASE_MS / 4000
 OUTRUN_S: Final = 5.0
 
 MS_NS: Final = 1_000_000
-# How long open responses may take to end at shutdown.
+# The longest time that open responses may take to end at shutdown.
 CLOSE_S: Final = 5
 
 

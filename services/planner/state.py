@@ -39,6 +39,7 @@ from libs.telemetry.assessments import FRESH_NS, assessments_of
 from libs.telemetry.gateways import GatewayReports
 from libs.telemetry.lives import LifeWatch, WorkerLife, newest_of
 from services.planner import messages
+from services.planner.executor import OrderExecutor
 from services.planner.fleet_view import (
     FleetView,
     MessageOutcome,
@@ -50,7 +51,7 @@ from services.planner.fleet_view import (
 from services.planner.kept import Lead, LeaderLease, mode_word
 from services.planner.observer import Look, ObservedCluster, Observer
 from services.planner.regret import RegretLedger
-from services.planner.role_planner import ModelPlan, Order, OrderExecutor, RolePlanner
+from services.planner.role_planner import ModelPlan, Order, RolePlanner
 
 # A source counts as away after this long without a report; its last report stays in use.
 STALE_NS: Final = 3_000_000_000
@@ -59,7 +60,7 @@ TPOT_NS: Final = 100_000_000
 # Models whose request targets are read from one message.
 MAX_TARGETS: Final = 64
 MAX_TARGET_NS: Final = 86_400_000_000_000
-# How long after a decision its effect is measured and reported.
+# The time between a decision and the measurement of its effect.
 MEASURED_NS: Final = 2_000_000_000
 # Decisions that await measurement; beyond it the oldest go unmeasured.
 MAX_WATCHED: Final = 256

@@ -5,7 +5,8 @@ from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport
 from libs.testing.workers.hosts import TOKEN, LocalWorker, eventually, local_worker
-from services.planner.role_planner import CallOutcome, Order, OrderExecutor
+from services.planner.executor import CallOutcome, OrderExecutor
+from services.planner.role_planner import Order
 
 
 async def test_workers_apply_decisions_and_a_stale_call_changes_nothing() -> None:

@@ -18,10 +18,11 @@ from libs.runtime.transport import SystemTransport
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import TOKEN, RecordingBus, local_worker
 from services.metrics.status.traffic import PlannerNews, PlannerStatus
+from services.planner.executor import OrderExecutor
 from services.planner.http.admin import Admin, ModeApi
 from services.planner.http.limits_api import LimitsApi, LimitsBody
 from services.planner.kept import LEASE_MS, Lead, LeaderLease
-from services.planner.role_planner import Order, OrderExecutor
+from services.planner.role_planner import Order
 from services.planner.run import lead_forever, settle
 from services.planner.state import Identity, PlannerState, decide_forever
 from services.planner.store import RedisPlannerStore

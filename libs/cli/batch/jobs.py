@@ -26,7 +26,7 @@ from libs.contracts.foreign_text import plain, plain_values
 
 STDIN = Path("-")
 STDIN_NAME = "stdin.jsonl"
-# How long a download may go without a new byte while its gateway is away.
+# The longest time that a download may go without a new byte while its gateway is away.
 MAX_OUTAGE_S = 60.0
 RETRY_S = 0.2
 

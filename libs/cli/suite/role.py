@@ -239,7 +239,7 @@ def with_groups(found: list[dict[str, Any]], workers: list[dict[str, Any]]) -> l
 
 
 def reported(moved: WorkerMove, waited_s: float) -> str:
-    """Return the line for people; the first step was waited for `waited_s` seconds."""
+    """Return the sentence about a move whose first step was awaited for `waited_s` seconds."""
     move, assignment = moved.move, moved.assignment
     role = role_name(assignment)
     budget = f" with a budget of {assignment.budget_tokens} tokens" if assignment.budget_tokens else ""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from libs.cli.console import make_console
-from libs.cli.find import find_one_suite, find_suite, get_json
+from libs.cli.find import find_one_suite, find_suite, get_json, is_suite
 from libs.cli.keys.book import span_s
 from libs.contracts.errors import StartupError
 from libs.contracts.foreign_text import plain
@@ -236,18 +236,6 @@ def stop_suite(ready_file: Path | None, *, now: bool, as_json: bool) -> None:
         print(json.dumps({"gateway": suite.gateway, "pid": suite.pid, "took_s": took_s}))
     else:
         print(f"Stopped after {took_s:.1f} s.")
-
-
-def is_suite(pid: int) -> bool:
-    """Return whether the process is a `fulcrum up`; True if the system does not say what a process runs.
-
-    A ready file that outlived a restart of the machine may name another program's process.
-    """
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return True
-    return b"up" in words and any(b"fulcrum" in word or b"libs.cli" in word for word in words)
 
 
 def _signal_again(pid: int) -> None:

@@ -40,7 +40,7 @@ ALMOST = 0.99
 
 
 class Display(Reporter, Protocol):
-    """A reporter that can leave the screen as it is."""
+    """A reporter on a terminal, whose display of the start can end."""
 
     def finish(self) -> None:
         """End the start's display; from here on only notes and restarts are shown."""

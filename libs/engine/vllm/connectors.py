@@ -16,7 +16,7 @@ MULTI: Final = "MultiConnector"
 
 
 class KvRoute(Enum):
-    """How the decode side finds the blocks of a prompt."""
+    """The way in which the decode side finds the blocks of a prompt."""
 
     REPLY = "reply"
     """The prefill side returns their location with its answer."""

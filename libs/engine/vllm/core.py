@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# How long EngineCore may take to end by itself before it is killed.
+# EngineCore is killed if it has not ended by itself within this time.
 CLOSE_S = 5.0
 # The sleep levels of vLLM.
 KEEP_WEIGHTS, DROP_WEIGHTS = 1, 2
-# How long going to sleep or waking may take: hundreds of gigabytes are pinned and copied, or read from a disk.
+# The longest time for going to sleep or waking: hundreds of gigabytes are pinned and copied, or read from a disk.
 SLEEP_LIMIT_S = 600.0
 ASK_LIMIT_S = 10.0
 VLLM_LIMIT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"

@@ -12,7 +12,7 @@ import numpy as np
 from vllm.distributed import nixl_utils
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-# How long NIXL's thread waits at most for its sockets before it checks its other queues.
+# The longest time that NIXL's thread waits for its sockets before it checks its other queues.
 POLL_US = 100_000
 
 

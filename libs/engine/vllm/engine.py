@@ -38,7 +38,7 @@ NEVER_NS = 1 << 62
 
 
 RETRY_AFTER_S = 1.0
-# How long running sequences may take to leave EngineCore before it sleeps.
+# The longest time that running sequences may take to leave EngineCore before it sleeps.
 SETTLE_S = 10.0
 # Interval at which the engine checks which step runs and which dummy steps have ended.
 LOOK_S = 0.05

@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,9 +59,9 @@ SOMEBODY = "192.0.2.1"
 
 def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClient, StartedCore]:
     """Start EngineCore and wait until it serves. Raise StartupError, or whatever vLLM raises."""
-    with _prepared(config, identity) as (vllm_config, connector, bootstrap):
+    with _prepared(config, identity) as (vllm_config, connector, bootstrap, vision):
         compute = compute_of(config, vllm_config)
-        images = _image_reader(config, vllm_config)  # fails before anything is loaded
+        images = _image_reader(vision, vllm_config)  # fails before anything is loaded
         client, shown, handshake, kv = _client(vllm_config)
     layout = kv_layout(vllm_config, connector, kv, handshake)
     capabilities = replace(
@@ -75,7 +74,7 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
 
 def follow(config: EngineConfig, identity: EngineIdentity) -> None:
     """Start this node's part of an engine, and return once it ended. Raise StartupError, or what vLLM raises."""
-    with _prepared(config, identity) as (vllm_config, _, _), starting() as files:
+    with _prepared(config, identity) as (vllm_config, *_), starting() as files:
         executor = MultiprocExecutor(vllm_config, monitor_workers=False)
         try:
             files.check(worker.proc.pid for worker in executor.workers)
@@ -86,10 +85,13 @@ def follow(config: EngineConfig, identity: EngineIdentity) -> None:
 
 
 @contextlib.contextmanager
-def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[VllmConfig, Connector, str]]:
-    """Check the configuration and set vLLM's environment. Yield vLLM's configuration, the connector and its URL.
+def _prepared(
+    config: EngineConfig, identity: EngineIdentity
+) -> Iterator[tuple[VllmConfig, Connector, str, Vision | None]]:
+    """Check the configuration and set vLLM's environment.
 
-    The connector's ports are held while the context is open. Its processes listen there once they have loaded.
+    Yield vLLM's configuration, the connector with its URL, and the model's vision. The connector's ports are held
+    while the context is open. Its processes listen there once they have loaded.
     """
     if not vllm.__version__.startswith(SUPPORTED):
         written_for = " and ".join(f"{each}x" for each in SUPPORTED)
@@ -101,14 +103,18 @@ def _prepared(config: EngineConfig, identity: EngineIdentity) -> Iterator[tuple[
     for name, value in default_environment(config, on_cpu=current_platform.is_cpu()).items():
         os.environ.setdefault(name, value)
     assert config.model_path is not None
-    revision = load_model_info(config.model_path).revision
+    info = load_model_info(config.model_path)
     with held_port(host) as nixl_port, held_port(host) as mooncake_port:
         os.environ.update(
             own_environment(
-                host=host, nixl_port=nixl_port, mooncake_port=mooncake_port, revision=revision, worker_pid=os.getpid()
+                host=host,
+                nixl_port=nixl_port,
+                mooncake_port=mooncake_port,
+                revision=info.revision,
+                worker_pid=os.getpid(),
             )
         )
-        yield configured(config, connector), connector, f"http://{host}:{mooncake_port}"
+        yield configured(config, connector), connector, f"http://{host}:{mooncake_port}", info.vision
 
 
 def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, tuple[Board, SpanRing], str, KvFacts]:
@@ -229,7 +235,8 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
     if config.adapters:
         arguments |= adapter_arguments(config.adapters, config.max_adapters, on_cpu=on_cpu)
     assert config.model_path is not None
-    vision = _vision(config.model_path)
+    # The rest of the model's facts wants its weights, and vLLM's configuration is built without them too.
+    vision = load_vision(config.model_path, read_json(config.model_path / "config.json"))
     if vision is not None:
         arguments |= vision_arguments(serves=not vision.unserved and connector.holds)
     if on_cpu:
@@ -249,15 +256,8 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
     return vllm_config
 
 
-def _vision(folder: Path) -> Vision | None:
-    # The rest of the model's facts wants its weights, and vLLM's configuration is built without them too.
-    return load_vision(folder, read_json(folder / "config.json"))
-
-
-def _image_reader(config: EngineConfig, vllm_config: VllmConfig) -> ImageReader | None:
+def _image_reader(vision: Vision | None, vllm_config: VllmConfig) -> ImageReader | None:
     """Return the reader of prompts' images; None if the engine serves none. Raise StartupError."""
-    assert config.model_path is not None
-    vision = _vision(config.model_path)
     model = vllm_config.model_config
     if vision is None or not model.supports_multimodal_inputs or model.runner_type == "pooling":
         return None

@@ -133,7 +133,7 @@ def check_plugins(environ: Mapping[str, str]) -> None:
 
 
 PROC: Final = Path("/proc")
-# How long processes may take to write their stacks.
+# The longest time that processes may take to write their stacks.
 STACK_S: Final = 1.0
 LOOK_S: Final = 0.01
 # Passes over the processes to kill: one that is about to exec shows no environment for a moment.

@@ -228,8 +228,8 @@ KINDS: Final[Mapping[str, Sequence[Parameter]]] = MappingProxyType(
 )
 """Parameters of each kind of trace.
 
-The last three are scenarios: chat traffic flooded with long prompts for a minute, chat traffic beside long-form
-writing that rises and falls over an evening, and both together.
+The last three are scenarios. One floods chat traffic with long prompts for a minute. One adds long-form writing that
+rises and falls over an evening, and the last has both.
 """
 
 

@@ -36,7 +36,7 @@ class Supervisor:
         """Call `on_death` once when a child that was ready dies and `restart` is off."""
         self.name = spec.name
         self.first_ready: asyncio.Future[StatusLine] = asyncio.get_running_loop().create_future()
-        """The child's first readiness; a StartupError if the child ends before."""
+        """The line by which the child first reports that it is ready; a StartupError if it ends before that."""
         self._launcher = launcher
         self._spec = spec
         self._reporter = reporter

@@ -1,9 +1,9 @@
 """Uncertainty bands of forecasts, from past errors by state and corrected by their own coverage.
 
-The shape comes from errors of past forecasts, divided by a scale that depends on how restless the series is and how
-far it is from its level (split conformal prediction); old errors count less. The size of errors has a shorter memory
-than their shape, and follows a lasting change within hours. Each quantile's width then grows while it is exceeded too
-often and shrinks while it is not (adaptive conformal inference: Gibbs and Candes, NeurIPS 2021).
+The shape comes from errors of past forecasts (split conformal prediction), of which old ones count less. Errors are
+divided by a scale that grows with the restlessness of the series and its distance from its level. The size of errors
+has a shorter memory than their shape, and follows a lasting change within hours. Each quantile's width then grows while
+it is exceeded too often and shrinks while it is not (adaptive conformal inference: Gibbs and Candes, NeurIPS 2021).
 Bursts are among the errors, so the bands contain them.
 """
 
@@ -90,8 +90,8 @@ class Scale:
 def states_of(log: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
     """Return the states at all origins, of shape [horizons, n, 5].
 
-    The features are a constant, the distance of the series from its hour, that of its hour from its days, its
-    restlessness, and its excess restlessness on earlier days at the predicted time of day.
+    The features are a constant, the distance of the series from its hour, and that of its hour from its days. Then come
+    its restlessness, and the excess of it at the predicted time on earlier days.
     """
     hour, days = running_means(log, np.array([3600.0, 180_000.0]) / step_s)
     moved = np.abs(np.diff(log, prepend=log[0]))
@@ -258,11 +258,11 @@ def adapt_in_blocks(
     # The bands of a whole horizon of origins depend on bands that were made before it.
     for first in range(0, count, horizon):
         part = np.arange(first, min(first + horizon, count))
-        due = part - horizon + lead
-        seen = (due >= 0) & np.isfinite(actual[part])
+        target = part - horizon + lead
+        seen = (target >= 0) & np.isfinite(actual[part])
         if lead and not first:
             seen[0] = False  # the outcome of a fit's last bin is already in the widths that it left
-        made = said[np.maximum(due, 0)]
+        made = said[np.maximum(target, 0)]
         seen &= np.isfinite(made[:, 0])
         moves = np.where(actual[part, None] <= made + _SAME, below, above)
         was = restless[np.maximum(part + start - horizon, 0)]
@@ -288,10 +288,10 @@ def adapt_singly(
     start = len(restless) - len(point)
     lead, moving = len(said), [level for level, quantile in enumerate(LEVELS) if quantile != 0.5]
     for at, (middle, came) in enumerate(zip(point, actual, strict=True)):
-        due = at - horizon + lead
+        target = at - horizon + lead
         # The outcome of a fit's last bin is already in the widths that it left.
-        if due >= 0 and isfinite(came) and (at or not lead) and isfinite(said[due][0]):
-            own, made = widths[restless[max(at + start - horizon, 0)]], said[due]
+        if target >= 0 and isfinite(came) and (at or not lead) and isfinite(said[target][0]):
+            own, made = widths[restless[max(at + start - horizon, 0)]], said[target]
             for level in moving:
                 moved = own[level] + (below[level] if came <= made[level] + _SAME else above[level])
                 own[level] = moved if -MOST_WIDTH < moved < MOST_WIDTH else MOST_WIDTH if moved > 0 else -MOST_WIDTH
@@ -350,7 +350,7 @@ def _evidence(
     doublings = np.minimum((indices - start) * step_s / RECENT_S, _MOST_DOUBLINGS)
     recent, recent_squares, recent_sizes = _weighted(_knew(indices, step_s) * np.exp2(doublings), relative, seen)
     known = relative[indices + horizon < fitted]
-    # Beyond a day, errors show too few horizons to tell how far they are alike.
+    # Beyond a day, the history holds too few horizons to show for how many bins errors are correlated.
     alike = horizon if horizon * step_s > DAY_S else _bins_alike(known, horizon)
     windows, recent_windows = _outcomes(total, squares) / alike, _outcomes(recent, recent_squares) / alike
     size, recent_size = _mean_size(sizes, total), _mean_size(recent_sizes, recent)
@@ -377,8 +377,8 @@ def _expected(
 ) -> tuple[list[Floats], list[Floats]]:
     """Return (sizes of relative errors, numbers of errors behind them) at each anchor, by horizon.
 
-    What is known of a shorter horizon stands in for a longer one: a series that is calm or restless an hour ahead is
-    so a day ahead, long before errors of a day ahead are known. The same is true of errors that have grown lately.
+    A shorter horizon stands in for a longer one whose errors are not known yet. A series that is calm or restless an
+    hour ahead is so a day ahead. The same is true of errors that have grown lately.
     """
     sizes, counts = [np.empty(0)] * len(horizons), [np.empty(0)] * len(horizons)
     ratio, growth, count = (np.zeros(len(known[0].anchors)) for _ in range(3))

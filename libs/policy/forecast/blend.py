@@ -220,9 +220,9 @@ class Blender:
         skip = blend.horizon - len(
             blend.pending
         )  # nonzero if the history is shorter than the horizon, without outcomes yet
-        due = before[: max(len(values) - 1 - skip, 0)]
+        scored = before[: max(len(values) - 1 - skip, 0)]
         errors = np.zeros((len(values) - 1, values.shape[1] + 1))
-        errors[len(errors) - len(due) :] = self._errors(due, slice(len(self._log) - len(due), None))
+        errors[len(errors) - len(scored) :] = self._errors(scored, slice(len(self._log) - len(scored), None))
         state = np.append(blend.losses, blend.seen)
         sums = np.empty((len(values), len(state)))
         sums[0] = state

@@ -100,7 +100,7 @@ def _first_alarm(logs: Floats, start: int, window: int) -> int | None:
     count = there.sum(axis=1)
     centre = earlier.sum(axis=1) / count
     spread = np.sqrt((((earlier - centre[:, None]) ** 2) * there).sum(axis=1) / (count - 1)) * np.sqrt(1 + 1 / count)
-    # Student's quantile from the normal one, as the spread is of few windows (Wallace 1959).
+    # Few windows give the spread, so Student's quantile is approximated from the normal one (Wallace 1959).
     limit = np.sqrt((count - 1) * np.expm1(Z * Z / (count - 1))) * np.maximum(spread, _LEAST_SPREAD)
     alarms = np.flatnonzero(np.abs(means[indices] - centre) > np.maximum(limit, log(LEAST_RATIO)))
     return start + window - 1 + int(indices[alarms[0]]) if len(alarms) else None

@@ -26,8 +26,8 @@ MOST_BINS: Final = 8064
 # A daily season shows from the second day on.
 LITTLE_HISTORY_S: Final = 2 * DAY_S
 _OFFSET: Final = 0.01
-# The share added before logarithms are taken, of both the median of nonzero values and the mean move between bins
-# (at most the median). With less, noise around zeros dominates the logarithm of a sparse series.
+# A series is shifted by this share of its median nonzero value, or of its mean move between bins if that is smaller,
+# before logarithms are taken. With less, noise around zeros dominates the logarithm of a sparse series.
 _OFFSET_OF_MOVES: Final = 0.6
 
 

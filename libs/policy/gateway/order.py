@@ -211,7 +211,7 @@ class Line(Generic[W]):
         self._hopeful: list[_SortKey] = []
         self._late: list[_SortKey] = []
         # By sequence id; only requests passed to `judge`.
-        self._due: dict[int, QueuedRequest] = {}
+        self._queued: dict[int, QueuedRequest] = {}
         # A heap of (hopeless from, sequence id) that may still hold requests that have left.
         self._turning: list[tuple[float, int]] = []
         self.hopeful_tokens = 0
@@ -249,13 +249,15 @@ class Line(Generic[W]):
         found = self._requests.get(sequence_id)
         if found is None:
             return
-        self._due[sequence_id] = QueuedRequest(sequence_id, found[2], prefill_ns, hopeless_ns, found[3])
+        self._queued[sequence_id] = QueuedRequest(sequence_id, found[2], prefill_ns, hopeless_ns, found[3])
         self._hopeful_ns += prefill_ns
         if hopeless_ns == inf:
             return
         heappush(self._turning, (hopeless_ns, sequence_id))
-        if len(self._turning) > MOST_GONE + 2 * len(self._due):
-            self._turning = [(due.latest_ns, each) for each, due in self._due.items() if due.latest_ns != inf]
+        if len(self._turning) > MOST_GONE + 2 * len(self._queued):
+            self._turning = [
+                (queued.latest_ns, each) for each, queued in self._queued.items() if queued.latest_ns != inf
+            ]
             heapify(self._turning)
 
     def remove(self, sequence_id: int) -> bool:
@@ -263,18 +265,18 @@ class Line(Generic[W]):
         if found is None:
             return False
         key, waiting, _, _ = found
-        due = self._due.pop(sequence_id, None)
+        queued = self._queued.pop(sequence_id, None)
         if _discard(self._hopeful, key):
-            self._uncount_hopeful(waiting, due)
+            self._uncount_hopeful(waiting, queued)
         else:
             _discard(self._late, key)
         if not self._late:
             self._owed_tokens = 0.0
         return True
 
-    def _uncount_hopeful(self, waiting: W, due: QueuedRequest | None) -> None:
+    def _uncount_hopeful(self, waiting: W, queued: QueuedRequest | None) -> None:
         self.hopeful_tokens -= waiting.prompt_tokens
-        self._hopeful_ns -= due.prefill_ns if due else 0
+        self._hopeful_ns -= queued.prefill_ns if queued else 0
 
     def bound(self, sequence_id: int) -> int:
         """Account for a request about to leave for workers, and return its prefill nanoseconds; 0 if it was not
@@ -282,8 +284,8 @@ class Line(Generic[W]):
 
         A late request uses up tokens owed to late requests; any other adds their share of its tokens.
         """
-        found, due = self._requests.get(sequence_id), self._due.get(sequence_id)
-        prefill_ns, can_be_late = (due.prefill_ns, due.latest_ns != inf) if due else (0, False)
+        found, queued = self._requests.get(sequence_id), self._queued.get(sequence_id)
+        prefill_ns, can_be_late = (queued.prefill_ns, queued.latest_ns != inf) if queued else (0, False)
         if found is None:
             return prefill_ns
         key, waiting, flow, _ = found
@@ -305,7 +307,7 @@ class Line(Generic[W]):
             if found is not None and _discard(self._hopeful, found[0]):
                 insort(self._late, found[0])
                 self._in_time.note(found[2], in_time=False)
-                self._uncount_hopeful(found[1], self._due.get(sequence_id))
+                self._uncount_hopeful(found[1], self._queued.get(sequence_id))
 
     def in_order(self, now_ns: int, pace: float | None = None) -> Iterator[W]:
         """Yield the requests in the order they are bound. The line must not change during iteration.
@@ -337,8 +339,8 @@ class Line(Generic[W]):
         pace *= PACE_COUNTED_ON
         if now_ns + self._hopeful_ns / pace <= turning[0][0]:
             return set()
-        due = self._due
-        line = [due[each.sequence_id] for each in front if each.sequence_id in due]
+        queued = self._queued
+        line = [queued[each.sequence_id] for each in front if each.sequence_id in queued]
         return making_room(line, now_ns, pace, self._in_time.low())
 
     def head_deadline_ns(self, now_ns: int) -> int:
@@ -353,7 +355,7 @@ class Line(Generic[W]):
         if not self._late:
             return None
         oldest = self._late[0]
-        if now_ns - self._due[oldest.sequence_id].latest_ns < LATE_PATIENCE_NS:
+        if now_ns - self._queued[oldest.sequence_id].latest_ns < LATE_PATIENCE_NS:
             return None
         return oldest if self._owed_tokens >= self._requests[oldest.sequence_id][1].prompt_tokens else None
 

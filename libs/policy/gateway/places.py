@@ -152,19 +152,19 @@ class PlaceAllowance:
 
         `parts` is this gateway's part of each tenant's waiting requests; None if all of them wait here.
         """
-        self._due: dict[str, int] = {}
+        self._owed: dict[str, int] = {}
         self._more: dict[str, int] = {}
         for tenant, share in place_shares(places, demands).items():
             running, waiting = demands[tenant].running, demands[tenant].waiting
             part = GatewayPart(0, waiting) if parts is None else parts[tenant]
-            self._due[tenant] = part.of(max(share.least - running, 0), waiting, phase)
+            self._owed[tenant] = part.of(max(share.least - running, 0), waiting, phase)
             self._more[tenant] = part.of(max(share.most - max(running, share.least), 0), waiting, phase)
-        self._left_over = max(free - sum(self._due.values()), 0)
+        self._left_over = max(free - sum(self._owed.values()), 0)
 
     def take(self, tenant: str) -> bool:
         """Take one more place for the tenant and return whether it was allowed."""
-        if self._due.get(tenant, 0):
-            self._due[tenant] -= 1
+        if self._owed.get(tenant, 0):
+            self._owed[tenant] -= 1
             return True
         if self._left_over and self._more.get(tenant, 0):
             self._more[tenant] -= 1
@@ -174,7 +174,7 @@ class PlaceAllowance:
 
     def asked(self, waiting: Mapping[str, int]) -> int:
         """Return how many of the waiting requests, by tenant, may have a place once some are free."""
-        return sum(min(count, self._due.get(t, 0) + self._more.get(t, 0)) for t, count in waiting.items())
+        return sum(min(count, self._owed.get(t, 0) + self._more.get(t, 0)) for t, count in waiting.items())
 
 
 def places_to_yield(places: int, free: int, demands: Mapping[str, PlaceDemand]) -> dict[str, int]:

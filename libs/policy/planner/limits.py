@@ -269,9 +269,9 @@ class DecodePace:
         return _decodes(self.work, self.tokens_per_ns, self._step_ns(mixed, pressure))
 
     def _step_ns(self, mixed: N, pressure: N) -> N:
-        """Return the time of a step on `mixed` workers, lengthened by prompts as far as they press.
+        """Return the time of a step on `mixed` workers, lengthened by prompts in proportion to their pressure.
 
-        A longer step has more sequences in it, which lengthen it in turn; this is where that ends.
+        A longer step has more sequences in it, which lengthen it in turn. The result is the fixed point.
         """
         batch = self.work.decodes / mixed
         # The batch may settle on the other side of the one that saturates the GPU.
@@ -281,7 +281,7 @@ class DecodePace:
         return first
 
     def _on_line(self, line: tuple[N | float, float], mixed: N, pressure: N) -> N:
-        """Return the time of such a step if sequences cost (fixed, each)."""
+        """Return the fixed point for sequences whose cost is `line`, a fixed time and one for each sequence."""
         work, model = self.work, self.engine.step_time
         fixed_ns, sequence_ns = line
         each_ns = sequence_ns + model.decode_kv_token_ns * work.kv_tokens / work.decodes

@@ -263,8 +263,11 @@ def assign(
         resting |= dict.fromkeys((change.worker_id for change in moves), paid_ns)
     calm = _is_calm(engine, work, pool)
     calm_since_ns = (memory.calm_since_ns or now_ns) if calm else 0
-    due, going = _budget_changes(engine, pool.mixed, calm_since_ns, now_ns, apart=apart), {e.worker_id for e in moves}
-    budgets = [change for change in due if change.worker_id not in going]
+    resized, going = (
+        _budget_changes(engine, pool.mixed, calm_since_ns, now_ns, apart=apart),
+        {e.worker_id for e in moves},
+    )
+    budgets = [change for change in resized if change.worker_id not in going]
     if any(each.budget_tokens for each in budgets) and not calm:
         parted = parted.lent(now_ns)
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)

@@ -149,7 +149,7 @@ def causes(state: ModelState, limits: VerdictLimits, now_ns: int = 0, named: Cau
     """Return the causes that hold, and those between their thresholds, which keep a named cause alive.
 
     `named` is the model's shortage that is named now. Its action and its number of missing workers stand as long as
-    they are true, and a cluster named too small stays so until some roles would leave room.
+    they are true. A cluster that is named too small stays so until some split of roles would leave room.
     """
     found = [*_links(state, limits), *_slow(state, limits)]
     shortage = _shortage(state, limits, now_ns, named)

@@ -12,7 +12,7 @@ from libs.policy.verdict.advice import Action
 from libs.policy.verdict.causes import SHORTAGES, Cause
 from libs.policy.verdict.state import NO_MARGIN, Margins, ModelState, PromisedFigure, PromiseMargin
 
-# Sequences and KV move first, and the shares of time behind a pressure are of two seconds.
+# Sequences and KV move first. Pressures then lag behind, as they come from shares of two seconds.
 SEEN_FROM_NS: Final = 1_000_000_000
 SEEN_TO_NS: Final = 2_500_000_000
 """Between these ages of a followed command its model's pressure is what came of it, as the median."""
@@ -111,7 +111,7 @@ class PromiseLog:
                 self._advised[cause.model] = _Advised(str(cause.code), cause.action, now_ns)
 
     def answered(self, model: str, arrival_ns: int, ttft_ns: float, tpot_ns: float) -> None:
-        """Record the latencies of a request of people that has ended."""
+        """Record the latencies of an interactive request that has ended."""
         followed = self._followed.get(model)
         if followed is not None and followed.gone_ns and 0 <= arrival_ns - followed.gone_ns < AFTER_NS:
             followed.answers.append((ttft_ns / 1e6, tpot_ns / 1e6))

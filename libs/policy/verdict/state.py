@@ -169,8 +169,8 @@ def workers_needed(prompts: Prompts) -> tuple[float, float]:
     """
     best, at_ns = 0.0, prompts.limit_ns
     for horizon_ns in _horizons(prompts):
-        due = sum(work for left_ns, work in prompts.waiting if left_ns <= horizon_ns)
-        need = (due + prompts.rate * max(horizon_ns - prompts.limit_ns, 0.0)) / horizon_ns
+        waiting_work = sum(work for left_ns, work in prompts.waiting if left_ns <= horizon_ns)
+        need = (waiting_work + prompts.rate * max(horizon_ns - prompts.limit_ns, 0.0)) / horizon_ns
         if need > best:
             best, at_ns = need, horizon_ns
     return best, at_ns

@@ -1,5 +1,7 @@
-"""HTTP serving inside a service's own event loop: uvicorn, with the socket bound first so that errors are plain, and
-with bounds on what a client may send, hold open and leave unfinished.
+"""HTTP serving by uvicorn inside a service's own event loop.
+
+The socket is bound first, so that errors are plain. Bounds limit what a client may send, hold open and leave
+unfinished.
 """
 
 from libs.runtime.http.serve import bind, serve_http

@@ -95,7 +95,7 @@ async def serve_http(
 
 
 BACKLOG = 2048
-# How long a peer may accept no pending byte, or leave the network unanswered.
+# The longest time that a peer may accept no pending byte, or not answer the network.
 STALL_S = 30
 # Send buffer of each connection in the kernel, which would let it grow to megabytes for a peer that does not read.
 SEND_BUFFER_BYTES = 128 * 1024
@@ -104,8 +104,8 @@ SEND_BUFFER_BYTES = 128 * 1024
 def bind(host: str, port: int, variable: str, *, stall_s: int = STALL_S) -> socket.socket:
     """Return a listening socket. Raise StartupError that names the port and the variable that sets it.
 
-    Port 0 picks one that stays free for a restart: no outgoing connection is given it meanwhile. Where the kernel
-    supports it, connections end whose peer has vanished or reads nothing for `stall_s`.
+    Port 0 picks a port that the kernel gives to no outgoing connection, so that a restart can bind it again. Where the
+    kernel supports it, a connection ends once its peer has vanished or has read nothing for `stall_s`.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)

@@ -227,7 +227,7 @@ def _write(path: Path, content: bytes, *, mode: int) -> None:
 
 log = structlog.get_logger()
 
-# How often mismatched files are read again at a start, since they may be in the middle of being replaced.
+# Mismatched files may just be being replaced, so a start reads them this many times.
 MAX_READS: Final = 10
 READ_AGAIN_S: Final = 0.01
 # Sets of certificate files that one process uses.

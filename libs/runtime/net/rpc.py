@@ -78,7 +78,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, token: str, *, needs_token: Callable[[str], bool]) -> None:
-        """Without a token, every call that needs one is refused."""
+        """Create an interceptor; without a token it refuses every call that needs one."""
         self._expected = bearer(token)[0][1] if token else ""
         self._needs_token = needs_token
 

@@ -62,11 +62,11 @@ class FaultyAgent:
                     self._kept.append((now_s, sender, message))
                 elif fault == LATE:
                     self._kept.append((now_s + float(seconds), sender, message))
-        due, self._kept = (
+        ready, self._kept = (
             [each for each in self._kept if each[0] < now_s],
             [each for each in self._kept if each[0] >= now_s],
         )
-        for _, sender, message in due:
+        for _, sender, message in ready:
             found.setdefault(sender, []).append(message)
         return found
 

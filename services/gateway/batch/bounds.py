@@ -115,7 +115,7 @@ class TenantBounds:
 
     def _check_count(self, own: StoreTotals, used: StoreTotals, tenant: str, more: int) -> None:
         limit = self.limits_of(tenant).files
-        if limit is None and self._tenants.told_apart:
+        if limit is None and self._tenants.are_distinct:
             limit = self._tenant_files
         if limit is not None and own.files + more > limit:
             text = f"tenant {tenant} has {own.files} files, those that its batches will write included"
@@ -126,7 +126,7 @@ class TenantBounds:
 
     def _room(self, most: int, used: int, own: int, tenant: str) -> int:
         """Return how much more of the store's capacity `most` a tenant may take, leaving some to every other tenant."""
-        if not self._tenants.told_apart:
+        if not self._tenants.are_distinct:
             return most - used
         return min(queue_room(most, used, own, self._tenants.weight(tenant)), most - used)
 

@@ -134,7 +134,8 @@ class ServedModels:
 
 # Nobody reads along, so running lines should not delay anybody's prompt.
 TPOT_TARGET_MS = 1_000.0
-# How long a line's model may have no workers while others have: lines of other jobs wait behind it meanwhile.
+# A line fails if its model has had no workers for this long while others had some, as lines of other jobs wait
+# behind it.
 AWAY_S = 120.0
 # Bound on attempts at a line that workers fail.
 MAX_ATTEMPTS = 3

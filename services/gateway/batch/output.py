@@ -1,7 +1,7 @@
 """A job's two output files, written from the results topic: each line once, in the order in which answers came.
 
-Answers are stored in part files of PART_BYTES. Beside them a file of places says which lines they answer, and an event
-names the parts and the offsets they reach: a keeper that takes over goes on from there. Names of parts are random, so
+Answers are stored in part files of PART_BYTES. Beside them a file of places says which lines they answer. An event
+names the parts and the offsets that they reach, from which another keeper can go on. Names of parts are random, so
 that no two keepers write the same part: a keeper that was replaced and does not know it yet overwrites nothing.
 """
 

@@ -58,7 +58,7 @@ async def chunks(request: Request) -> AsyncIterator[bytes]:
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
-        # Only time that the client was waited for counts, not what the store takes.
+        # The limits bound the time spent waiting for the client, not the time that the store takes.
         waited_s = now_s() - began_s
         patience_s = min(patience_s + len(part) / MIN_BYTES_PER_S - waited_s, MAX_SILENT_S)
         left_s -= waited_s

@@ -194,7 +194,7 @@ class ThinkingOut(Struct, tag="thinking"):
 
 
 class ToolUseOut(Struct, tag="tool_use"):
-    """A tool call. `input` is the object that the model wrote, or empty if what it wrote is none."""
+    """A tool call. `input` is the object that the model wrote, or empty if it wrote something else."""
 
     id: str
     name: str

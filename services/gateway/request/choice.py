@@ -14,7 +14,7 @@ from services.gateway.request.unchecked import AnswerRecord
 
 @dataclass(slots=True)
 class PromptShown:
-    """What one choice shows of its prompt. Most choices have none."""
+    """The parts of its prompt that a choice shows. Most choices show none."""
 
     token_ids: Sequence[int]
     tokenizer: Tokenizer

@@ -129,7 +129,7 @@ class Stalls:
         self._bytes[read_deadline.tenant] += size_bytes
 
     def _has_room(self, most: int, taken: Counter[str], tenant: str, more: int) -> bool:
-        if not self._tenants.told_apart:
+        if not self._tenants.are_distinct:
             return True
         return queue_room(most, taken.total(), taken[tenant], self._tenants.weight(tenant)) >= more
 

@@ -350,7 +350,7 @@ class PlaceExchange:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(TELL_S)
-            if self._tenants.told_apart:
+            if self._tenants.are_distinct:
                 await self.tell()
 
     async def tell(self) -> None:

@@ -48,22 +48,22 @@ def moved(roles: NDArray[np.uint8], last: NDArray[np.uint8]) -> NDArray[np.bool_
     return found
 
 
-def parts_of(series: Series, index: int, due: NDArray[np.bool_], gpus: int) -> list[RoleGpuTime]:
+def parts_of(series: Series, index: int, expected: NDArray[np.bool_], gpus: int) -> list[RoleGpuTime]:
     """Return the time of the worker at `index` by role, in order of role.
 
-    `due` [windows] marks the windows that telemetry should cover. Where nothing is written they count for the last
+    `expected` [windows] marks the windows that telemetry should cover. Where nothing is written they count for the last
     role.
     """
     written = series.roles[:, index]
     last = last_roles(written[:, None])[0]
-    roles = np.where(written != NO_ROLE, written, np.where(due, last, NO_ROLE))
+    roles = np.where(written != NO_ROLE, written, np.where(expected, last, NO_ROLE))
     parts = []
     for number in np.unique(roles[roles != NO_ROLE]).tolist():
         then = roles == number
         times = series.times_ns[then, index].sum(axis=0).tolist()
         running = bool(series.provisional[then, index].any())
         time = PhaseTime(times[COVERED], times[PREFILL], times[DECODE], times[KV_WAIT], running).times(gpus)
-        due_ns = int((due & then).sum()) * series.window_ns * gpus
+        due_ns = int((expected & then).sum()) * series.window_ns * gpus
         parts.append(RoleGpuTime(role_text(number), gpus, time, due_ns, _runs(series, then)))
     return sorted(parts, key=lambda part: part.role)
 
@@ -150,10 +150,10 @@ def spent_in(fleet: FleetTelemetry, rollups: RollUps, members: Members, end_ns: 
     # Windows of a silent worker that another instance reads are not written here, but still lower coverage.
     covered_to_ns = np.array([facts.covered_to_unix_ns for facts in workers], np.int64)
     missed = np.array([facts.worker_id in listed and not facts.left for facts in workers], np.bool_)
-    due = (series.roles != NO_ROLE) | (missed & (series.starts_ns[:, None] >= covered_to_ns))
+    expected = (series.roles != NO_ROLE) | (missed & (series.starts_ns[:, None] >= covered_to_ns))
     times = series.times_ns.sum(axis=0).tolist()
     provisional = np.any(series.provisional, axis=0)
-    due_ns = (due.sum(axis=0) * length).tolist()
+    due_ns = (expected.sum(axis=0) * length).tolist()
     roles = [role_text(number) or role_name(facts.assignment) for facts, number in zip(workers, last, strict=True)]
     has_moved = moved(series.roles, last)
     spent = []
@@ -164,7 +164,7 @@ def spent_in(fleet: FleetTelemetry, rollups: RollUps, members: Members, end_ns: 
         whole = RoleGpuTime(
             roles[index], facts.gpus, time.times(facts.gpus), due_ns[index] * facts.gpus, [(low_ns, high_ns)]
         )
-        parts = parts_of(series, index, due[:, index], facts.gpus) if has_moved[index] else [whole]
+        parts = parts_of(series, index, expected[:, index], facts.gpus) if has_moved[index] else [whole]
         spent.append(WorkerTime(facts, whole.time, whole.due_ns, whole.role, parts))
     return WindowSpan(low_ns, high_ns, spent)
 

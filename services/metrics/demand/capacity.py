@@ -14,13 +14,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.capacity.inputs import input_json, input_of
-from libs.capacity.planning import make_plan_row, plan_from_json, step_back
 from libs.contracts import metric_names as names
 from libs.contracts.errors import FulcrumError, QueueFull
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
 from libs.demand.wire import plan_message
 from libs.policy.alerts.rules import PoolAhead, capacity_conditions
-from libs.policy.capacity import PHASES
+from libs.policy.capacity import PHASES, CapacityPlan
 from libs.runtime.clock import Clock
 from libs.runtime.paths import cache_dir
 from services.metrics.alerts.evaluator import AlertEvaluator
@@ -106,7 +105,7 @@ class Capacity(Collector):
             row = await self.input(model, asked["horizon_s"])
             async with self._lock:
                 if self._pool is None:
-                    self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=step_back)
+                    self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_step_back)
                 loop, folder = asyncio.get_running_loop(), str(cache_dir() / "capacity")
                 making = loop.run_in_executor(self._pool, _made, row, asked, (folder, device, check))
                 found = await making
@@ -146,7 +145,8 @@ class Capacity(Collector):
             row = await self.plan(model, asked, check=False)
             self.plans.pop(model, None)
             self.plans[model] = row
-            self._published[model] = plan_message(plan_from_json(row), model, self._metrics_id, self._clock.now_ns())
+            plan = await asyncio.to_thread(_plan_of, row)
+            self._published[model] = plan_message(plan, model, self._metrics_id, self._clock.now_ns())
             self._publish(self._published[model])
             ahead += pools_ahead(row, self._watch.start_s)
         for model in list(self.plans)[:-MOST_MODELS]:
@@ -173,7 +173,24 @@ class Capacity(Collector):
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+# Planning imports the lab, 6 MiB that the service's own process needs only once there is a plan.
+
+
+def _step_back() -> None:
+    from libs.capacity.planning import step_back  # noqa: PLC0415
+
+    step_back()
+
+
+def _plan_of(row: dict[str, Any]) -> CapacityPlan:
+    from libs.capacity.planning import plan_from_json  # noqa: PLC0415
+
+    return plan_from_json(row)
+
+
 def _made(row: dict[str, Any], asked: dict[str, Any], where: tuple[str, str, bool]) -> dict[str, Any] | FulcrumError:
+    from libs.capacity.planning import make_plan_row  # noqa: PLC0415
+
     # Errors are returned, as not all of them can be pickled as exceptions.
     folder, device, check = where
     try:

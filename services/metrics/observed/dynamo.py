@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
@@ -20,11 +20,13 @@ from libs.observe.dynamo import TOPIC, Card, PassRecord, PublishedRecord, parse_
 from libs.observe.dynamo_folder import DynamoMembers, read_members
 from libs.observe.dynamo_steps import DynamoEngine, RecordCounts
 from libs.observe.fleet import MOST_SERVERS
-from libs.observe.subscriber import Subscriber
 from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 from services.metrics.observed.server import ServerState
 from services.metrics.status.observed import ObservedServerStatus
+
+if TYPE_CHECKING:
+    from libs.observe.subscriber import Subscriber
 
 LOOK_S: Final = 1.0
 CUT_S: Final = 0.1
@@ -77,6 +79,8 @@ class DynamoFleet:
         self._subscriber: Subscriber | None = None
 
     def start(self, tasks: TaskOwner) -> None:
+        from libs.observe.subscriber import Subscriber  # noqa: PLC0415 (ZeroMQ, which only Dynamo's fleets need)
+
         self._subscriber = Subscriber(TOPIC.encode())
         tasks.spawn("dynamo folder", self._follow(self._subscriber))
         tasks.spawn("dynamo connections", self._subscriber.watch())
@@ -161,7 +165,7 @@ class DynamoFleet:
             await asyncio.sleep(CUT_S)
             self.cut()
 
-    async def _receive(self, subscriber: Subscriber) -> None:
+    async def _receive(self, subscriber: "Subscriber") -> None:
         try:
             async for parts in subscriber.messages():
                 self.take(parts)
@@ -170,7 +174,7 @@ class DynamoFleet:
 
     # ------------------------------------------------------------ discovery
 
-    async def _follow(self, subscriber: Subscriber) -> None:
+    async def _follow(self, subscriber: "Subscriber") -> None:
         while True:
             now_s = self._clock.now_ns() / 1e9
             self.know(await asyncio.to_thread(read_members, self._folder, now_s))

@@ -170,7 +170,7 @@ class ObservedFleet(Collector):
         self._failures: Counter[str] = Counter()
         self._done = 0
         self.trouble = ""
-        """Why the list of servers may be out of date; empty if it is not."""
+        """The reason why the list of servers may be out of date; empty if it is current."""
 
     def server(self, name: str) -> ServerTelemetry:
         """Return what is known of a server in the list."""

@@ -41,7 +41,7 @@ class ServerState(StrEnum):
     UNKNOWN = "unknown"
     """It has not been scraped yet."""
     LEARNING = "learning"
-    """It answers, and what its steps cost is not known yet."""
+    """It answers, but the cost of its steps is not known yet."""
     OBSERVED = "observed"
     EXACT = "exact"
     """It reports its steps itself, and nothing of it is estimated."""
@@ -78,7 +78,7 @@ class ServerTelemetry:
         self.target = target
         self.state = ServerState.UNKNOWN
         self.trouble = ""
-        """Why nothing is known of the server now; empty if something is."""
+        """The reason why nothing is known of the server now; empty if something is."""
         self.since_ns = 0
         """The time since which the state has been as it is."""
         self.restarts = 0

@@ -18,7 +18,7 @@ SECOND_NS: Final = 1_000_000_000
 KEPT_S: Final = 60
 """The seconds for which figures are kept."""
 MAX_MODELS: Final = 64
-"""The maximum number of models with figures of their own; of further ones nothing is known."""
+"""The maximum number of models whose traffic is counted."""
 TPOT_SPAN_NS: Final = 2 * SECOND_NS
 
 Span = tuple[float, float]
@@ -41,7 +41,7 @@ class ObservedTraffic:
     """
 
     def __init__(self, *, ttft_limit_ns: int, tpot_ns: int) -> None:
-        """Both are the targets over which answers are late."""
+        """Create an empty log; an answer over either target is late."""
         self._ttft_limit_s = ttft_limit_ns / SECOND_NS
         self._tpot_s = tpot_ns / SECOND_NS
         self._seconds: dict[str, deque[_Second]] = {}
@@ -121,7 +121,7 @@ class ObservedTraffic:
         return 0.0
 
     def targets_ns(self, model: str) -> tuple[int, int]:
-        """Return that requests name no targets."""
+        """Return zeros, as no request names a target."""
         return 0, 0
 
     def asked_targets_ns(self) -> dict[str, tuple[int, int]]:
@@ -197,16 +197,18 @@ def _add(second: _Second, before: EngineSample, after: EngineSample) -> None:
     counts["gaps"] += max(new.token_gaps - old.token_gaps, 0.0)
     counts["gaps_s"] += max(new.token_gaps_s - old.token_gaps_s, 0.0)
     for name in (TTFT, TPOT, QUEUE_TIME):
-        known, found = before.histograms.get(name, ()), after.histograms.get(name, ())
-        if found != known and len(found) == len(known):
+        known, found = before.histograms.get(name), after.histograms.get(name)
+        if known is None or found is None or len(known.counts) != len(found.counts):
+            continue
+        if found.counts != known.counts:
             _add_difference(second.histograms.setdefault(name, Counter()), known, found)
 
 
 def _add_difference(counts: Any, before: Buckets, after: Buckets) -> None:
     """Add how many samples came into each bucket."""
     low = below = 0.0
-    most = after[-1][1] - before[-1][1]
-    for (_, known), (bound, count) in zip(before, after, strict=True):
+    most = after.counts[-1] - before.counts[-1]
+    for bound, known, count in zip(after.bounds, before.counts, after.counts, strict=True):
         more = count - known
         if more > below:
             counts[low, bound] += more - below

@@ -76,8 +76,8 @@ LEAST_PEERS: Final = 3
 def beside_peers(paces: Mapping[str, StepPace]) -> dict[str, float | None]:
     """Return each worker's slowness relative to the model's median worker.
 
-    What slows all workers thus accuses none. The result is None for workers that ran too little, and for all of
-    them if fewer than `LEAST_PEERS` ran enough.
+    A cause that slows all workers alike thus shows at none of them. The result is None for a worker that ran too
+    little, and for all if fewer than `LEAST_PEERS` ran enough.
     """
     known = sorted(each.slowness for each in paces.values() if each.slowness is not None)
     if len(known) < LEAST_PEERS:
@@ -305,12 +305,12 @@ class VerdictEvaluator:
         ids = {each.worker_id: model for model, own in by_model.items() for each in own}
         self._paces = {name: found for name, found in self._paces.items() if name in ids}
         offsets_ns = self._state.fleet.clocks.offsets_ns(now_ns)
-        due = sorted(ids, key=lambda name: self._paces.get(name, (0, NO_PACE))[0])[:PACES_A_LOOK]
-        for name in due:
+        oldest = sorted(ids, key=lambda name: self._paces.get(name, (0, NO_PACE))[0])[:PACES_A_LOOK]
+        for name in oldest:
             engine, timeline = engines[ids[name]], self._state.fleet.timeline(name)
             if timeline is not None and timeline.newest is not None and isinstance(engine, WorkerProfile):
                 steps = timeline.finished(now_ns - LOOK_BACK_NS, now_ns)
-                # Steps are by the clock of the worker's node.
+                # The times of steps come from the clock of the worker's node.
                 returned_ns = self._lives.returned_ns(name) + offsets_ns.get(timeline.newest.node, 0)
                 found = pace(steps, engine.step_time, now_ns, returned_ns, timeline.unfinished())
                 self._paces[name] = now_ns, found

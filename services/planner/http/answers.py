@@ -196,7 +196,7 @@ class ModelAnswer:
     model: str
     code: str
     unknown: str
-    """The missing knowledge, in words; empty if enough is known."""
+    """The reason why too little is known for a decision; empty if enough is known."""
     now: SeenAnswer | None
     pinned: list[str]
 

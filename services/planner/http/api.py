@@ -18,6 +18,7 @@ from libs.contracts.roles import role_name
 from libs.runtime.clock import Clock
 from libs.runtime.web import make_web_app
 from libs.telemetry.lives import WorkerLife
+from services.planner.executor import CallOutcome, OrderExecutor
 from services.planner.fleet_view import ObservedWorker, by_planner, gpus_of
 from services.planner.http.admin import ModeApi
 from services.planner.http.answers import DecisionAnswer, PlannerAnswer, decision_answer, planner_answer
@@ -25,7 +26,6 @@ from services.planner.http.limits_api import LimitsApi
 from services.planner.kept import Lead
 from services.planner.messages import NS_PER_MS, action_word, seen
 from services.planner.regret import MAX_HOURS, RegretLedger
-from services.planner.role_planner import CallOutcome, OrderExecutor
 from services.planner.state import PlannerState
 
 _WINDOW: Final = re.compile(r"([0-9]{1,4})(m|h)", re.ASCII)
@@ -79,8 +79,8 @@ class WorkerAnswer:
     """A registered worker. Depths and counts are null until its telemetry arrives.
 
     `moves` counts its changes of role since it started. `moved_*` describe the last one and are 0 and empty before
-    it. A decode worker that the planner lends prompts to keeps role decode and has a budget; a worker that was
-    started with a budget, or given one by a person, is mixed. `unpaired` says why a worker gets no work because no
+    it. A decode worker that the planner lends prompts to keeps role decode and has a budget. A worker whose budget was
+    set at its start or by a person is mixed. `unpaired` says why a worker gets no work because no
     worker of the other phase has compatible KV; otherwise it is empty.
     """
 

@@ -9,12 +9,12 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, A
 from libs.contracts.roles import PLANNERS, role_from_name, role_name
 from libs.policy.roles import MAX_BUDGET_TOKENS, end_refusal, ended_by
 from libs.runtime.web import JsonRoute
+from services.planner.executor import OrderExecutor
 from services.planner.http.admin import Admin
-from services.planner.role_planner import OrderExecutor
 
 # Budget of role mixed if the request names none.
 BUDGET_TOKENS = 256
-# How long to wait until every gateway holds the new role.
+# The longest wait until every gateway holds the new role.
 WAIT_MS = 1_000
 MAX_REASON_CHARS = 200
 MAX_ACTOR_CHARS = 80

@@ -121,7 +121,7 @@ FIRST_BLOCK_S, MOST_BLOCK_S = 2.0, 120.0
 MEASURED_SHARE: Final = 0.05
 # Interval between estimates of which models will be used next.
 CHANCES_NS: Final = SECOND_NS
-# How long before a reservation begins its GPUs are prepared, beyond the load time itself.
+# A reservation's GPUs are prepared by the load time and this much before it begins.
 PREPARE_S: Final = 10.0
 
 

@@ -42,7 +42,7 @@ class Known(KeyTable):
     """Tenants are separated, as with keys, although no request comes over HTTP here."""
 
     @property
-    def told_apart(self) -> bool:
+    def are_distinct(self) -> bool:
         return True
 
     def weight(self, tenant: str) -> int:

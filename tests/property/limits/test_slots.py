@@ -87,7 +87,7 @@ def test_a_queue_leaves_room_for_the_next_tenant() -> None:
 
 
 class Apart:
-    told_apart = True
+    are_distinct = True
 
     def weight(self, _tenant: str) -> int:
         return 1

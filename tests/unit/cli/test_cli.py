@@ -151,6 +151,17 @@ def test_one_of_several_suites_must_be_named(tmp_path: Path, monkeypatch: pytest
     assert find_one_suite(file).gateway.endswith(":9000")
 
 
+def test_a_killed_suites_file_does_not_count_among_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULCRUM_CACHE", str(tmp_path))
+    monkeypatch.setattr("libs.cli.find.is_suite", lambda pid, _commands: pid == os.getppid())
+    for port, pid in ((8000, os.getpid()), (9000, os.getppid())):
+        urls = dict.fromkeys(("gateway", "planner", "metrics"), f"http://127.0.0.1:{port}")
+        rest = dict.fromkeys(("token", "kafka", "redis", "cluster", "model", "engine"), "x")
+        suite = Ready(gateways=(urls["gateway"],), pid=pid, **urls, **rest)
+        write_ready(tmp_path / "suites" / f"{port}.json", suite)
+    assert find_one_suite(None).gateway.endswith(":9000")
+
+
 def write_suite(folder: Path, port: int, metrics: str, gateway: str | None = None) -> Path:
     url = f"http://127.0.0.1:{port}" if gateway is None else gateway
     rest = dict.fromkeys(("token", "kafka", "redis", "cluster", "model", "engine"), "x")

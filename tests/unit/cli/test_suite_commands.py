@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libs.cli.find import is_suite
 from libs.cli.options import complete_log, complete_role
-from libs.cli.suite.running import is_suite, readable, show_logs, stop_suite, tail
+from libs.cli.suite.running import readable, show_logs, stop_suite, tail
 from libs.cli.top.show import show_top
 from libs.contracts.errors import StartupError
 from libs.launch.ready import Ready, logs_folder, write_ready

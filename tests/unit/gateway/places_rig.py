@@ -11,7 +11,7 @@ from libs.policy.roles import Phase
 class Known(OneForAll):
     """Separated tenants; `heavy` has three times the weight of others."""
 
-    told_apart = True
+    are_distinct = True
 
     def weight(self, tenant: str) -> int:
         return 3 if tenant == "heavy" else 1

@@ -20,7 +20,7 @@ from services.gateway.request.recorder import DemandPublisher
 class Known(OneForAll):
     """Separated tenants."""
 
-    told_apart = True
+    are_distinct = True
 
 
 def counted(metrics: GatewayMetrics) -> dict[str, float]:

@@ -363,7 +363,7 @@ def test_the_builtin_model_is_served_by_default() -> None:
 
 
 class DistinctTenants(OneForAll):
-    told_apart = True
+    are_distinct = True
 
 
 def test_one_tenant_leaves_room_in_the_queue_for_others() -> None:

@@ -112,7 +112,7 @@ async def test_the_bytes_of_all_bodies_are_bounded_until_their_answers_end() -> 
 
 
 class Apart:
-    told_apart = True
+    are_distinct = True
 
     def weight(self, _tenant: str) -> int:
         return 1

@@ -12,7 +12,7 @@ from services.gateway.turns import IntakeRounds
 
 
 class Known(OneForAll):
-    told_apart = True
+    are_distinct = True
 
 
 async def loop_turns(count: int) -> None:

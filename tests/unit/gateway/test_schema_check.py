@@ -97,7 +97,7 @@ async def test_schemas_of_one_tenant_leave_a_check_for_another(monkeypatch: pyte
         return SchemaVerdict("no")
 
     class Apart:
-        told_apart = True
+        are_distinct = True
 
         def weight(self, _tenant: str) -> int:
             return 1

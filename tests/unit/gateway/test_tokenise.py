@@ -87,7 +87,7 @@ async def test_long_prompts_of_tenants_are_tokenised_in_turn(monkeypatch: pytest
         return [1]
 
     class Apart:
-        told_apart = True
+        are_distinct = True
 
         def weight(self, _tenant: str) -> int:
             return 1

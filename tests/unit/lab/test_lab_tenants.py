@@ -31,7 +31,7 @@ SHARE, FLOOD = 0.5, 5.0
 class KnownTenants(OneForAll):
     """Separated tenants, as at a gateway with keys."""
 
-    told_apart = True
+    are_distinct = True
 
 
 def trace(rate_rps: float, tenant: str, seed: int, seconds: float) -> Trace:

@@ -12,8 +12,9 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, Assignmen
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.runtime.net.access import bearer
 from libs.runtime.tasks import TaskOwner
-from services.planner import role_planner
-from services.planner.role_planner import CallOutcome, Order, OrderExecutor
+from services.planner import executor
+from services.planner.executor import CallOutcome, OrderExecutor
+from services.planner.role_planner import Order
 
 
 class Channel:
@@ -135,7 +136,7 @@ async def test_a_worker_that_has_not_answered_gets_no_second_order(rig: Rig) -> 
 async def test_orders_beyond_the_bound_on_calls_are_left_to_the_next_decision(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(role_planner, "MAX_CALLS", 2)
+    monkeypatch.setattr(executor, "MAX_CALLS", 2)
     rig.order("a", "b", "c")
     assert rig.ended == {"c": None}
     await rig.until_requested("a", "b")
@@ -170,7 +171,7 @@ async def test_a_refused_or_failed_call_is_counted_and_the_worker_is_left_unchan
 
 
 async def test_a_call_to_a_worker_that_never_answers_times_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(role_planner, "CALL_S", 0.01)
+    monkeypatch.setattr(executor, "CALL_S", 0.01)
     rig.order("a")
     await rig.until_ended("a")
     assert (rig.ended, rig.actor.outcomes) == ({"a": None}, {CallOutcome.FAILED: 1})

@@ -18,10 +18,10 @@ from libs.runtime.tasks import TaskOwner
 from libs.runtime.web import make_web_app
 from libs.testing.wait import ManualClock
 from libs.testing.workers.hosts import RecordingBus
+from services.planner.executor import OrderExecutor
 from services.planner.http.admin import Admin
 from services.planner.http.roles_api import RolesApi
 from services.planner.kept import Lead
-from services.planner.role_planner import OrderExecutor
 from services.planner.settings import PlannerSettings
 from tests.planner_rig import Cluster
 from tests.unit.planner.test_planner_orders import Channel, Network, refused
