@@ -377,7 +377,8 @@ def _said(cause: Cause, state: ModelState) -> str:
     images = f"; images take {state.encode_share:.0%} of prefill's time" if state.encode_share >= MUCH_ENCODE else ""
     if state.roles_fixed:
         on_prefill = on_decode = workers(state.mixed, "mixed")
-    then = "" if action is None else _then(action, state)
+    # An acting planner weighs moves at its own moments, so a prediction of another move would contradict it.
+    then = "" if action is None or state.acts else _then(action, state)
     if code is CauseCode.TOO_SMALL:
         more = f"; {workers(cause.missing_workers, 'more')} would suffice" if cause.missing_workers else ""
         if state.roles_fixed:

@@ -73,7 +73,9 @@ class VerdictWatch:
         workers by itself.
         """
         margins = self.promises.margins
-        models = [replace(each, margins=margins) if isinstance(each, ModelState) else each for each in models]
+        models = [
+            replace(each, margins=margins, acts=acts) if isinstance(each, ModelState) else each for each in models
+        ]
         known = [each for each in models if isinstance(each, ModelState)]
         found = {_key(cause): cause for state in models for cause in silences(state)}
         for state in known:
