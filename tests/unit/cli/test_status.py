@@ -60,7 +60,7 @@ def test_refused_and_waiting_requests_are_shown_even_if_no_request_has_ended() -
     text = "\n".join(printed(traffic=traffic | waiting))
     assert "No request has ended in the last 10 s." in text
     assert "otherwise refused 10.0/s (403 permission_denied 9.0/s, 0 other 1.0/s)" in text
-    assert "TTFT 28000 ms p50, 29000 ms p95 (92 without a first token count as long as they wait)" in text
+    assert "TTFT 28000 ms p50, 29000 ms p95 (92 without a first token count by their wait so far)" in text
 
 
 def test_a_cause_of_another_release_is_printed_like_a_known_one() -> None:
