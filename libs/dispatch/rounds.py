@@ -6,7 +6,7 @@ from typing import NamedTuple
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import Links
 from libs.policy.gateway.binding import RoutingPolicy, bind
-from libs.policy.gateway.lent_prompts import LentPrompt, to_take_back
+from libs.policy.gateway.lent_prompts import PATIENCE_NS, LentPrompt, to_take_back
 from libs.policy.gateway.placement import (
     Attempt,
     Forget,
@@ -135,7 +135,7 @@ class Attempts:
         }
         prompts = [_lent_prompt(generation, attempt, now_ns) for generation, attempt in self._lent.values()]
         # Views of many workers take longer than this check.
-        if not any(each.is_late for each in prompts):
+        if not any(each.waited_ns >= PATIENCE_NS for each in prompts):
             return []
         return [self._lent[each][0] for each in router.to_take_back(prompts, self._links.views(), now_ns)]
 
