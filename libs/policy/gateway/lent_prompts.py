@@ -29,8 +29,9 @@ class LentPrompt(NamedTuple):
     """The time until its first token, as predicted when it was bound."""
 
     def waits_too_long(self, elsewhere_ns: float) -> bool:
-        """Return whether it would better start again where it takes `elsewhere_ns`."""
-        return self.waited_ns >= max(PATIENCE_NS, self.predicted_ns - WORTH * elsewhere_ns)
+        """Return whether it is late, or would have its first token much sooner where it takes `elsewhere_ns`."""
+        rest_ns = self.predicted_ns - self.waited_ns
+        return self.waited_ns >= PATIENCE_NS and (rest_ns <= 0 or rest_ns >= WORTH * elsewhere_ns)
 
 
 def has_nothing_to_do(view: WorkerView, now_ns: int) -> bool:

@@ -163,7 +163,7 @@ def test_roles_that_relieve_prompts_by_making_decodes_press_are_named_and_not_ad
 def test_a_sentence_predicts_no_move_where_a_planner_moves_workers_by_itself():
     subject = state(prompts=5.0, decodes=20)
     advised, left = (causes(replace(subject, acts=acts), LIMITS)[0] for acts in (False, True))
-    assert "Moving 2 decode workers to prefill leaves a pressure of" in advised.sentence
+    assert "Moving 3 decode workers to prefill leaves a pressure of" in advised.sentence
     assert left.action == advised.action and advised.sentence.startswith(left.sentence)
     assert "Moving" not in left.sentence and left.sentence.endswith(" s.")
 
@@ -190,7 +190,7 @@ def test_several_workers_behind_a_slow_link_are_one_cause():
     behind = {f"gpu_{number}": {"kv_awaited": 0.9, "held_by_link": 2.0, "kv_awaited_s": 1.5} for number in (3, 4)}
     found = causes(state(prompts=0.5, decodes=20, **behind), LIMITS)
     assert [(each.code, each.workers) for each in found] == [(CauseCode.SLOW_LINK, ("gpu-3", "gpu-4"))]
-    assert "for 4 sequences" in found[0].sentence
+    assert ", which holds up 4 sequences. Check the network from gpu-0" in found[0].sentence
 
 
 def test_kv_that_arrives_soon_is_no_cause_however_often_it_is_waited_for():
