@@ -347,7 +347,7 @@ async def test_beside_an_acting_planner_the_sentence_has_its_last_move_and_the_r
     assert verdict.sentence.endswith(
         "p moved gpu-1 to decode 1 s ago; its reason then: decode pressure 1.9 on 4 decode workers."
     )
-    assert [reason for _, reason in cluster.fired()] == [verdict.causes[0].sentence]
+    assert [each.now for each in cluster.alerts.book.firing()] == [verdict.causes[0].sentence]
 
 
 async def test_the_end_of_an_imbalance_ends_its_alert_and_verdict(cluster):
