@@ -115,7 +115,7 @@ def why_kept(model: str, plan: RolePlan) -> str:
     """Return a model's pressures, and the reason why its roles stay."""
     now = plan.now
     found = (
-        f"{model}: pressure {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')},"
+        f"{model} keeps its roles: pressure {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')},"
         f" {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}"
     )
     return found + {
