@@ -274,8 +274,11 @@ def test_a_past_time_is_shown_with_the_verdict_of_that_time(tmp_path: Path) -> N
     with a_service({"/v1/status/history": past}, tmp_path) as ready:
         shown = CliRunner().invoke(app, ["status", "--at", "10m", *ready])
         assert shown.exit_code == 0, shown.output
-        for part in ("Prefill-bound: pressure 1.4.", "prefill bound for 3",
-                     "m: prefill pressure 1.40, decode pressure 0.20", "9,000 prompt tokens wait", "5.0 requests/s", "It advised: fulcrum role d1 prefill"):  # fmt: skip
+        parts = (
+            "Prefill-bound: pressure 1.4.", "prefill bound for 3", "m: prefill pressure 1.40, decode pressure 0.20",
+            "9,000 prompt tokens wait", "5.0 requests/s", "It advised: fulcrum role d1 prefill",
+        )  # fmt: skip
+        for part in parts:
             assert part in shown.output
         assert "Idle." not in shown.output
         assert json.loads(CliRunner().invoke(app, ["status", "--at", "10m", "--json", *ready]).stdout) == past
