@@ -261,9 +261,9 @@ def test_a_past_time_is_shown_with_the_verdict_of_that_time(tmp_path: Path) -> N
     now_ms = int(time.time() * 1000)
     stood = [
         {"unix_ms": now_ms - 900_000, "code": "balanced", "sentence": "Balanced.", "command": ""},
-        {"unix_ms": now_ms - 603_000, "code": "prefill_bound", "sentence": "Prefill-bound: pressure 1.4.",
+        {"unix_ms": now_ms - 610_000, "code": "prefill_bound", "sentence": "Prefill-bound: pressure 1.4.",
          "command": "fulcrum role d1 prefill"},
-        {"unix_ms": now_ms - 599_000, "code": "idle", "sentence": "Idle.", "command": ""},
+        {"unix_ms": now_ms - 560_000, "code": "idle", "sentence": "Idle.", "command": ""},
     ]  # fmt: skip
     past = {
         "window_ms": 1_000,
@@ -275,7 +275,7 @@ def test_a_past_time_is_shown_with_the_verdict_of_that_time(tmp_path: Path) -> N
         shown = CliRunner().invoke(app, ["status", "--at", "10m", *ready])
         assert shown.exit_code == 0, shown.output
         parts = (
-            "Prefill-bound: pressure 1.4.", "prefill bound for 3", "m: prefill pressure 1.40, decode pressure 0.20",
+            "Prefill-bound: pressure 1.4.", "prefill bound for 1", "m: prefill pressure 1.40, decode pressure 0.20",
             "9,000 prompt tokens wait", "5.0 requests/s", "It advised: fulcrum role d1 prefill",
         )  # fmt: skip
         for part in parts:
