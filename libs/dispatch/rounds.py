@@ -6,6 +6,7 @@ from typing import NamedTuple
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import Links
 from libs.policy.gateway.binding import RoutingPolicy, bind
+from libs.policy.gateway.lent_prompts import PATIENCE_NS, LentPrompt, to_take_back
 from libs.policy.gateway.placement import (
     Attempt,
     Forget,
@@ -59,6 +60,10 @@ class Router:
                 return []
         return bind(requests, views, self._policy, now_ns)
 
+    def to_take_back(self, prompts: Iterable[LentPrompt], views: Sequence[WorkerView], now_ns: int) -> list[int]:
+        """Return the sequence ids of late prompts that prefill workers without work can take."""
+        return to_take_back(prompts, views, self._policy, now_ns)
+
 
 def _binding_request(
     generation: Generation, kv_kind: str | None, quiet: frozenset[str] = frozenset(), *, batch: bool = False
@@ -74,6 +79,14 @@ def _binding_request(
         batch=batch,
         pooled=generation.pooled,
     )
+
+
+def _lent_prompt(generation: Generation, attempt: Attempt, now_ns: int) -> LentPrompt:
+    timeline = generation.timeline
+    request = _binding_request(generation, None, frozenset((attempt.worker[0],)))
+    # A choice that waited again for workers was bound soon after, as it was first in its line.
+    waited_ns = now_ns - max(timeline.bound_ns, timeline.queued_ns)
+    return LentPrompt(request, waited_ns, timeline.predicted_first_ns - timeline.bound_ns)
 
 
 Found = tuple[Generation, Attempt]
@@ -93,6 +106,8 @@ class Attempts:
         self._links = links
         # Holds only workers that have attempts.
         self._by_worker: dict[WorkerKey, _WorkerAttempts] = {}
+        # Attempts of both phases by sequence id, from their submit until the look after their first token or end.
+        self._lent: dict[int, Found] = {}
 
     def __iter__(self) -> Iterator[Found]:
         return (found for attempts in self._by_worker.values() for found in attempts.running.values())
@@ -110,6 +125,19 @@ class Attempts:
         """Remove a lost worker and return its attempts and the choices with a credit reserved there."""
         attempts = self._by_worker.pop(worker, None)
         return ([], []) if attempts is None else (list(attempts.running.values()), list(attempts.reserved))
+
+    def to_take_back(self, router: Router, now_ns: int) -> list[Generation]:
+        """Return people's choices whose prompts wait on decode workers although a prefill worker has nothing to do."""
+        self._lent = {
+            sequence_id: (generation, attempt)
+            for sequence_id, (generation, attempt) in self._lent.items()
+            if generation.placement.prompt_attempt is attempt and generation.placement.awaits_lent_time
+        }
+        prompts = [_lent_prompt(generation, attempt, now_ns) for generation, attempt in self._lent.values()]
+        # Views of many workers take longer than this check.
+        if not any(each.waited_ns >= PATIENCE_NS for each in prompts):
+            return []
+        return [self._lent[each][0] for each in router.to_take_back(prompts, self._links.views(), now_ns)]
 
     def carry_out(self, generation: Generation, effect: WorkerEffect) -> None:
         """Carry an effect out. A lost worker receives no call."""
@@ -138,6 +166,8 @@ class Attempts:
         attempts.running[attempt.sequence_id] = generation, attempt
         if attempt.phase is not Phase.PREFILL:
             attempts.reserved.pop(generation, None)
+        if attempt.phase is Phase.BOTH and not generation.batch:
+            self._lent[attempt.sequence_id] = generation, attempt
         if (link := self._links.link(attempt.worker)) is not None:
             link.submit(attempt, generation, effect.blocks)
 

@@ -44,7 +44,7 @@ class ForeignMove:
     def why(self) -> str:
         """The reason in words, with the pressure predicted after the move."""
         now, then = self.plan.now, self.plan.then
-        leaves = f"{self.before} to {self.role} leaves {figure(then.pressure)}"
+        leaves = f"moving a {self.before} server to {self.role} leaves a pressure of {figure(then.pressure)}"
         if self.plan.code is RoleReason.LIMITS:
             return f"limits ask for other numbers than {now.prefill} prefill and {now.mixed} decode; {leaves}"
         if self.plan.code is RoleReason.DECODES_PRESS:
@@ -115,7 +115,7 @@ def why_kept(model: str, plan: RolePlan) -> str:
     """Return a model's pressures, and the reason why its roles stay."""
     now = plan.now
     found = (
-        f"{model}: pressure {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')},"
+        f"{model} keeps its roles: pressure {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')},"
         f" {figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}"
     )
     return found + {

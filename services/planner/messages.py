@@ -51,8 +51,9 @@ def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     """Return the reason for a change of roles."""
     now, then = plan.shown_now(assigned), plan.shown(assigned.then, lending=not assigned.memory.apart.on)
     to_prefill = sum(change.role is Role.PREFILL for change in plan.moves)
-    way = f"{to_prefill} decode to prefill" if to_prefill else f"{len(plan.moves)} prefill to decode"
-    leaves = f"{way} leaves {figure(then.pressure)}"
+    count, (leave, take) = len(plan.moves), ("decode", "prefill") if to_prefill else ("prefill", "decode")
+    way = f"moving {workers(count, leave)} to {take}"
+    leaves = f"{way} leaves a pressure of {figure(then.pressure)}"
     if assigned.code is RoleReason.LIMITS:
         there = f"{workers(assigned.now.prefill, 'prefill')} and {assigned.now.mixed} decode"
         return f"limits ask for other numbers than {there}; {leaves}"
@@ -75,11 +76,11 @@ def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
         prefill = sum(each.role is Role.PREFILL for each in up)
         take = "takes a role" if len(up) == 1 else "take roles"
         return (
-            f"work presses {figure(pressure)} on {there} workers;"
-            f" {workers(len(up), 'spare')} {take}, {prefill} prefill and {len(up) - prefill} decode"
+            f"a pressure of {figure(pressure)} on {there} workers;"
+            f" {workers(len(up), 'spare')} {take}: {prefill} prefill, {len(up) - prefill} decode"
         )
-    stand = "stands" if len(plan.called) == 1 else "stand"
-    return f"fewer workers are wished: {workers(len(plan.called), 'spare')} {stand} by"
+    go = "goes" if len(plan.called) == 1 else "go"
+    return f"fewer workers are needed: {workers(len(plan.called), 'spare')} {go} back to standby"
 
 
 def why_together(plan: ModelPlan, _assigned: RolePlan) -> str:
@@ -108,7 +109,7 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
         lent = lent if then.prefill else f"a pressure of {lent}"
         return f"{begins}{waits}; {whose} that {take} up to {tokens} prompt tokens a step {leave} {lent}"
     if assigned.memory.apart.on:
-        return f"more work is done with prompts on {on} only, at a pressure of {presses}, and none on {whose}"
+        return f"more work is done with prompts on {on} only, at a pressure of {presses}; {whose} {take} none"
     return (
         f"prefill pressure on {on} was below {LOWER:g} for {CALM_NS / 1e9:g} s; without prompts on {whose} it is"
         f" {presses}"
@@ -117,7 +118,7 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
 
 def why_kept(plans: Sequence[ModelPlan]) -> str:
     """Return the reason for a decision that changes nothing."""
-    return "keep: " + ("; ".join(map(_stands, plans)) if plans else "no workers are registered")
+    return "; ".join(map(_stands, plans)) if plans else "no workers are registered"
 
 
 def why_advised(plan: ModelPlan, assigned: RolePlan) -> str:
@@ -134,8 +135,7 @@ _WHY_KEPT: Final = {
     RoleReason.UNMET: ", in numbers that limits do not allow; no others can be reached",
     RoleReason.UNMET_YET: ", in numbers that limits do not allow; missing workers have "
     f"{STARTING_NS // 1_000_000_000} s to start before roles change",
-    RoleReason.HELD: "; another split would lower it, but workers moved recently or are pinned, or roles have just "
-    "changed or may not change",
+    RoleReason.HELD: "; another split would lower it, but limits, quiet hours, pins or recent moves prevent it",
 }
 
 
@@ -148,12 +148,12 @@ def _queued(work: Workload) -> str:
 def _stands(plan: ModelPlan) -> str:
     model, assigned = plan.observed.model, plan.assigned
     if assigned is None:
-        return f"roles of {model} stay: {plan.observed.unknown}"
+        return f"{model} keeps its roles: {plan.observed.unknown}"
     now, why = plan.shown_now(assigned), _WHY_KEPT.get(assigned.code, "")
     if assigned.code is RoleReason.TOO_SMALL and not _is_too_small(plan, assigned, now):
         why = _queued(plan.observed.work)
     return (
-        f"{model}: pressure {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}, "
+        f"{model} keeps its roles: pressure {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')}, "
         f"{figure(now.decode_pressure)} on {workers(now.mixed, 'decode')}{why}"
     )
 

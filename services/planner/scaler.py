@@ -71,7 +71,7 @@ def why_scaled(
     if found.code is ScaleReason.PRESSES and plan.assigned is not None:
         least = min((each.pressure for each in plan.assigned.candidates), default=plan.assigned.now.pressure)
         text = (
-            f"work presses {figure(least)} in the best split of {there}, with what it grows by in"
+            f"a pressure of {figure(least)} in the best split of {there}, with the growth of the next"
             f" {start_up_ns / 1e9:.0f} s: {wished}"
         )
     elif found.code is ScaleReason.CALM:

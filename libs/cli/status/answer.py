@@ -10,6 +10,7 @@ STATUS_PATH: Final = "/v1/status"
 # Verdicts that call for no action.
 CALM_CODES: Final = frozenset(("balanced", "idle"))
 UNKNOWN_CODE: Final = "unknown"
+TOO_SMALL_CODE: Final = "too_small"
 
 
 class ActionAnswer(msgspec.Struct, frozen=True):

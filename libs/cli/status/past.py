@@ -71,7 +71,7 @@ def past_lines(past: PastStatus, at_ms: int) -> Iterator[Text]:
         return
     verdict = standing[-1]
     yield Text(verdict.sentence, f"bold {verdict_style(verdict.code)}")
-    yield Text(f"{verdict.code.replace('_', ' ')} since {span(at_ms - verdict.unix_ms)} before {shown}", "dim")
+    yield Text(f"{verdict.code.replace('_', ' ')} for {span(at_ms - verdict.unix_ms)} at {shown}", "dim")
     for name, columns in past.models.items():
         yield _model(name, {figure: _mean(values) for figure, values in columns.items()})
     means: dict[str, Any] = {figure: _mean(values) for figure, values in past.traffic.items()}
@@ -84,9 +84,9 @@ def past_lines(past: PastStatus, at_ms: int) -> Iterator[Text]:
 
 
 def _model(name: str, means: dict[str, float | None]) -> Text:
-    line = Text.assemble((f"{name}: ", "bold"), "prefill ", pressure_text(means.get("prefill")))
-    line.append(", decode ").append_text(pressure_text(means.get("decode")))
-    line.append(", best roles ").append_text(pressure_text(means.get("cluster")))
+    line = Text.assemble((f"{name}: ", "bold"), "prefill pressure ", pressure_text(means.get("prefill")))
+    line.append(", decode pressure ").append_text(pressure_text(means.get("decode")))
+    line.append(", of the best roles ").append_text(pressure_text(means.get("cluster")))
     for figure, words in (("waiting_tokens", "prompt tokens wait"), ("running", "sequences run")):
         value = means.get(figure)
         if value is not None:

@@ -18,6 +18,7 @@ from libs.cli.find import find_suite, get_json
 from libs.cli.status.answer import (
     CALM_CODES,
     STATUS_PATH,
+    TOO_SMALL_CODE,
     UNKNOWN_CODE,
     ActionAnswer,
     CauseAnswer,
@@ -316,7 +317,8 @@ def _best(model: ModelStatusAnswer) -> str:
     """Return what the best split of the workers would bring if it is not the present one."""
     split, least = model.best_split, model.cluster_pressure
     now = max(model.prefill.pressure or 0.0, model.decode.pressure or 0.0)
-    if split is None or least is None or now - least < WORTH_SAYING:
+    # The verdict names this pressure itself where it is too high, and why these roles are not advised.
+    if split is None or least is None or now - least < WORTH_SAYING or model.verdict == TOO_SMALL_CODE:
         return ""
     return f"{split_words(split)} would leave a pressure of {least:.2f}"
 
@@ -360,7 +362,7 @@ def traffic_lines(traffic: TrafficAnswer) -> Iterator[Text]:
         if middle is not None and tail is not None
     ]
     if latencies:
-        waiting = f" ({traffic.awaited:,} without a first token count as long as they wait)" if traffic.awaited else ""
+        waiting = f" ({traffic.awaited:,} without a first token count by their wait so far)" if traffic.awaited else ""
         yield Text("; ".join(latencies) + waiting)
 
 

@@ -123,7 +123,7 @@ def _planner(model: TopModel) -> Text:
         text.append(f", moves nothing, as {planner.idle_because}", "yellow")
     if planner.reason and planner.acts:
         age = "" if planner.decided_unix_ms is None else span(model.status.as_of_unix_ms - planner.decided_unix_ms)
-        text.append(f" {age} ago: ", "dim").append(planner.reason)
+        text.append(f", decided {age} ago: ", "dim").append(planner.reason)
     return text
 
 

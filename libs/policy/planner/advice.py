@@ -203,7 +203,7 @@ def _add(
         f"{count} to {role}" for count, role in ((to_prefill, "prefill"), (to_decode, "decode")) if count
     )
     low, high = _relief(engine, work, now, best, spread)
-    what = f"add {more} worker{'' if more == 1 else 's'} ({where}): no split of {workers} has room"
+    what = f"add {more} worker{'' if more == 1 else 's'} ({where}): no split of the present {workers} has room"
     command = f"fulcrum planner limits --model {shlex.quote(model)} workers_min={workers + more}"
     return Advice(AdviceKind.ADD_WORKERS, what, command, "pressure", low, high)
 
@@ -222,7 +222,7 @@ def advise_links(links: Sequence[KvSpeed]) -> Advice | None:
     slowest = min(each.gb_per_s for each in slow)
     names = ", ".join(each.worker_id for each in slow[:MAX_NAMED]) + ("…" if len(slow) > MAX_NAMED else "")
     beside = f", to others at {fastest:.1f}" if others else ""
-    what = f"KV comes to {names} at {slowest:.2g} GB/s{beside}; the link is not the limit, check shared memory and RDMA"
+    what = f"KV comes to {names} at {slowest:.2g} GB/s{beside}; the link could do more, so check shared memory and RDMA"
     return Advice(AdviceKind.LINK, what, "fulcrum doctor", "kv_gb_per_s", wanted / 2 - slowest, wanted - slowest,
                   LIKELY if others else MAYBE)  # fmt: skip
 
@@ -236,8 +236,8 @@ def _aggregate(engine: WorkerProfile, work: Workload, now: Split, *, spread: flo
     if work.prompts > SHORT_SHARE * workers or together.cost > now.cost * (1 - LEAST_GAIN) or now.cost < FULL:
         return None
     low, high = _relief(engine, work, now, together, spread)
-    share = f"its prompts are {work.prompts / workers:.0%} of its workers' time"
-    what = f"aggregate this model: {share}, and hide beside decodes"
+    share = f"prompts take {work.prompts / workers:.0%} of its workers' time"
+    what = f"have every worker of this model do both: {share}, and hide beside decodes"
     return Advice(AdviceKind.AGGREGATE, what, "fulcrum role WORKER mixed", "pressure", low, high)
 
 
@@ -278,7 +278,8 @@ def _chunk(engine: WorkerProfile) -> Advice | None:
     gain = (there - here) * 1e9
     return Advice(
         AdviceKind.CHUNK,
-        f"prefill chunk {best:,} in place of {engine.chunk_tokens:,}: prompts at {there / here:.1f}x the speed",
+        f"prefill chunk {best:,} in place of {engine.chunk_tokens:,}: prompts are computed {there / here:.1f} times as "
+        "fast",
         f"FULCRUM_WORKER_PREFILL_CHUNK_TOKENS={best}",
         "prompt_tokens_per_s",
         gain * (1 - DEMAND_SPREAD),

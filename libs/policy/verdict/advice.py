@@ -122,10 +122,18 @@ def advice(state: ModelState, standing: Action | None = None, *, is_new: bool = 
     return best if beaten else still
 
 
+def _relieves(now: Split, then: Split, share: float = 0.0) -> bool:
+    """Return whether a split has less pressure by more than a share, and costs less by as much.
+
+    The planner compares splits by their cost. It would take back a move after which decodes press in place of prompts.
+    """
+    return then.pressure < now.pressure * (1 - share) and then.cost < now.cost * (1 - share)
+
+
 def stands(state: ModelState, standing: Action) -> Action | None:
     """Return the action with the figures of now; None if it would not help or its workers have moved."""
     again = None if state.roles_fixed else _again(state, standing)
-    if again is None or again.pressure_then >= _split(state, role_counts(state.workers)).pressure:
+    if again is None:
         return None
     return replace(again, id=standing.id, since_ns=standing.since_ns, replaces=standing.replaces)
 
@@ -146,23 +154,22 @@ def _best(state: ModelState) -> Action | None:
 
 
 def _again(state: ModelState, standing: Action) -> Action | None:
-    """Return the action with present predictions; None if it can no longer be carried out unchanged."""
-    names = frozenset(standing.workers)
+    """Return the action with present predictions; None if it would not help or cannot be carried out unchanged."""
+    names, now = frozenset(standing.workers), _split(state, role_counts(state.workers))
     chosen = [each for each in state.workers if each.id in names]
     leaves = Role.PREFILL if standing.role == "decode" else Role.MIXED
     own = [each for each in state.workers if each.role is leaves]
     if len(chosen) < len(names) or any(each.role is not leaves for each in chosen):
         return None
     if standing.role == "mixed":
-        return None if any(each.budget_tokens for each in chosen) else _lending(state)
+        lent = None if any(each.budget_tokens for each in chosen) else _lent(state)
+        if lent is None or not _relieves(now, lent[1]):
+            return None
+        return _action(state, *lent, "mixed", state.engine.chunk_tokens)
     if len(own) == len(chosen):
         return None
-    return _move(state, chosen, _split(state, _moved(role_counts(state.workers), chosen)))
-
-
-def _lending(state: ModelState) -> Action | None:
-    lent = _lent(state)
-    return None if lent is None else _action(state, *lent, "mixed", state.engine.chunk_tokens)
+    then = _split(state, _moved(role_counts(state.workers), chosen))
+    return _move(state, chosen, then) if _relieves(now, then) else None
 
 
 def _split(state: ModelState, counts: RoleCounts) -> Split:
@@ -188,9 +195,9 @@ def _work_then(state: ModelState, counts: RoleCounts) -> Workload:
 def _least(state: ModelState, now: Split) -> _Tried | None:
     """Return the best move, searching the ones of fewest workers first."""
     near = sorted([*_to_prefill(state), *_to_decode(state)], key=lambda each: len(each[0]))
-    found = next((each for each in near if each[1].pressure <= GOOD), None)
-    found = found or min(near, key=lambda each: each[1].pressure, default=None)
-    return found if found is not None and found[1].pressure < now.pressure * (1 - GAIN) else None
+    helpful = [each for each in near if _relieves(now, each[1], GAIN)]
+    found = next((each for each in helpful if each[1].pressure <= GOOD), None)
+    return found or min(helpful, key=lambda each: each[1].cost, default=None)
 
 
 def _to_prefill(state: ModelState) -> Iterator[_Tried]:

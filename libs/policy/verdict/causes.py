@@ -4,11 +4,13 @@ A slow worker or slow link comes before a shortage that would not exist without 
 that waits for a CPU may explain.
 """
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from libs.policy.pressure import Split
 from libs.policy.roles import Role
 from libs.policy.verdict.advice import Action, advice, stands
 from libs.policy.verdict.state import (
@@ -273,11 +275,11 @@ def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
     behind = sorted((each for own, each in graded if own is grade), key=lambda each: -each.kv_awaited)
     worst = behind[0]
     held = sum(each.held_by_link for each in behind)
-    more = f", for {amount(held)} sequences" if held >= 1 else ""
+    more = f", which holds up {amount(held)} sequence{'' if round(held) == 1 else 's'}" if held >= 1 else ""
     share = max(worst.kv_awaited, worst.kv_wait)
     sentence = (
-        f"Slow link: KV that is ready at its source is on its way to {listed([each.id for each in behind])} "
-        f"{share:.0%} of the time{more}; look at the link from "
+        f"Slow link: {share:.0%} of the time, {listed([each.id for each in behind])} "
+        f"{'waits' if len(behind) == 1 else 'wait'} for KV that is ready at its source{more}. Check the network from "
         f"{listed([each.id for each in _sources(state)]) or 'the prefill workers'}."
     )
     yield Cause(CauseCode.SLOW_LINK, state.model, sentence, tuple(each.id for each in behind), grade=grade, rank=1)
@@ -300,8 +302,8 @@ def silences(state: ModelState | UnknownState) -> Iterator[Cause]:
     sentence = (
         f"Silent: {listed([each.id for each in silent])} {'has' if alone else 'have'} reported nothing for "
         f"{longest.silent_s:.1f} s{'' if alone else ' or less'}; {listed(of)} {'does' if alone else 'do'} not answer, "
-        f"and {'its' if alone else 'their'} requests wait or are sent again; look at "
-        f"{'its process or machine' if alone else 'their processes or machines'}."
+        f"and {'its' if alone else 'their'} requests wait or are sent again. Check "
+        f"{'its process and machine' if alone else 'their processes and machines'}."
     )
     yield Cause(CauseCode.SILENT_WORKER, state.model, sentence, tuple(each.id for each in silent), rank=-1)
 
@@ -360,10 +362,11 @@ def _slow(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
     slow.sort(key=lambda each: -(each.slowness or 0.0))
     names, alone = [each.id for each in slow], len(slow) == 1
     which = listed([f"{each.id} ({each.takes})" for each in slow])
+    out = shlex.join(("fulcrum", "role", names[0], "standby"))
     sentence = (
-        f"Slow worker: steps of {which} take {slow[0].slowness:.1f} times as long as the same steps take "
-        f"{'its peers; look at its machine' if alone else 'their peers; look at their machines'}, or take "
-        f"{'it' if alone else 'the first'} out: fulcrum role {names[0]} standby."
+        f"Slow worker{'' if alone else 's'}: steps of {which} take {'' if alone else 'up to '}"
+        f"{slow[0].slowness:.1f} times as long as on other workers. Check "
+        f"{'its machine' if alone else 'their machines'}, or take {'it' if alone else 'the first'} out with `{out}`."
     )
     yield Cause(CauseCode.SLOW_WORKER, state.model, sentence, tuple(each.id for each in slow), grade=grade, rank=1)
 
@@ -377,8 +380,12 @@ def _said(cause: Cause, state: ModelState) -> str:
     images = f"; images take {state.encode_share:.0%} of prefill's time" if state.encode_share >= MUCH_ENCODE else ""
     if state.roles_fixed:
         on_prefill = on_decode = workers(state.mixed, "mixed")
-    then = "" if action is None else _then(action, state)
+    # An acting planner weighs moves at its own moments, so a prediction of another move would contradict it.
+    then = "" if action is None or state.acts else _then(action, state)
     if code is CauseCode.TOO_SMALL:
+        now = Split(state.prefill, state.mixed, found.prefill, found.decode)
+        slows = found.least.pressure < now.pressure and found.least.cost >= now.cost
+        but = ", and those would slow running answers too much" if slows else ""
         more = f"; {workers(cause.missing_workers, 'more')} would suffice" if cause.missing_workers else ""
         if state.roles_fixed:
             return (
@@ -387,8 +394,8 @@ def _said(cause: Cause, state: ModelState) -> str:
             )
         return (
             f"Too small{easing}: pressure {figure(found.prefill)} on {on_prefill} and {figure(found.decode)} on "
-            f"{on_decode}, {backlog(state)}{images}, and no other roles would leave less than about"
-            f" {figure(found.cluster)}{more}.{then}"
+            f"{on_decode}, {backlog(state)}{images}. No other roles would leave a pressure below about"
+            f" {figure(found.cluster)}{but}{more}.{then}"
         )
     if code is CauseCode.PREFILL_BOUND:
         return (
@@ -410,7 +417,7 @@ def _said(cause: Cause, state: ModelState) -> str:
 
 def _then(action: Action, state: ModelState) -> str:
     """Return the sentence of an action's promises, with a warning where too few of such promises were kept."""
-    said = f" {_advised(action)} leaves {promised(action)}"
+    said = f" {_advised(action)} leaves a pressure of {promised(action)}"
     waiting, after = f"the {amount(state.waiting_tokens)} waiting prompt tokens", []
     if action.backlog_s is not None:
         after.append(f"{waiting} would be gone in {figures(action.backlog_s)} s")

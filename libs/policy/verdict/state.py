@@ -421,6 +421,8 @@ class ModelState:
     output_tokens: float = 0.0
     """The mean length of recent answers; 0 if unknown."""
     margins: Margins = field(default_factory=dict)
+    acts: bool = False
+    """True if a planner moves the workers by itself, so that no change of roles is advised."""
     foreign: bool = False
     """True for observed servers, which take no commands."""
     pod_label: PodLabel | None = None

@@ -73,7 +73,9 @@ class VerdictWatch:
         workers by itself.
         """
         margins = self.promises.margins
-        models = [replace(each, margins=margins) if isinstance(each, ModelState) else each for each in models]
+        models = [
+            replace(each, margins=margins, acts=acts) if isinstance(each, ModelState) else each for each in models
+        ]
         known = [each for each in models if isinstance(each, ModelState)]
         found = {_key(cause): cause for state in models for cause in silences(state)}
         for state in known:
@@ -178,7 +180,7 @@ def _key(cause: Cause) -> tuple[str, str]:
 def _calm(models: Sequence[ModelState | UnknownState]) -> tuple[CauseCode, str, str]:
     only = models[0].model if len(models) == 1 else ""
     if all(each.at_rest for each in models):
-        return CauseCode.IDLE, only, "Idle: nothing runs or waits." if models else "Idle: no worker is there."
+        return CauseCode.IDLE, only, "Idle: nothing runs or waits." if models else "Idle: there are no workers."
     known = [each for each in models if isinstance(each, ModelState) and not each.at_rest]
     if not known:
         why = next(each.why for each in models if isinstance(each, UnknownState) and not each.at_rest)
@@ -187,7 +189,7 @@ def _calm(models: Sequence[ModelState | UnknownState]) -> tuple[CauseCode, str, 
     decode = max(each.pressures.decode for each in known)
     targets = {(each.ttft_ns, each.work.tpot_ns) for each in known}
     ttft_ns, tpot_ns = min(targets)
-    met = f"a TTFT of {ttft_ns / 1e9:g} s and a TPOT of {tpot_ns / 1e6:g} ms" if len(targets) == 1 else "all targets"
+    met = f": TTFT {ttft_ns / 1e9:g} s, TPOT {tpot_ns / 1e6:g} ms" if len(targets) == 1 else " of every model"
     figures = f"prefill pressure {prefill:.1f}, decode pressure {decode:.1f}"
     settled = "Balanced" if max(prefill, decode) <= 1 else "Balanced until a moment ago"
-    return CauseCode.BALANCED, only, f"{settled}: {figures}, and 1 would just meet {met}."
+    return CauseCode.BALANCED, only, f"{settled}: {figures}. A pressure of 1 would just meet the targets{met}."

@@ -21,7 +21,7 @@ from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.evaluator import PoolTime, StatusLook, VerdictEvaluator
 from services.metrics.status.observed import ObservedFleetStatus, ObservedView
 from services.metrics.status.score import FigureScore, Outcomes, PromiseScore, figure_scores, promise_score
-from services.metrics.status.traffic import PlannerStatus, Traffic, with_refusals
+from services.metrics.status.traffic import LastMove, PlannerStatus, Traffic, with_refusals
 
 BEHIND_MS = 2_000
 """The age from which figures no longer count as present."""
@@ -254,9 +254,8 @@ def _verdict(verdict: Verdict, planner: PlannerStatus) -> ReportedVerdict:
     causes = [_cause(each, planner) for each in verdict.causes]
     first = causes[0] if causes else None
     sentence = verdict.sentence
-    move = planner.last_move
-    if first is not None and planner.acts and move is not None and move.age_ms <= MOVED_MS:
-        sentence += f" {move.actor} moved {move.worker} to {move.to_role} {move.age_ms / 1000:.0f} s ago."
+    if first is not None and planner.acts and (move := planner.last_move) is not None and move.age_ms <= MOVED_MS:
+        sentence += f" {_moved(move)}"
     return ReportedVerdict(
         code=verdict.code,
         model=verdict.model,
@@ -265,6 +264,15 @@ def _verdict(verdict: Verdict, planner: PlannerStatus) -> ReportedVerdict:
         action=first.action if first is not None else None,
         causes=causes,
     )
+
+
+def _moved(move: LastMove) -> str:
+    """Return the sentence of a move with its reason, as it may go the other way than the present figures suggest."""
+    did = f"{move.actor} moved {move.worker} to {move.to_role}"
+    # What the move was to leave is a prediction of another time than the figures beside it.
+    why, *_ = move.reason.removeprefix(f"{did}: ").split(";")
+    reason = f"; its reason then: {why}" if why and why != move.reason else ""
+    return f"{did} {move.age_ms / 1000:.0f} s ago{reason}."
 
 
 def _cause(cause: Cause, planner: PlannerStatus) -> ReportedCause:

@@ -134,7 +134,7 @@ async def test_a_workers_reports_are_served_and_sigterm_ends_both_services_with_
         )
         first = (await planner.http.get("/v1/decisions", params={"limit": "1"})).json()[0]
         assert (first["action"], first["mode"]) == ("keep", "auto")
-        assert first["reason"] == "keep: roles of sim stay: no worker has said how long its steps take"
+        assert first["reason"] == "sim keeps its roles: no worker has said how long its steps take"
         assert first["pools"][0]["busy"] == pytest.approx(0.25, abs=0.03)  # window boundaries may fall within steps
         # One per second while nothing changes, delivered by the broker to every subscriber.
         await planner.until("/v1/decisions", lambda body: body[0]["sequence"] >= first["sequence"] + 2, limit="1")

@@ -7,8 +7,13 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
 from libs.contracts import metric_names
-from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load, ModelTarget
-from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import ROLE_MIXED, Assignment, Load, ModelTarget
+from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
+    ACTION_KEEP,
+    ACTION_ROLE_MOVED,
+    MODE_AUTO,
+    Decision,
+)
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     OUTCOME_OK,
     GatewayQueues,
@@ -222,7 +227,7 @@ async def test_a_backlog_beyond_the_target_is_no_balance_even_if_all_of_it_is_la
     await cluster.run(25, waiting_tokens=20_000, late=True, come=100)
     verdict = cluster.status().verdict
     assert verdict.code == "balanced", "less than a second of work"
-    assert verdict.sentence.endswith("and 1 would just meet a TTFT of 5 s and a TPOT of 50 ms.")
+    assert verdict.sentence.endswith(" A pressure of 1 would just meet the targets: TTFT 5 s, TPOT 50 ms.")
     await cluster.run(25, waiting_tokens=200_000, late=True, come=100)
     status = cluster.status()
     assert status.verdict.code == "prefill_bound" and status.verdict.action.command
@@ -324,6 +329,25 @@ async def test_pressures_and_the_verdict_are_gauges(cluster):
         for code in ("prefill_bound", "balanced", "too_small")
     }
     assert firing == {"prefill_bound": 1, "balanced": 0, "too_small": 0}
+
+
+async def test_beside_an_acting_planner_the_sentence_has_its_last_move_and_the_reason_in_place_of_advice(cluster):
+    await cluster.run(10)
+    await cluster.run(25, waiting_tokens=300_000, come=4_000)
+    assert "Moving" in cluster.status().verdict.sentence
+    auto = {"planner_id": "p", "decided_unix_ns": at(100 * cluster.tenth), "mode": MODE_AUTO}
+    moved = "p moved gpu-1 to decode: decode pressure 1.9 on 4 decode workers; moving 1 prefill worker leaves 0.9"
+    cluster._take(DECISIONS, Decision(action=ACTION_KEEP, **auto))
+    cluster._take(DECISIONS, Decision(action=ACTION_ROLE_MOVED, reason=moved, actor="p", worker_id="gpu-1",
+                                      assignment=Assignment(role=ROLE_MIXED), **auto))  # fmt: skip
+    await cluster.run(10, waiting_tokens=300_000, come=4_000)
+    verdict = cluster.status().verdict
+    assert (verdict.code, verdict.action) == ("prefill_bound", None)
+    assert "Moving" not in verdict.sentence and "leaves" not in verdict.sentence
+    assert verdict.sentence.endswith(
+        "p moved gpu-1 to decode 1 s ago; its reason then: decode pressure 1.9 on 4 decode workers."
+    )
+    assert [each.now for each in cluster.alerts.book.firing()] == [verdict.causes[0].sentence]
 
 
 async def test_the_end_of_an_imbalance_ends_its_alert_and_verdict(cluster):

@@ -48,7 +48,7 @@ def test_a_decision_without_changes_is_published_when_its_reasons_change_and_onc
 def test_without_workers_the_decision_changes_nothing_and_says_why(planner):
     (kept,) = planner.state.decide(at(0)).decisions
     assert (kept.action, kept.reason_code, kept.reason) == (
-        ACTION_KEEP, "no_workers", "keep: no workers are registered",
+        ACTION_KEEP, "no_workers", "no workers are registered",
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def test_decode_workers_take_prompts_when_prefill_workers_are_under_pressure() -
     cluster = Cluster(p="prefill", d="decode", e="decode")
     (kept,) = cluster.decide(p=0.4).decisions
     assert (kept.action, kept.reason_code) == (ACTION_KEEP, "balanced")
-    assert kept.reason == "keep: sim: pressure 0.1 on 1 prefill worker, 0.0 on 2 decode workers"
+    assert kept.reason == "sim keeps its roles: pressure 0.1 on 1 prefill worker, 0.0 on 2 decode workers"
     decided = cluster.decide(p=0.6)
     assert actions(decided) == [(ACTION_SET_BUDGET, "d", "mixed"), (ACTION_SET_BUDGET, "e", "mixed")]
     (decision,) = decided.decisions
@@ -85,7 +85,7 @@ def test_a_prefill_worker_becomes_a_decode_worker_if_sequences_fill_the_existing
     decided = cluster.state.decide(at(cluster.ms + 1))
     assert actions(decided) == [(ACTION_SET_ROLE, "p", "mixed")]
     assert decided.decisions[0].reason.startswith(
-        "decode pressure 1.1 on 1 decode worker; 1 prefill to decode leaves 0."
+        "decode pressure 1.1 on 1 decode worker; moving 1 prefill worker to decode leaves a pressure of 0."
     )
     (order,) = decided.orders
     cluster.state.done(order, None, at(cluster.ms))
@@ -127,7 +127,7 @@ def test_a_request_queued_at_a_gateway_ends_the_idle_state_of_a_cluster(tokens: 
 def test_a_model_with_too_little_data_is_left_unchanged_with_the_reason() -> None:
     cluster = Cluster(p="prefill", d="decode")
     (kept,) = cluster.state.decide(at(WINDOW_MS)).decisions
-    assert kept.reason == "keep: roles of sim stay: 0 of 2 workers are heard"
+    assert kept.reason == "sim keeps its roles: 0 of 2 workers are heard"
 
 
 def test_pressure_is_a_gauge_by_model_and_phase() -> None:

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from libs.policy.planner.limits import EVERY
+from libs.policy.planner.role_planning import Memory, PlannedWorker, assign
 from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
@@ -134,6 +136,38 @@ def test_a_shortage_that_no_split_relieves_is_too_small_and_names_the_sufficient
     assert "would suffice" in found.sentence
 
 
+def planned(subject, limits=EVERY):
+    """The moves that a planner in mode auto would make now, as the role that workers take; empty for none."""
+    own = [PlannedWorker(each.id, each.role, 0, True, 0, each.kv_tokens) for each in subject.workers]
+    moves = assign(ENGINE, subject.work, own, Memory(), S, limits=limits).moves
+    return {"decode" if each.role is Role.MIXED else "prefill" for each in moves}
+
+
+@pytest.mark.parametrize("prefill", [1, 3, 5, 7])
+def test_advice_never_goes_the_other_way_than_an_acting_planner(prefill):
+    for prompts in (0.5, 2.0, 4.0, 7.0, 12.0, 30.0):
+        for decodes in (10, 200, 400, 700, 1_200, 2_000):
+            subject = state(prompts=prompts, decodes=decodes, prefill=prefill, mixed=8 - prefill)
+            advised = {each.action.role for each in causes(subject, LIMITS) if each.action} - {"mixed"}
+            assert not advised or planned(subject) <= advised, (prompts, decodes)
+
+
+def test_roles_that_relieve_prompts_by_making_decodes_press_are_named_and_not_advised():
+    subject = state(prompts=30.0, decodes=700, prefill=3, mixed=5)
+    assert subject.pressures.cluster < subject.pressures.prefill
+    found = causes(subject, LIMITS)[0]
+    assert (found.code, found.action) == (CauseCode.TOO_SMALL, None)
+    assert "and those would slow running answers too much" in found.sentence
+
+
+def test_a_sentence_predicts_no_move_where_a_planner_moves_workers_by_itself():
+    subject = state(prompts=5.0, decodes=20)
+    advised, left = (causes(replace(subject, acts=acts), LIMITS)[0] for acts in (False, True))
+    assert "Moving 3 decode workers to prefill leaves a pressure of" in advised.sentence
+    assert left.action == advised.action and advised.sentence.startswith(left.sentence)
+    assert "Moving" not in left.sentence and left.sentence.endswith(" s.")
+
+
 def test_a_busy_cluster_that_is_not_short_has_no_cause():
     assert codes(state(prompts=2.2, decodes=400)) == []
 
@@ -156,7 +190,7 @@ def test_several_workers_behind_a_slow_link_are_one_cause():
     behind = {f"gpu_{number}": {"kv_awaited": 0.9, "held_by_link": 2.0, "kv_awaited_s": 1.5} for number in (3, 4)}
     found = causes(state(prompts=0.5, decodes=20, **behind), LIMITS)
     assert [(each.code, each.workers) for each in found] == [(CauseCode.SLOW_LINK, ("gpu-3", "gpu-4"))]
-    assert "for 4 sequences" in found[0].sentence
+    assert ", which holds up 4 sequences. Check the network from gpu-0" in found[0].sentence
 
 
 def test_kv_that_arrives_soon_is_no_cause_however_often_it_is_waited_for():

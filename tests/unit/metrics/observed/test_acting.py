@@ -86,7 +86,8 @@ async def test_a_flood_of_prompts_moves_one_decode_server_and_predicts_the_effec
     assert (status.planner.last_move.worker, status.planner.last_move.to_role) == move
     (decided,) = acting.events("set_role")
     assert decided.worker == move[0]
-    assert "prefill pressure" in decided.reason and "decode to prefill leaves" in decided.reason
+    assert "prefill pressure" in decided.reason
+    assert "moving a decode server to prefill leaves a pressure of" in decided.reason
     (moved,) = acting.events("role_moved")
     assert moved.actor == "observe"
     (audit,) = acting.audits
