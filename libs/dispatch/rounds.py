@@ -73,6 +73,7 @@ def _binding_request(
         avoid=quiet.union(placement.avoid),
         batch=batch,
         pooled=generation.pooled,
+        images=generation.placed_images,
     )
 
 
