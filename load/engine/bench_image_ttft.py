@@ -56,7 +56,9 @@ async def ask(url: str, requests: int, at_a_time: int) -> None:
     async def client(http: httpx.AsyncClient) -> None:
         for number in numbers:
             seed = number - 2 * at_a_time if number % REPEATED == REPEATED - 1 else number
-            (await http.post(f"{url}/v1/chat/completions", json=body(max(seed, 0)))).raise_for_status()
+            answer = await http.post(f"{url}/v1/chat/completions", json=body(max(seed, 0)))
+            if answer.status_code != 200:
+                raise SystemExit(f"request {number}: {answer.status_code} {answer.text}")
 
     async with httpx.AsyncClient(timeout=600) as http:
         await asyncio.gather(*(client(http) for _ in range(at_a_time)))
@@ -69,7 +71,9 @@ async def measure(folder: Path, requests: int, at_a_time: int) -> list[RequestEv
         "engine": "torch", "model_path": str(folder), "device": "cpu", "threads": 1, "kv_memory_mb": 32,
         "registry": registry,
     }  # fmt: skip
-    settings = GatewaySettings.model_validate({"port": 0, "drain_s": 1, "models": {MODEL: str(folder)}})
+    # Workers and gateway share one process, whose steps may hold up its event loop.
+    patient = {"silent_after_ms": 20_000, "max_silent_ms": 60_000}
+    settings = GatewaySettings.model_validate({"port": 0, "drain_s": 1, "models": {MODEL: str(folder)}, **patient})
     opened = open_gateway(
         settings=settings,
         ports=GatewayPorts(bus, registry, RecordingKvIndex()),
