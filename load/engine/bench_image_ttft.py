@@ -27,7 +27,6 @@ from services.gateway.request.prompt import load_catalog
 from services.gateway.run import GatewayPorts, open_gateway
 from services.gateway.settings import GatewaySettings
 
-MODEL: Final = "llava"
 TOWER: Final[dict[str, Any]] = {
     "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 4,
     "image_size": 224, "patch_size": 16,
@@ -43,20 +42,20 @@ def make_model(folder: Path) -> None:
         write_random_llava(folder, vision=TOWER)
 
 
-def body(seed: int) -> dict[str, Any]:
+def body(model: str, seed: int) -> dict[str, Any]:
     data = base64.b64encode(picture(seed, width=224, height=224)).decode()
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     content = [{"type": "text", "text": f"question {seed} "}, image, {"type": "text", "text": "what is it?"}]
-    return {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 2, "temperature": 0}
+    return {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 2, "temperature": 0}
 
 
-async def ask(url: str, requests: int, at_a_time: int) -> None:
+async def ask(url: str, model: str, requests: int, at_a_time: int) -> None:
     numbers = iter(range(requests))
 
     async def client(http: httpx.AsyncClient) -> None:
         for number in numbers:
             seed = number - 2 * at_a_time if number % REPEATED == REPEATED - 1 else number
-            answer = await http.post(f"{url}/v1/chat/completions", json=body(max(seed, 0)))
+            answer = await http.post(f"{url}/v1/chat/completions", json=body(model, max(seed, 0)))
             if answer.status_code != 200:
                 raise SystemExit(f"request {number}: {answer.status_code} {answer.text}")
 
@@ -73,7 +72,9 @@ async def measure(folder: Path, requests: int, at_a_time: int) -> list[RequestEv
     }  # fmt: skip
     # Workers and gateway share one process, whose steps may hold up its event loop.
     patient = {"silent_after_ms": 20_000, "max_silent_ms": 60_000}
-    settings = GatewaySettings.model_validate({"port": 0, "drain_s": 1, "models": {MODEL: str(folder)}, **patient})
+    settings = GatewaySettings.model_validate(
+        {"port": 0, "drain_s": 1, "models": {folder.name: str(folder)}, **patient}
+    )
     opened = open_gateway(
         settings=settings,
         ports=GatewayPorts(bus, registry, RecordingKvIndex()),
@@ -89,7 +90,7 @@ async def measure(folder: Path, requests: int, at_a_time: int) -> list[RequestEv
         opened as running,
     ):
         await until(lambda: len(running.fleet.views()) == 3, what="the workers", timeout_s=600)
-        await ask(running.url, requests, at_a_time)
+        await ask(running.url, folder.name, requests, at_a_time)
     await tasks.close()
     return [each for each in bus.published if isinstance(each, RequestEvent) and each.ttft_ns]
 
