@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -19,6 +20,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent
 from libs.runtime.clock import SystemClock
 from libs.runtime.http import bind
 from libs.runtime.tasks import TaskOwner
+from libs.stores.kvindex import PrefixQuery
 from libs.testing.engines.vision_model import picture, write_random_llava
 from libs.testing.servers.listed_registry import ListedRegistry
 from libs.testing.wait import until
@@ -34,6 +36,13 @@ TOWER: Final[dict[str, Any]] = {
 REPEATED: Final = 4
 """Of so many requests, one has the image of an earlier one."""
 WARM_UP: Final = 6
+
+
+class EmptyKvIndex(RecordingKvIndex):
+    """An index in which no prefix is found, as each prompt differs from its start."""
+
+    async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
+        return [[{} for _ in query.prompts] for query in queries]
 
 
 def make_model(folder: Path) -> None:
@@ -77,7 +86,7 @@ async def measure(folder: Path, requests: int, at_a_time: int) -> list[RequestEv
     )
     opened = open_gateway(
         settings=settings,
-        ports=GatewayPorts(bus, registry, RecordingKvIndex()),
+        ports=GatewayPorts(bus, registry, EmptyKvIndex()),
         catalog=load_catalog(settings.models),
         sock=bind(settings.host, 0, "FULCRUM_GATEWAY_PORT"),
         clock=clock,
@@ -98,7 +107,7 @@ async def measure(folder: Path, requests: int, at_a_time: int) -> list[RequestEv
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="folder of the model, written if it is missing")
-    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--requests", type=int, default=36)
     parser.add_argument("--at-a-time", type=int, default=4)
     parser.add_argument("--only-write", action="store_true", help="write the model and end")
     given = parser.parse_args()
