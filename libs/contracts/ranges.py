@@ -86,7 +86,7 @@ RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
     "common.v1.Assignment": {"model": _NAME, "budget_tokens": Range(0, MAX_BUDGET_TOKENS)},
     "common.v1.Load": dict.fromkeys(
         ("waiting_prefill_tokens", "preemptions", "recomputed_tokens", "refused_kv_pulls", "images_used",
-         "images_encoded", "image_encode_ns", "image_cache_bytes"), _COUNT
+         "images_encoded", "image_encode_ns", "image_cache_bytes", "waiting_encode_ns"), _COUNT
     ),
     "common.v1.Compute": dict.fromkeys(
         ("layer_parameters", "head_parameters", "kv_state_bytes"), Range(0, 2**53)
@@ -111,7 +111,9 @@ RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
     ),
     "telemetry.v1.GatewayQueues": {"gateway_id": _NAME, "queues": Length(4_096)},
     "telemetry.v1.ModelQueue": {"model": _NAME} | dict.fromkeys(
-        ("prefill_tokens", "decode_prompt_tokens", "hopeful_tokens", "arrived_tokens", "batch_tokens"), _COUNT
+        ("prefill_tokens", "decode_prompt_tokens", "hopeful_tokens", "arrived_tokens", "batch_tokens", "images",
+         "arrived_images"),
+        _COUNT,
     ),
     "telemetry.v1.SharedWindows": {"metrics_id": _NAME, "workers": Length(4_096), "windows": Length(4_096)},
     "telemetry.v1.SharedWorker": {"lost_batches": _COUNT, "running_step_share": Range(0, 2**23)},

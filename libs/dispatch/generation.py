@@ -15,6 +15,7 @@ from libs.engine.port import PromptImage
 from libs.engine.reports import Logprob
 from libs.policy.gateway.placement import Attempt, Blocks, Placement
 from libs.policy.gateway.suspicion import SuspectTrial
+from libs.policy.gateway.view import PlacedImage
 from libs.policy.ratios import LEVELS, Ratios
 from libs.policy.roles import Phase
 
@@ -179,6 +180,11 @@ class Generation:
     def pooled(self) -> bool:
         """Return whether its prompt becomes a vector, so that it needs no decode worker."""
         return self.pooling != pb.POOLING_UNSPECIFIED
+
+    @property
+    def placed_images(self) -> Sequence[PlacedImage]:
+        """The images of its prompt, in order."""
+        return [PlacedImage(first + tokens, digest) for first, tokens, digest in (each.span for each in self.images)]
 
     @property
     def answered(self) -> bool:

@@ -15,7 +15,7 @@ from libs.dispatch.generation import ApiFinishReason
 from libs.engine.reports import Logprob
 from libs.policy.gateway.outlook import WorkerOutlook
 from libs.policy.gateway.placement import Attempt, Blocks, Partner, WorkerKey
-from libs.policy.gateway.view import WorkerView
+from libs.policy.gateway.view import PlacedImage, WorkerView
 from libs.policy.roles import Refusal
 
 _FINISHED: Final = {pb.FINISH_REASON_STOP: ApiFinishReason.STOP, pb.FINISH_REASON_LENGTH: ApiFinishReason.LENGTH}
@@ -205,6 +205,11 @@ class Work(Protocol):
     @property
     def cached_hints(self) -> Mapping[str, int]:
         """Prompt tokens that workers are believed to hold, by worker id."""
+        ...
+
+    @property
+    def placed_images(self) -> Sequence[PlacedImage]:
+        """Return the images of its prompt, in order."""
         ...
 
     def message(self, attempt: Attempt, blocks: Blocks | None, epoch: int) -> pb.Submit:

@@ -78,6 +78,7 @@ def _binding_request(
         avoid=quiet.union(placement.avoid),
         batch=batch,
         pooled=generation.pooled,
+        images=generation.placed_images,
     )
 
 

@@ -11,7 +11,7 @@ from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
 from libs.dispatch.generation import Generation
 from libs.dispatch.places import TenantPlaces
 from libs.dispatch.ports import ColdModels, Links, OneForAll, QueuedDemand, Tenancy
-from libs.policy.gateway.binding import fastest_speed
+from libs.policy.gateway.binding import fastest_speed, least_encode_ns
 from libs.policy.gateway.fairness import FairTurns, Flow
 from libs.policy.gateway.order import Expiry, Line, WaitBounds, hopeless_from_ns
 from libs.policy.gateway.places import queue_room
@@ -228,6 +228,7 @@ class WaitingQueue:
                     speeds[model] = fastest_speed(workers, model)
                 tokens, cached = generation.tokens, max(generation.cached_hints.values(), default=0)
                 prefill_ns = speeds[model].prompt_ns(max(tokens - cached, 1), tokens**2 - cached**2)
+                prefill_ns += least_encode_ns(generation.placed_images, cached, workers, model)
                 hopeless_ns = hopeless_from_ns(generation, prefill_ns)
                 line.judge(generation.placement.sequence_id, hopeless_ns, round(prefill_ns))
 
@@ -320,6 +321,7 @@ MAX_MODELS: Final = 64
 class Arrivals:
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()
+        self._images: Counter[str] = Counter()
         self._lines: Counter[str] = Counter()
         """Lines of batch jobs that have not ended, by model."""
 
@@ -329,6 +331,8 @@ class Arrivals:
             self._lines[generation.model] += 1
         elif generation.model in self._tokens or len(self._tokens) < MAX_MODELS:
             self._tokens[generation.model] += generation.prompt_tokens
+            if generation.images:
+                self._images[generation.model] += len(generation.images)
 
     def ended(self, generation: Generation) -> None:
         """Record the end of a choice that was counted."""
@@ -349,6 +353,7 @@ class Arrivals:
             queue,
             hopeful_tokens=waiting.hopeful_of(queue.model),
             arrived_tokens=self._tokens[queue.model],
+            arrived_images=self._images[queue.model],
             batch_requests=lines,
             batch_tokens=tokens,
             batch_bound=max(self._lines[queue.model] - lines, 0),

@@ -17,7 +17,7 @@ from libs.engine.config import EngineConfig
 from libs.engine.kv_blocks import BlockPool, KvWait, RandomBytes, ReceivedTotals
 from libs.engine.kv_port import KvHandle
 from libs.engine.offers import Offers
-from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest
+from libs.engine.port import Capabilities, EngineIdentity, EnginePhase, EngineRequest, PromptImage
 from libs.engine.reports import (
     EngineEvent,
     EngineIntegrity,
@@ -76,8 +76,7 @@ def blocks_to_spare(admitted: Sequence, holding: Iterable[Sequence], enough: int
 
     Counting stops at `enough`, which a pool with few free blocks reaches after a few of many sequences.
     """
-    growing = (1 for sequence in chain((admitted,), holding) if sequence.may_grow)
-    return sum(islice(growing, enough))
+    return sum(islice((1 for sequence in chain((admitted,), holding) if sequence.may_grow), enough))
 
 
 def grow(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
@@ -373,7 +372,7 @@ class Core:
             running=len(self._sequences.at(Stage.PREFILL)) + len(self._sequences.at(Stage.DECODE)),
             waiting=self._sequences.waiting,
             waiting_prefill_tokens=self._sequences.waiting_prefill_tokens,
-            awaiting_kv=len(self._sequences.at(Stage.FETCHING)),
+            awaiting_kv=len(fetching),
             free_kv_blocks=self._pool.available,
             kv_wait_since_unix_ns=self._kv_wait.since_ns,
             reported_to_unix_ns=reported_to_ns,
@@ -386,6 +385,10 @@ class Core:
             ready_kv_since_unix_ns=min(ready_since, default=0),
         )
 
+    @property
+    def waiting_images(self) -> list[PromptImage]:
+        return self._sequences.waiting_images()
+
     def integrity(self) -> EngineIntegrity:
         """Return the counters that must be zero when nothing runs."""
         return EngineIntegrity(len(self._sequences), self._pool.referenced, len(self.offers))
@@ -397,8 +400,7 @@ class Core:
 
     def pool_fault(self) -> str:
         """Return how the pool's reference counts differ from what sequences and handles hold; empty if they agree."""
-        own = (block for sequence in self._sequences for block in sequence.blocks)
-        return self._pool.fault(chain(own, self.offers.blocks()))
+        return self._pool.fault(chain((b for each in self._sequences for b in each.blocks), self.offers.blocks()))
 
     def drop_all(self, now_ns: int) -> None:
         """Abort every sequence and end every lease. No step may be running."""

@@ -234,8 +234,10 @@ class LocalEngine:
         if not self.capabilities.images:
             return load
         used, encoded, cache_bytes = self._runner.image_counts
+        unencoded = self._runner.unencoded(self._core.waiting_images) if encoded else ()
         return replace(
             load,
+            waiting_encode_ns=self._encode_ns * len(unencoded) // max(encoded, 1),
             images_used=used,
             images_encoded=encoded,
             image_cache_bytes=cache_bytes,

@@ -181,6 +181,8 @@ class EngineLoad:
     """The time since the start in steps that encoded images."""
     image_cache_bytes: int = 0
     """The bytes of embeddings that are kept."""
+    waiting_encode_ns: int = 0
+    """The time that encoding the images of waiting prompts will take; 0 before any image was encoded."""
     waiting_prefill_squares: int = 0
     """The quadratic counterpart of `waiting_prefill_tokens`: the sum of each prompt's length squared less the square
     of its computed length.

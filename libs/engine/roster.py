@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
+from libs.engine.port import PromptImage
 from libs.engine.reports import StepReport
 from libs.engine.sequence import Sequence, Stage
 from libs.policy.step_time import StepWork
@@ -134,6 +135,12 @@ class Roster:
     def waiting_prefill_squares(self) -> int:
         """The sum over waiting prompts of length squared less the square of the computed length."""
         return self._queued_prompt_squares + sum([each.length**2 - each.computed**2 for each in self._begun_prompts()])
+
+    def waiting_images(self) -> list[PromptImage]:
+        """Return the images of prompts that have tokens still to compute, each once."""
+        prompts = (each for each in chain(self.at(Stage.QUEUED_PROMPT), self._begun_prompts()) if each.request.images)
+        found = {image.span.digest: image for each in prompts for image in each.images_left}
+        return list(found.values())
 
     def _begun_prompts(self) -> Iterator[Sequence]:
         """Iterate over waiting prompts of which a part may be computed, which only a pass over them can count."""

@@ -254,6 +254,11 @@ class Sequence:
         return tuple(image for image, span in spans if span.first < end and first < span.first + span.tokens)
 
     @property
+    def images_left(self) -> tuple[PromptImage, ...]:
+        """The images with tokens that are still to compute."""
+        return self._images_in(self.computed, self.request.prompt_tokens)
+
+    @property
     def lacks_images(self) -> bool:
         """True if its prompt cannot be computed here, since its images are elsewhere."""
         return any(not image.data for image in self.request.images)

@@ -1,5 +1,6 @@
 """The speed of one worker as routers need it: prompts, decode steps and KV transfer."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -74,6 +75,17 @@ class Speed:
         if sequences <= 0:
             return 0.0
         return model.reading_ns(sequences) + model.sequences_ns(sequences) + kv_tokens * model.decode_kv_token_ns
+
+
+def image_ns(counts: Iterable[tuple[int, int]]) -> float:
+    """Return the mean time to encode an image that goes into a prompt, 0 for one found in a cache included.
+
+    `counts` holds each worker's images that went into prompts, and the nanoseconds in which it has encoded some.
+    """
+    used = took_ns = 0
+    for images, encode_ns in counts:
+        used, took_ns = used + images, took_ns + encode_ns
+    return took_ns / used if used else 0.0
 
 
 LEAST_BESIDE: Final = 0.1

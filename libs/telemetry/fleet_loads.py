@@ -40,10 +40,15 @@ COLUMNS: Final = (
     "preemptions",
     "recomputed_tokens",
     "pool_faults",
+    "images_used",
+    "image_encode_ns",
+    "waiting_encode_ns",
     "cpu_waits",
 )
 """Fields of a message with one entry for each worker: 64-bit integers, little-endian."""
-_OPTIONAL: Final = frozenset({"cpu_waits"})
+IMAGE_COLUMNS: Final = ("images_used", "image_encode_ns", "waiting_encode_ns")
+"""Columns that are left out where all entries are zeros, as without vision models."""
+_OPTIONAL: Final = frozenset({"cpu_waits", *IMAGE_COLUMNS})
 """Columns that older metrics services leave out; read as zeros."""
 _COUNTED_FROM: Final = COLUMNS.index("roles")
 # attrgetter reads protobuf fields in C, several times faster than one by one. The order is that of `COLUMNS`.
@@ -51,7 +56,7 @@ _OF_BATCH: Final = attrgetter("incarnation", "covered_to_unix_ns", "assignment",
 _OF_ASSIGNMENT: Final = attrgetter("epoch", "role", "budget_tokens")
 _OF_LOAD: Final = attrgetter(
     "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions",
-    "recomputed_tokens", "pool_faults",
+    "recomputed_tokens", "pool_faults", "images_used", "image_encode_ns", "waiting_encode_ns",
 )  # fmt: skip
 
 
@@ -87,7 +92,8 @@ class LoadMessageBuilder:
         )
         reported = np.array([(*_row(batch), cpu_wait(fleet, batch)) for batch in newest], np.uint64)
         for name, column in zip(COLUMNS, reported.T, strict=True):
-            setattr(message, name, column.astype("<u8").tobytes())
+            if name not in IMAGE_COLUMNS or column.any():
+                setattr(message, name, column.astype("<u8").tobytes())
         indices = {name: index for index, name in enumerate(ids)}
         windows = sorted(written, key=lambda window: window.start_ns)[-MAX_WINDOWS:]
         message.windows.extend(found for window in windows if (found := _window(window, ids, indices)) is not None)

@@ -50,6 +50,8 @@ class ModelBacklog(NamedTuple):
     """Prompt tokens of those lines, a part of `hopeful_tokens`."""
     batch_bound: int = 0
     """Lines of batch jobs that workers hold."""
+    images: int = 0
+    """The images of prompts in `prompt_tokens`."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -59,6 +61,10 @@ class ModelBacklog(NamedTuple):
     def mean_prompt_tokens(self) -> float:
         """The mean length of the waiting prompts; 0 if none wait."""
         return self.prompt_tokens / max(self.prefill_requests + self.decode_requests, 1)
+
+    @property
+    def images_per_token(self) -> float:
+        return self.images / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def plus(self, queue: ModelQueue) -> "ModelBacklog":
         """Return the sum of this backlog and one gateway's queue."""
@@ -73,6 +79,7 @@ class ModelBacklog(NamedTuple):
             self.batch_requests + queue.batch_requests,
             self.batch_tokens + min(queue.batch_tokens, MAX_TOKENS),
             self.batch_bound + queue.batch_bound,
+            self.images + min(queue.images, MAX_TOKENS),
         )
 
 
@@ -188,7 +195,8 @@ they predict nothing. Measured on a single span, two requests a second would pas
 MAX_SAMPLES: Final = 256
 """The maximum number of samples of one gateway, twice what it reports in all spans at ten messages a second."""
 
-_Sample = tuple[int, dict[str, int]]
+_Sample = tuple[int, dict[str, int], dict[str, int]]
+"""The time of a gateway's message, with the tokens and the images that have come up to then, by model."""
 _Count = tuple[int, int]
 """A pair of a time in ns and the tokens that have come up to then."""
 
@@ -228,7 +236,10 @@ class ArrivalRates:
             return
         known.heard_ns = now_ns
         counted = {each.model: each.arrived_tokens for each in message.queues[:MAX_MODELS]}
-        known.samples.append((reported_ns, counted))
+        images = {
+            each.model: each.arrived_images for each in message.queues[:MAX_MODELS] if each.HasField("arrived_images")
+        }
+        known.samples.append((reported_ns, counted, images))
         # One sample from before the spans stays, so that the oldest span is complete.
         while len(known.samples) > 2 and known.samples[1][0] <= reported_ns - MOST_SPANS * SPAN_NS:
             known.samples.popleft()
@@ -241,11 +252,21 @@ class ArrivalRates:
         rates = [_rate(each.samples, model) for each in self._gateways.values() if each.heard_ns > now_ns - SILENT_NS]
         return Rate(sum(each.tokens_per_s for each in rates), sqrt(sum(each.error**2 for each in rates)))
 
+    def images_per_token(self, model: str, now_ns: int) -> float | None:
+        """Return the images per prompt token of recent arrivals; None if no gateway counts them."""
+        found = [each.samples for each in self._gateways.values() if each.heard_ns > now_ns - SILENT_NS]
+        ends = [(each[0], each[-1]) for each in found if len(each) > 1 and model in each[-1][2]]
+        if not ends:
+            return None
+        images = sum(max(last[2][model] - first[2].get(model, 0), 0) for first, last in ends)
+        tokens = sum(max(last[1].get(model, 0) - first[1].get(model, 0), 0) for first, last in ends)
+        return images / tokens if tokens else 0.0
+
 
 def _rate(samples: "deque[_Sample]", model: str) -> Rate:
     if len(samples) < 2:
         return Rate()
-    counted = [(reported_ns, counts.get(model, 0)) for reported_ns, counts in samples]
+    counted = [(reported_ns, counts.get(model, 0)) for reported_ns, counts, _ in samples]
     last_ns = counted[-1][0]
     parts = [
         _part(counted, last_ns - SPAN_NS * (number + 1), last_ns - SPAN_NS * number) for number in range(MOST_SPANS)

@@ -70,6 +70,7 @@ def load_message(load: EngineLoad) -> common.Load:
         images_encoded=load.images_encoded,
         image_cache_bytes=load.image_cache_bytes,
         image_encode_ns=load.image_encode_ns,
+        waiting_encode_ns=load.waiting_encode_ns,
     )
 
 

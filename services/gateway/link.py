@@ -205,7 +205,10 @@ class WorkerLink:
             self.outlook.reserved(work.prompt_tokens, -1)
         if self.prefill.spent or self.decode.spent:
             self._return_credits()
-        self.outlook.sent(sequence_id, SubmitLoad.of(work.tokens, work.cached_hints, self.id, phase))
+        images = 0
+        if work.placed_images and phase is not Phase.DECODE:
+            images = self.outlook.take_images(work.placed_images, work.cached_hints.get(self.id, 0))
+        self.outlook.sent(sequence_id, SubmitLoad.of(work.tokens, work.cached_hints, self.id, phase, images))
         self._submits.append(work.message(attempt, blocks, self._worker.assignment.epoch))
         self._wake.set()
 

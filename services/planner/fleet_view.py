@@ -336,7 +336,7 @@ class FleetView:
 
 LOAD_COLUMNS: Final = (
     "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions",
-    "recomputed_tokens", "pool_faults",
+    "recomputed_tokens", "pool_faults", "images_used", "image_encode_ns", "waiting_encode_ns",
 )  # fmt: skip
 
 

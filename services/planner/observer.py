@@ -16,6 +16,7 @@ from libs.policy.planner.role_planning import PlannedWorker, RoleOrder
 from libs.policy.planner.snapshot import ClusterSnapshot, RolePool
 from libs.policy.pressure import WorkerProfile, Workload, usual_link_ns
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
+from libs.policy.speed import image_ns
 from libs.policy.step_time import StepTimeModel
 from libs.telemetry.gateways import ModelBacklog
 from services.planner.fleet_view import COVERED, PREFILL, ROLES, Bools, FleetView, Ints
@@ -262,6 +263,8 @@ def _work(
     for count, tokens in map(decodes_to_come, *reported):
         decodes += count
         kv_tokens += round(tokens)
+    images = zip(*(view.column(name)[heard].tolist() for name in ("images_used", "image_encode_ns")), strict=True)
+    token_encode_ns = at_gateways.images_per_token * image_ns(images)
     return workload(
         engine,
         served=served,
@@ -273,6 +276,8 @@ def _work(
         tpot_ns=tpot_ns,
         prompt_tokens=at_gateways.mean_prompt_tokens,
         due_ns=due_ns,
+        encode_ns=at_gateways_tokens * token_encode_ns + float(view.column("waiting_encode_ns")[heard].sum()),
+        held_encode_ns=at_gateways.decode_prompt_tokens * token_encode_ns,
     )
 
 

@@ -1,6 +1,6 @@
 """The live sequences of a vLLM engine, the leases of finished ones, and vLLM's messages as the port's events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,8 @@ class LiveSequence:
     """True if another engine has left its KV in a store."""
     kv_bytes: int = 0
     aborting: bool = False
+    computed: bool = False
+    """True once its prompt is computed."""
     unsent: bool = False
     """True while its images are read. EngineCore does not know it yet."""
 
@@ -161,6 +163,16 @@ class ImageTotals:
     encoded: int = 0
     encode_ns: int = 0
 
+    def waiting_ns(self, sequences: Iterable[LiveSequence]) -> int:
+        """Return the time that encoding the images of uncomputed prompts will take.
+
+        Only EngineCore knows which embeddings are kept, so as many are assumed to be as have been so far.
+        """
+        if not self.used:
+            return 0
+        images = (each for live in sequences if not live.computed for each in live.request.images)
+        return self.encode_ns * len({each.span.digest for each in images if each.data}) // self.used
+
 
 class OutputReader:
     """A reader of EngineCore's outputs, which keeps the table of live sequences up to date."""
@@ -230,6 +242,7 @@ class OutputReader:
         if live is None:
             return None
         if (stats := output.prefill_stats) is not None:
+            live.computed = True
             live.cached_tokens, live.loaded_tokens = stats.num_local_cached_tokens, stats.num_external_cached_tokens
             computed = (each for each in live.request.images if each.data and each.span.first >= live.cached_tokens)
             self._images.used += sum(1 for _ in computed)

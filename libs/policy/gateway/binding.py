@@ -5,6 +5,7 @@ prompt is computed only where its tokens have somewhere to go.
 
 A routing policy chooses by how long the request waits for its first and second token on each worker. TTFT is the time
 of the prompts before it plus that of its own uncached tokens, at the worker's speed and beside that worker's decodes.
+Images whose embeddings the worker lacks are encoded first.
 The second token waits for the part of the KV transfer that does not overlap with the prompt, then for one decode step.
 Not modelled are the network, the gateway, sequences that begin to decode later, and KV space that is freed in time.
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
-from libs.policy.gateway.view import Binding, BindingPrediction, BindingRequest, WorkerRoom, WorkerView
+from libs.policy.gateway.view import Binding, BindingPrediction, BindingRequest, PlacedImage, WorkerRoom, WorkerView
 from libs.policy.speed import UNKNOWN_SPEED, Speed
 
 # Prompt tokens at which speeds are compared.
@@ -37,6 +38,24 @@ def prompt_ns(request: BindingRequest, room: WorkerRoom) -> float:
     return view.speed.prompt_ns(tokens - cached, tokens * tokens - cached * cached, beside_ns, decodes)
 
 
+def encode_ns(images: Iterable[PlacedImage], cached_tokens: int, view: WorkerView) -> float:
+    """Return the time to encode the images behind the cached tokens, each once, whose embeddings the worker lacks."""
+    if not (images and view.image_ns):
+        return 0.0
+    lacking = {each.digest for each in images if each.end > cached_tokens and each.digest not in view.recent_images}
+    return len(lacking) * view.image_ns
+
+
+def least_encode_ns(
+    images: Iterable[PlacedImage], cached_tokens: int, workers: Iterable[WorkerView], model: str
+) -> float:
+    """Return the time to encode a prompt's images on the worker of the model that needs the least for it."""
+    if not images:
+        return 0.0
+    able = (view for view in workers if view.model == model and _computes_prompts(view))
+    return min((encode_ns(images, cached_tokens, view) for view in able), default=0.0)
+
+
 def fastest_speed(workers: Iterable[WorkerView], model: str) -> Speed:
     """Return the fastest speed among the workers that compute prompts of a model."""
     speeds = {id(view.speed): view.speed for view in workers if view.model == model and _computes_prompts(view)}
@@ -45,7 +64,7 @@ def fastest_speed(workers: Iterable[WorkerView], model: str) -> Speed:
 
 def first_token_ns(request: BindingRequest, room: WorkerRoom) -> float:
     """Return the time from now to the first token if the prompt goes to this worker."""
-    wait_ns = room.backlog_ns + prompt_ns(request, room)
+    wait_ns = room.backlog_ns + _encode_ns(request, room) + prompt_ns(request, room)
     return wait_ns if _missing_tokens(request, room) <= room.free_kv_tokens else wait_ns + NO_KV_ROOM_NS
 
 
@@ -81,7 +100,7 @@ def predict(request: BindingRequest, source: WorkerRoom | None, room: WorkerRoom
 def take(request: BindingRequest, source: WorkerRoom | None, room: WorkerRoom | None, turn: int) -> None:
     """Count a binding in the rooms that later requests of the round see."""
     if source is not None:
-        source.backlog_ns += prompt_ns(request, source)
+        source.backlog_ns += _encode_ns(request, source) + prompt_ns(request, source)
         source.prompt_tokens += max(_missing_tokens(request, source), 1)
         source.turn = turn
     if source is not None and source is not room:
@@ -99,6 +118,10 @@ def take(request: BindingRequest, source: WorkerRoom | None, room: WorkerRoom | 
     room.turn = turn
     room.decode_sequences += 1
     room.free_kv_tokens -= missing
+
+
+def _encode_ns(request: BindingRequest, room: WorkerRoom) -> float:
+    return encode_ns(request.images, request.cached_tokens.get(room.view.id, 0), room.view) if request.images else 0.0
 
 
 def _step_ns(request: BindingRequest, room: WorkerRoom) -> float:

@@ -1,12 +1,12 @@
 """The credits of one worker, and its expected load: its last report plus what this gateway has sent since."""
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from libs.policy.gateway.view import WorkerView
+from libs.policy.gateway.view import PlacedImage, WorkerView
 from libs.policy.roles import Assigned, Phase, serves
 from libs.policy.speed import Speed
 from libs.policy.worker.pace import IN_HAND
@@ -105,6 +105,19 @@ class LoadReport(Protocol):
         """The KV blocks that the worker could allocate."""
         ...
 
+    @property
+    def images_encoded(self) -> int:
+        """The images encoded since the worker's start, in `image_encode_ns`."""
+        ...
+
+    @property
+    def image_encode_ns(self) -> int: ...
+
+    @property
+    def waiting_encode_ns(self) -> int:
+        """The time that encoding the images of waiting prompts will take; 0 before any image was encoded."""
+        ...
+
 
 class DescribedCapabilities(Protocol):
     """The capabilities of a worker's engine that matter for binding."""
@@ -152,6 +165,9 @@ class UnreportedLoad:
     waiting_prefill_tokens: int = 0
     waiting_prefill_squares: int = 0
     awaiting_kv: int = 0
+    images_encoded: int = 0
+    image_encode_ns: int = 0
+    waiting_encode_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +182,20 @@ class SubmitLoad:
     """The tokens whose KV the worker will hold and does not hold yet."""
     decodes: bool = False
     """True if the worker also decodes the sequence."""
+    images: int = 0
+    """The images to encode on the worker."""
 
     @classmethod
-    def of(cls, tokens: int, cached: Mapping[str, int], worker_id: str, phase: int) -> "SubmitLoad":
-        """Return the load of a submit of `tokens` tokens.
+    def of(cls, tokens: int, cached: Mapping[str, int], worker_id: str, phase: int, images: int = 0) -> "SubmitLoad":
+        """Return the load of a submit of `tokens` tokens, with `images` to encode.
 
         `cached` is the number of leading tokens each worker is believed to hold, by worker id.
         """
         held = min(cached.get(worker_id, 0), tokens)
         if phase == Phase.DECODE:
             return cls(kv_tokens=tokens - held, decodes=True)
-        return cls(tokens - held, tokens**2 - held**2, tokens - held, decodes=phase == Phase.BOTH)
+        decodes = phase == Phase.BOTH
+        return cls(tokens - held, tokens**2 - held**2, tokens - held, decodes=decodes, images=images)
 
 
 class Slowness:
@@ -207,6 +226,10 @@ class Slowness:
         return self.factor != before
 
 
+RECENT_IMAGES: Final = 64
+"""The bound on images of one worker whose embeddings it is believed to keep: 300 MB of a 7B LLaVA's."""
+
+
 class WorkerOutlook:
     """The expected load and speed of one worker.
 
@@ -233,6 +256,10 @@ class WorkerOutlook:
         self._kv_tokens = 0
         self._decodes = 0
         self._arriving_tokens = 0
+        self._images = 0
+        self.image_ns = 0.0
+        """The time to encode one image there; 0 while unknown."""
+        self._recent_images: OrderedDict[bytes, None] = OrderedDict()
         self._reserved = 0
         self._reserved_tokens = 0
 
@@ -241,6 +268,18 @@ class WorkerOutlook:
         self._submits += 1
         self._unseen[sequence_id] = self._submits, sent
         self._count(sent, 1)
+
+    def take_images(self, images: Iterable[PlacedImage], cached_tokens: int) -> int:
+        """Record a prompt's images before it is sent there, and return how many the worker has to encode."""
+        count = 0
+        for image in images:
+            if image.end > cached_tokens:
+                count += image.digest not in self._recent_images
+                self._recent_images[image.digest] = None
+                self._recent_images.move_to_end(image.digest)
+        while len(self._recent_images) > RECENT_IMAGES:
+            self._recent_images.popitem(last=False)
+        return count
 
     def ended(self, sequence_id: int) -> None:
         """Stop counting a submit that the gateway no longer listens to."""
@@ -257,6 +296,8 @@ class WorkerOutlook:
         """Replace the worker's load by its report, which includes its first `submits_taken` submits."""
         self._load = load
         self._reported_unix_ns = now_ns
+        if load.images_encoded:
+            self.image_ns = load.image_encode_ns / load.images_encoded
         for sequence_id, (number, _) in list(self._unseen.items()):
             if number > submits_taken:
                 break
@@ -302,9 +343,11 @@ class WorkerOutlook:
             speed=speed,
             reported_backlog_ns=speed.prompt_ns(
                 load.waiting_prefill_tokens, load.waiting_prefill_squares, beside_ns, decodes
-            ),
+            )
+            + load.waiting_encode_ns * slowness,
             reported_unix_ns=self._reported_unix_ns,
-            unseen_ns=speed.prompt_ns(self._prompt_tokens, self._squares, beside_ns, decodes),
+            unseen_ns=speed.prompt_ns(self._prompt_tokens, self._squares, beside_ns, decodes)
+            + self._images * self.image_ns * slowness,
             prompt_tokens=load.waiting_prefill_tokens + self._prompt_tokens,
             decode_sequences=decodes,
             kv_tokens=kv_tokens,
@@ -313,6 +356,8 @@ class WorkerOutlook:
             streams_kv=capabilities.streams_kv,
             prompts=prompts,
             batch_prompts=batch_prompts,
+            image_ns=self.image_ns * slowness,
+            recent_images=self._recent_images.keys(),
         )
 
     def _count(self, sent: SubmitLoad, times: int) -> None:
@@ -320,18 +365,21 @@ class WorkerOutlook:
         self._squares += times * sent.squares
         self._kv_tokens += times * sent.kv_tokens
         self._decodes += times * sent.decodes
+        self._images += times * sent.images
         if not sent.prompt_tokens:
             self._arriving_tokens += times * sent.kv_tokens
 
 
 def lend_speeds(outlooks: Iterable[WorkerOutlook]) -> None:
-    """Give workers without a measured speed the speed of a measured worker on the same device.
+    """Give workers without a measured speed, or time to encode an image, that of a measured worker on the same device.
 
     Beside a measured worker a guess would look like another device, and attract all work or none.
     """
     everyone = list(outlooks)
     known = {outlook.device: outlook.speed for outlook in everyone if outlook.speed.measured}
+    images = {outlook.device: outlook.image_ns for outlook in everyone if outlook.image_ns}
     for outlook in everyone:
         if not outlook.speed.measured and outlook.device in known:
             chunk_tokens = outlook.speed.chunk_tokens
             outlook.speed = replace(known[outlook.device], chunk_tokens=chunk_tokens, measured=False)
+        outlook.image_ns = outlook.image_ns or images.get(outlook.device, 0.0)

@@ -26,6 +26,11 @@ class Queued(Protocol):
         ...
 
     @property
+    def images(self) -> Sized:
+        """The images of the prompt."""
+        ...
+
+    @property
     def decodes_next(self) -> bool:
         """Return whether its prompt is computed and its blocks wait for a decode worker."""
         ...
@@ -54,6 +59,10 @@ class Queue:
     """The prompt tokens of the waiting batch lines."""
     batch_bound: int = 0
     """The batch lines that are bound to workers."""
+    images: int = 0
+    """The images of the waiting prompts."""
+    arrived_images: int = 0
+    """The images of the prompts in `arrived_tokens`."""
 
     @property
     def waits(self) -> bool:
@@ -75,7 +84,9 @@ def model_queues(waiting: Iterable[Queued], workers: Sequence[WorkerView]) -> li
         queue = found[model]
         if each.decodes_next:
             queue.decode_requests += 1
-        elif lacks_decode[model] and not each.pooled:
+            continue
+        queue.images += len(each.images)
+        if lacks_decode[model] and not each.pooled:
             queue.decode_requests += 1
             queue.decode_prompt_tokens += each.tokens
         else:

@@ -6,10 +6,19 @@ that it lost because its own machine was busy does not count.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from libs.policy.speed import UNKNOWN_SPEED, Speed
+
+
+class PlacedImage(NamedTuple):
+    """An image of a prompt."""
+
+    end: int
+    """The place behind its last token in the prompt."""
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +58,16 @@ class WorkerView:
     """The prompts of this gateway that hold one of its prefill credits."""
     batch_prompts: int = 0
     """The part of `prompts` that belongs to batch lines."""
+    image_ns: float = 0.0
+    """The time to encode one image; 0 while unknown."""
+    recent_images: Container[bytes] = ()
+    """Digests of the images whose embeddings it is believed to keep."""
 
     def backlog_ns(self, now_ns: int) -> float:
-        """Return the time until it has computed all its prompts; the reported part has shrunk since the report."""
+        """Return the time until it has computed all its prompts, images included.
+
+        The reported part has shrunk since the report.
+        """
         return max(self.reported_backlog_ns - max(now_ns - self.reported_unix_ns, 0), 0.0) + self.unseen_ns
 
 
@@ -73,6 +89,7 @@ class BindingRequest:
     """True if it is a batch line, which nobody waits for interactively."""
     pooled: bool = False
     """True if its prompt becomes a vector, so that it needs no decode worker."""
+    images: Sequence[PlacedImage] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ def workload(
     tpot_ns: int,
     prompt_tokens: float = 0.0,
     due_ns: float = LEAST_DUE_NS,
+    encode_ns: float = 0.0,
+    held_encode_ns: float = 0.0,
 ) -> Workload:
     """Return the work of a model's workers.
 
@@ -59,12 +61,13 @@ def workload(
     - held, held_prompt_tokens: requests waiting for a place to decode
     - prompt_tokens: the length of the waiting prompts; 0 if it is unknown
     - due_ns: the time within which they should be computed
+    - encode_ns, held_encode_ns: the time of one worker to encode the images of waiting prompts and of held requests
 
     Gateways do not report how much of the held requests is already computed, so each is assumed to hold as much KV
     as the other sequences.
     """
     speed = engine.speed_at(prompt_tokens)
-    waiting_ns = waiting_tokens / speed
+    waiting_ns = waiting_tokens / speed + encode_ns
     alike = kv_tokens // decodes if decodes else 0
     return Workload(
         prompts_wanted(served, waiting_ns, due_ns),
@@ -74,7 +77,7 @@ def workload(
         waiting_ns,
         held=held,
         held_kv_tokens=max(held_prompt_tokens, held * alike),
-        held_prompts=prompts_wanted(0.0, held_prompt_tokens / speed, due_ns),
+        held_prompts=prompts_wanted(0.0, held_prompt_tokens / speed + held_encode_ns, due_ns),
         due_ns=due_ns,
     )
 

@@ -104,7 +104,8 @@ def _ttft(state: ModelState, work: Workload, counts: RoleCounts, then: Split, sp
     """Return TTFT p95 in ms once the backlog is gone."""
     engine, error = state.engine, ERRORS * _error(state)
     prompt_ns, step_ns = _prompt_ns(state), engine.chunk_tokens / engine.chunk_speed
-    further_ns = max(prompt_ns - step_ns, 0.0)
+    # Images are encoded in a step of their own.
+    further_ns = max(prompt_ns - state.prompt_encode_ns - step_ns, 0.0) + state.prompt_encode_ns
 
     def at(rate: float) -> float:
         busy = min(rate / (speed * _alone_share(state)), MOST_BUSY)
@@ -120,9 +121,13 @@ def _ttft(state: ModelState, work: Workload, counts: RoleCounts, then: Split, sp
 
 
 def _prompt_ns(state: ModelState) -> float:
-    """Return the time that a typical prompt takes one worker by itself; a chunk's if its length is unknown."""
+    """Return the time that a typical prompt with its images takes one worker by itself.
+
+    It is a chunk's if the prompt's length is unknown.
+    """
     tokens = state.prompt_tokens or float(state.engine.chunk_tokens)
-    return max(state.engine.step_time.chunks_ns(round(tokens), round(tokens * tokens)), 1.0)
+    chunks_ns = state.engine.step_time.chunks_ns(round(tokens), round(tokens * tokens))
+    return max(chunks_ns + state.prompt_encode_ns, 1.0)
 
 
 def _alone_share(state: ModelState) -> float:
@@ -131,7 +136,8 @@ def _alone_share(state: ModelState) -> float:
     Without a queue a step has one prompt, which does not fill it but takes its fixed time all the same.
     """
     tokens = state.prompt_tokens or float(state.engine.chunk_tokens)
-    return min(tokens / _prompt_ns(state) / state.engine.speed_at(tokens), 1.0)
+    together_ns = tokens / state.engine.speed_at(tokens) + state.prompt_encode_ns
+    return min(together_ns / _prompt_ns(state), 1.0)
 
 
 def _error(state: ModelState) -> float:

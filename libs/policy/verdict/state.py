@@ -416,6 +416,8 @@ class ModelState:
     """The measured speed of prompts while some wait, as a share of `prompt_speed`."""
     encode_share: float = 0.0
     """The share of the prefill workers' prefill time in which they encode images."""
+    prompt_encode_ns: float = 0.0
+    """The time that one worker takes to encode the images of a mean prompt."""
     prompt_tokens: float = 0.0
     """The mean length of recent prompts without their cached part; 0 if unknown."""
     output_tokens: float = 0.0

@@ -1,7 +1,7 @@
 """Small LLaVA models with random weights, in the layout of the published ones, and pictures for them."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,10 @@ _TEXT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def write_random_llava(folder: Path, *, siglip: bool = False, **text: Any) -> Path:
+def write_random_llava(folder: Path, *, siglip: bool = False, vision: Mapping[str, Any] = _VISION, **text: Any) -> Path:
     """Write a model and its processor into `folder`: Llama with CLIP as LLaVA 1.5, or Qwen2 with SigLIP.
 
-    `text` changes the text model's shape.
+    `text` changes the text model's shape, and `vision` the vision tower's.
     """
     inner = sim_tokenizer()
     inner.add_special_tokens([AddedToken(IMAGE_TOKEN, special=True, normalized=False)])
@@ -60,7 +60,7 @@ def write_random_llava(folder: Path, *, siglip: bool = False, **text: Any) -> Pa
     token_id, vocab_size = inner.token_to_id(IMAGE_TOKEN), inner.get_vocab_size()
     torch.manual_seed(SEED)
     config = LlavaConfig(
-        vision_config=SiglipVisionConfig(**_VISION, vision_use_head=False) if siglip else CLIPVisionConfig(**_VISION),
+        vision_config=SiglipVisionConfig(**vision, vision_use_head=False) if siglip else CLIPVisionConfig(**vision),
         text_config=(Qwen2Config if siglip else LlamaConfig)(**(_TEXT | text), vocab_size=vocab_size),
         image_token_index=token_id,
         vision_feature_layer=-1 if siglip else -2,
@@ -71,16 +71,17 @@ def write_random_llava(folder: Path, *, siglip: bool = False, **text: Any) -> Pa
         model.model.multi_modal_projector.linear_2.weight.mul_(8)
     model.save_pretrained(folder)
     _rename_as_published(folder / "model.safetensors")
-    square = {"height": SIDE_PIXELS, "width": SIDE_PIXELS}
+    side: int = vision["image_size"]
+    square = {"height": side, "width": side}
     images = (
         SiglipImageProcessorPil(size=square)
         if siglip
-        else CLIPImageProcessorPil(size={"shortest_edge": SIDE_PIXELS}, crop_size=square)
+        else CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size=square)
     )
     LlavaProcessor(
         images,
         tokenizer,
-        patch_size=PATCH_PIXELS,
+        patch_size=vision["patch_size"],
         vision_feature_select_strategy="full" if siglip else "default",
         num_additional_image_tokens=0 if siglip else 1,
         chat_template=TEMPLATE,

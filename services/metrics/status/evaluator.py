@@ -420,10 +420,8 @@ class VerdictEvaluator:
     def _demand(self, model: str, waiting: ModelBacklog, now_ns: int) -> SeenDemand:
         limit_ns, tpot_ns = self._targets(model, now_ns)
         # Prompts refused at a full queue are assumed as long as those that wait in it.
-        refused_per_s = self.refusals.per_s(model, now_ns)
-        refused = max(
-            self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS), refused_per_s * waiting.mean_prompt_tokens
-        )
+        like_waiting = self.refusals.per_s(model, now_ns) * waiting.mean_prompt_tokens
+        refused = max(self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS), like_waiting)
         rate = self._arrivals.rate(model, now_ns)
         mean_prompt_tokens, prompt_spread = self.traffic.prompt_lengths(model, now_ns)
         return SeenDemand(
@@ -436,6 +434,7 @@ class VerdictEvaluator:
             mean_prompt_tokens=mean_prompt_tokens,
             mean_output_tokens=self.traffic.mean_output_tokens(model, now_ns),
             prompt_spread=prompt_spread,
+            images_per_token=self._arrivals.images_per_token(model, now_ns),
         )
 
     def _shares(self, worker_ids: Sequence[str], now_ns: int) -> "dict[str, _Shares]":

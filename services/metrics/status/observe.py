@@ -10,6 +10,7 @@ from libs.perfmodel.learner import usual_model
 from libs.perfmodel.wire import fitted_model, link_token_ns
 from libs.policy.pressure import WorkerProfile, Workload, usual_link_ns
 from libs.policy.roles import MAX_BUDGET_TOKENS, Role
+from libs.policy.speed import image_ns
 from libs.policy.verdict.state import (
     ModelState,
     Prompts,
@@ -73,6 +74,8 @@ class SeenDemand:
     """The mean length of recent answers; 0 if there were none."""
     prompt_spread: float = 1.0
     """The mean prompt length by tokens over that by requests."""
+    images_per_token: float | None = None
+    """The images per prompt token that arrives; None if gateways do not count them."""
 
 
 def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
@@ -120,13 +123,15 @@ def _state(
     people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh + at_workers
     # Waiting prompts predict arrivals better than finished requests do. A computed token attends to cached ones too.
     mean_tokens = waiting.mean_prompt_tokens or demand.mean_prompt_tokens
-    encode_share = _encode_share(workers)
-    speed = engine.speed_at(mean_tokens * demand.prompt_spread * (1 + demand.cache_hit)) * prompts_part(encode_share)
+    alone = engine.speed_at(mean_tokens * demand.prompt_spread * (1 + demand.cache_hit))
+    encode = _encode_work(workers, demand, alone)
+    speed = 1 / (1 / alone + encode.token_ns)
+    waiting_ns = people_tokens / alone + encode.waiting_ns
     needed, horizon_ns = workers_needed(
         Prompts(
             # Prompts that are late already press like all others: whoever sent them still waits, and a backlog of more
             # than the target's worth of work delays whoever comes next.
-            waiting=((float(demand.ttft_limit_ns), people_tokens / speed),),
+            waiting=((float(demand.ttft_limit_ns), waiting_ns),),
             rate=demand.tokens_per_s * fresh / (speed * 1e9),
             limit_ns=float(demand.ttft_limit_ns),
         )
@@ -146,7 +151,7 @@ def _state(
         decodes=people_bound,
         kv_tokens=round(kv_people),
         tpot_ns=demand.tpot_ns,
-        waiting_ns=people_tokens / speed,
+        waiting_ns=waiting_ns,
         held=held,
         held_kv_tokens=round(held * alike) or waiting.decode_prompt_tokens,
         held_prompts=held_tokens / speed / max(demand.ttft_limit_ns, 1),
@@ -176,9 +181,34 @@ def _state(
         prompt_tokens=demand.mean_prompt_tokens * fresh,
         output_tokens=demand.mean_output_tokens,
         prompt_speed=speed,
-        prompt_yield=_prompt_yield(workers, speed / prompts_part(encode_share)),
-        encode_share=encode_share,
+        prompt_yield=_prompt_yield(workers, alone),
+        encode_share=encode.share,
+        prompt_encode_ns=demand.mean_prompt_tokens * fresh * encode.token_ns,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _EncodeWork:
+    share: float
+    """The share of encoding images in the prefill time of prefill workers."""
+    token_ns: float
+    """The time of one worker to encode the images that arrive with a prompt token, on average."""
+    waiting_ns: float
+    """The time of one worker to encode the images of people's waiting prompts."""
+
+
+def _encode_work(workers: Sequence[ObservedStatus], demand: SeenDemand, speed: float) -> _EncodeWork:
+    share, waiting, fresh = _encode_share(workers), demand.waiting, 1 - demand.cache_hit
+    loads = [each.batch.load for each in workers]
+    at_workers = sum(each.waiting_prefill_tokens for each in loads)
+    people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh
+    if demand.images_per_token is None:
+        # An older gateway: prompts that arrive are taken to have as many images as those of the last seconds.
+        token_ns = (1 / prompts_part(share) - 1) / speed
+        return _EncodeWork(share, token_ns, (people_tokens + at_workers) * token_ns)
+    each_ns = image_ns((each.images_used, each.image_encode_ns) for each in loads)
+    waiting_ns = people_tokens * waiting.images_per_token * each_ns + sum(each.waiting_encode_ns for each in loads)
+    return _EncodeWork(share, demand.images_per_token * each_ns, waiting_ns)
 
 
 def _encode_share(workers: Sequence[ObservedStatus]) -> float:

@@ -125,8 +125,8 @@ def view(prefill=0, decode=0, *, role="prefill"):
 )
 def test_a_choice_counts_in_the_phase_that_has_no_room(workers, phase):
     waiting = [
-        SimpleNamespace(model="m", decodes_next=False, pooled=False, tokens=100),
-        SimpleNamespace(model="m", decodes_next=True, pooled=False, tokens=70),
+        SimpleNamespace(model="m", decodes_next=False, pooled=False, tokens=100, images=()),
+        SimpleNamespace(model="m", decodes_next=True, pooled=False, tokens=70, images=()),
     ]
     (queue,) = model_queues(waiting, workers)
     fits = {"prefill": (1, 100, 1, 0), "decode": (0, 0, 2, 100)}[phase]

@@ -2,7 +2,7 @@
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Assignment, Load, Worker
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import FleetLoads
-from libs.telemetry.fleet_loads import COLUMNS, WINDOW_NS
+from libs.telemetry.fleet_loads import COLUMNS, IMAGE_COLUMNS, WINDOW_NS
 from libs.testing.workers.telemetry import MS, Telling, at, step, step_batch
 from services.planner.fleet_view import (
     COVERED,
@@ -27,10 +27,10 @@ def view_of(*workers: Worker) -> FleetView:
     return view
 
 
-def loads(name: str, busy_ms: float, *, to_ms: int = WINDOW_MS, running: int = 0, metrics_id: str = "m") -> FleetLoads:
+def loads(name: str, busy_ms: float, *, to_ms: int = WINDOW_MS, metrics_id: str = "m", **load: int) -> FleetLoads:
     batch = step_batch(
         to_ms, (to_ms - WINDOW_MS, to_ms), [step(to_ms - WINDOW_MS, to_ms - WINDOW_MS + busy_ms, prefill=1)],
-        worker=name, load=Load(running=running),
+        worker=name, load=Load(**load),
     )  # fmt: skip
     return Telling(metrics_id).loads([batch], at(to_ms))
 
@@ -109,5 +109,9 @@ def test_invalid_accounts_are_counted_and_change_nothing() -> None:
 
 def test_every_column_has_an_entry_for_each_worker() -> None:
     reported = loads("a", 100)
-    assert all(len(getattr(reported, name)) == 8 for name in COLUMNS)
+    assert all(len(getattr(reported, name)) == 8 for name in COLUMNS if name not in IMAGE_COLUMNS)
+    # Without vision models, the columns of images are zeros.
+    assert not any(getattr(reported, name) for name in IMAGE_COLUMNS)
+    encoding = loads("a", 100, images_used=1, image_encode_ns=MS, waiting_encode_ns=MS)
+    assert all(len(getattr(encoding, name)) == 8 for name in COLUMNS)
     assert {window.start_unix_ns % WINDOW_NS for window in reported.windows} == {0}

@@ -143,6 +143,26 @@ async def test_an_image_is_encoded_once_in_its_own_step(folder: Path) -> None:
         assert load.image_cache_bytes == 2 * IMAGE_TOKENS * 64 * 4  # tokens, hidden, float32
 
 
+async def test_images_of_waiting_prompts_count_with_the_time_of_earlier_ones_until_they_are_encoded(
+    folder: Path,
+) -> None:
+    prompt, _ = Reference(folder).generate(TEXT, [picture(1), picture(2)], 1)
+    async with running(folder) as found:
+        first = asyncio.create_task(found.run(prompt, [picture(3), picture(4)]))
+        await asyncio.sleep(0)
+        assert found.engine.load().waiting_encode_ns == 0, "no image has been encoded yet"
+        await first
+        load = found.engine.load()
+        each_ns = load.image_encode_ns / load.images_encoded
+        # Two images are new, one of them twice, and one is kept.
+        runs = [found.run([5, *prompt], [picture(one), picture(2)]) for one in (1, 2, 3)]
+        tasks = [asyncio.create_task(each) for each in runs]
+        await asyncio.sleep(0)
+        assert found.engine.load().waiting_encode_ns == pytest.approx(2 * each_ns, rel=0.01)
+        await asyncio.gather(*tasks)
+        assert found.engine.load().waiting_encode_ns == 0
+
+
 async def test_without_room_for_embeddings_answers_stay_the_same(folder: Path) -> None:
     files = [picture(1), picture(2)]
     prompt, expected = Reference(folder).generate(TEXT, files, TOKENS)

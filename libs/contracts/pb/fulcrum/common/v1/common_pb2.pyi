@@ -261,7 +261,7 @@ class StepKindFit(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., error_p50: _Optional[float] = ..., error_p90: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "waiting_prefill_squares", "kv_pulls", "refused_kv_pulls", "awaiting_ready_kv", "ready_kv_since_unix_ns", "images_used", "images_encoded", "image_cache_bytes", "image_encode_ns")
+    __slots__ = ("running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "waiting_prefill_squares", "kv_pulls", "refused_kv_pulls", "awaiting_ready_kv", "ready_kv_since_unix_ns", "images_used", "images_encoded", "image_cache_bytes", "image_encode_ns", "waiting_encode_ns")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +279,7 @@ class Load(_message.Message):
     IMAGES_ENCODED_FIELD_NUMBER: _ClassVar[int]
     IMAGE_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     IMAGE_ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -296,7 +297,8 @@ class Load(_message.Message):
     images_encoded: int
     image_cache_bytes: int
     image_encode_ns: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., awaiting_kv: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., pool_faults: _Optional[int] = ..., waiting_prefill_squares: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., refused_kv_pulls: _Optional[int] = ..., awaiting_ready_kv: _Optional[int] = ..., ready_kv_since_unix_ns: _Optional[int] = ..., images_used: _Optional[int] = ..., images_encoded: _Optional[int] = ..., image_cache_bytes: _Optional[int] = ..., image_encode_ns: _Optional[int] = ...) -> None: ...
+    waiting_encode_ns: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., awaiting_kv: _Optional[int] = ..., free_kv_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., pool_faults: _Optional[int] = ..., waiting_prefill_squares: _Optional[int] = ..., kv_pulls: _Optional[int] = ..., refused_kv_pulls: _Optional[int] = ..., awaiting_ready_kv: _Optional[int] = ..., ready_kv_since_unix_ns: _Optional[int] = ..., images_used: _Optional[int] = ..., images_encoded: _Optional[int] = ..., image_cache_bytes: _Optional[int] = ..., image_encode_ns: _Optional[int] = ..., waiting_encode_ns: _Optional[int] = ...) -> None: ...
 
 class ModelTarget(_message.Message):
     __slots__ = ("model", "tpot_ns", "ttft_ns")

@@ -268,7 +268,7 @@ class RefusedRequests(_message.Message):
     def __init__(self, status: _Optional[int] = ..., code: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ModelQueue(_message.Message):
-    __slots__ = ("model", "prefill_requests", "prefill_tokens", "decode_requests", "decode_prompt_tokens", "hopeful_tokens", "arrived_tokens", "batch_requests", "batch_tokens", "batch_bound", "awaited", "overdue")
+    __slots__ = ("model", "prefill_requests", "prefill_tokens", "decode_requests", "decode_prompt_tokens", "hopeful_tokens", "arrived_tokens", "batch_requests", "batch_tokens", "batch_bound", "awaited", "overdue", "images", "arrived_images")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PREFILL_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +281,8 @@ class ModelQueue(_message.Message):
     BATCH_BOUND_FIELD_NUMBER: _ClassVar[int]
     AWAITED_FIELD_NUMBER: _ClassVar[int]
     OVERDUE_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_IMAGES_FIELD_NUMBER: _ClassVar[int]
     model: str
     prefill_requests: int
     prefill_tokens: int
@@ -293,7 +295,9 @@ class ModelQueue(_message.Message):
     batch_bound: int
     awaited: _containers.RepeatedCompositeFieldContainer[WaitingAge]
     overdue: int
-    def __init__(self, model: _Optional[str] = ..., prefill_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., decode_requests: _Optional[int] = ..., decode_prompt_tokens: _Optional[int] = ..., hopeful_tokens: _Optional[int] = ..., arrived_tokens: _Optional[int] = ..., batch_requests: _Optional[int] = ..., batch_tokens: _Optional[int] = ..., batch_bound: _Optional[int] = ..., awaited: _Optional[_Iterable[_Union[WaitingAge, _Mapping]]] = ..., overdue: _Optional[int] = ...) -> None: ...
+    images: int
+    arrived_images: int
+    def __init__(self, model: _Optional[str] = ..., prefill_requests: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., decode_requests: _Optional[int] = ..., decode_prompt_tokens: _Optional[int] = ..., hopeful_tokens: _Optional[int] = ..., arrived_tokens: _Optional[int] = ..., batch_requests: _Optional[int] = ..., batch_tokens: _Optional[int] = ..., batch_bound: _Optional[int] = ..., awaited: _Optional[_Iterable[_Union[WaitingAge, _Mapping]]] = ..., overdue: _Optional[int] = ..., images: _Optional[int] = ..., arrived_images: _Optional[int] = ...) -> None: ...
 
 class WaitingAge(_message.Message):
     __slots__ = ("requests", "mean_ms")
@@ -322,7 +326,7 @@ class SharedWindows(_message.Message):
     def __init__(self, metrics_id: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[SharedWorker, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[SharedWindow, _Mapping]]] = ..., told_unix_ns: _Optional[int] = ..., incarnation: _Optional[int] = ..., loads: _Optional[_Union[SharedLoads, _Mapping]] = ..., reads_loads: _Optional[bool] = ...) -> None: ...
 
 class SharedLoads(_message.Message):
-    __slots__ = ("worker_ids", "part", "descriptions", "arrived_unix_ns", "last_step_end_unix_ns", "lost_batches", "running_step_unix_ns", "running_step_share", "covered_to_unix_ns", "dropped_batches", "dummy_steps", "cpu_waits", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "waiting_prefill_squares", "kv_pulls", "refused_kv_pulls", "awaiting_ready_kv", "ready_kv_since_unix_ns", "images_used", "images_encoded", "image_cache_bytes", "image_encode_ns", "windows")
+    __slots__ = ("worker_ids", "part", "descriptions", "arrived_unix_ns", "last_step_end_unix_ns", "lost_batches", "running_step_unix_ns", "running_step_share", "covered_to_unix_ns", "dropped_batches", "dummy_steps", "cpu_waits", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "waiting_prefill_squares", "kv_pulls", "refused_kv_pulls", "awaiting_ready_kv", "ready_kv_since_unix_ns", "images_used", "images_encoded", "image_cache_bytes", "image_encode_ns", "windows", "waiting_encode_ns")
     WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -353,6 +357,7 @@ class SharedLoads(_message.Message):
     IMAGE_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     IMAGE_ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
     worker_ids: _containers.RepeatedScalarFieldContainer[str]
     part: int
     descriptions: bytes
@@ -383,7 +388,8 @@ class SharedLoads(_message.Message):
     image_cache_bytes: bytes
     image_encode_ns: bytes
     windows: _containers.RepeatedCompositeFieldContainer[SharedCells]
-    def __init__(self, worker_ids: _Optional[_Iterable[str]] = ..., part: _Optional[int] = ..., descriptions: _Optional[bytes] = ..., arrived_unix_ns: _Optional[bytes] = ..., last_step_end_unix_ns: _Optional[bytes] = ..., lost_batches: _Optional[bytes] = ..., running_step_unix_ns: _Optional[bytes] = ..., running_step_share: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., dropped_batches: _Optional[bytes] = ..., dummy_steps: _Optional[bytes] = ..., cpu_waits: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., waiting_prefill_squares: _Optional[bytes] = ..., kv_pulls: _Optional[bytes] = ..., refused_kv_pulls: _Optional[bytes] = ..., awaiting_ready_kv: _Optional[bytes] = ..., ready_kv_since_unix_ns: _Optional[bytes] = ..., images_used: _Optional[bytes] = ..., images_encoded: _Optional[bytes] = ..., image_cache_bytes: _Optional[bytes] = ..., image_encode_ns: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[SharedCells, _Mapping]]] = ...) -> None: ...
+    waiting_encode_ns: bytes
+    def __init__(self, worker_ids: _Optional[_Iterable[str]] = ..., part: _Optional[int] = ..., descriptions: _Optional[bytes] = ..., arrived_unix_ns: _Optional[bytes] = ..., last_step_end_unix_ns: _Optional[bytes] = ..., lost_batches: _Optional[bytes] = ..., running_step_unix_ns: _Optional[bytes] = ..., running_step_share: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., dropped_batches: _Optional[bytes] = ..., dummy_steps: _Optional[bytes] = ..., cpu_waits: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., waiting_prefill_squares: _Optional[bytes] = ..., kv_pulls: _Optional[bytes] = ..., refused_kv_pulls: _Optional[bytes] = ..., awaiting_ready_kv: _Optional[bytes] = ..., ready_kv_since_unix_ns: _Optional[bytes] = ..., images_used: _Optional[bytes] = ..., images_encoded: _Optional[bytes] = ..., image_cache_bytes: _Optional[bytes] = ..., image_encode_ns: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[SharedCells, _Mapping]]] = ..., waiting_encode_ns: _Optional[bytes] = ...) -> None: ...
 
 class SharedCells(_message.Message):
     __slots__ = ("start_unix_ns", "workers", "covered_ns", "prefill_ns", "decode_ns", "kv_wait_ns", "roles", "encode_ns")
@@ -442,7 +448,7 @@ class SharedWindow(_message.Message):
     def __init__(self, start_unix_ns: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., covered_ns: _Optional[_Iterable[int]] = ..., prefill_ns: _Optional[_Iterable[int]] = ..., decode_ns: _Optional[_Iterable[int]] = ..., kv_wait_ns: _Optional[_Iterable[int]] = ..., roles: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FleetLoads(_message.Message):
-    __slots__ = ("metrics_id", "incarnation", "told_unix_ns", "worker_ids", "incarnations", "covered_to_unix_ns", "epochs", "roles", "budget_tokens", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "windows", "step_times", "targets", "assessments", "cpu_waits")
+    __slots__ = ("metrics_id", "incarnation", "told_unix_ns", "worker_ids", "incarnations", "covered_to_unix_ns", "epochs", "roles", "budget_tokens", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks", "preemptions", "recomputed_tokens", "pool_faults", "windows", "step_times", "targets", "assessments", "cpu_waits", "images_used", "image_encode_ns", "waiting_encode_ns")
     METRICS_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TOLD_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -465,6 +471,9 @@ class FleetLoads(_message.Message):
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     ASSESSMENTS_FIELD_NUMBER: _ClassVar[int]
     CPU_WAITS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_USED_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
     metrics_id: str
     incarnation: int
     told_unix_ns: int
@@ -487,7 +496,10 @@ class FleetLoads(_message.Message):
     targets: _containers.RepeatedCompositeFieldContainer[_common_pb2.ModelTarget]
     assessments: _containers.RepeatedCompositeFieldContainer[ModelAssessment]
     cpu_waits: bytes
-    def __init__(self, metrics_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., incarnations: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., epochs: _Optional[bytes] = ..., roles: _Optional[bytes] = ..., budget_tokens: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[LoadWindow, _Mapping]]] = ..., step_times: _Optional[_Iterable[_Union[WorkerStepTime, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.ModelTarget, _Mapping]]] = ..., assessments: _Optional[_Iterable[_Union[ModelAssessment, _Mapping]]] = ..., cpu_waits: _Optional[bytes] = ...) -> None: ...
+    images_used: bytes
+    image_encode_ns: bytes
+    waiting_encode_ns: bytes
+    def __init__(self, metrics_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., told_unix_ns: _Optional[int] = ..., worker_ids: _Optional[_Iterable[str]] = ..., incarnations: _Optional[bytes] = ..., covered_to_unix_ns: _Optional[bytes] = ..., epochs: _Optional[bytes] = ..., roles: _Optional[bytes] = ..., budget_tokens: _Optional[bytes] = ..., running: _Optional[bytes] = ..., waiting: _Optional[bytes] = ..., waiting_prefill_tokens: _Optional[bytes] = ..., awaiting_kv: _Optional[bytes] = ..., free_kv_blocks: _Optional[bytes] = ..., preemptions: _Optional[bytes] = ..., recomputed_tokens: _Optional[bytes] = ..., pool_faults: _Optional[bytes] = ..., windows: _Optional[_Iterable[_Union[LoadWindow, _Mapping]]] = ..., step_times: _Optional[_Iterable[_Union[WorkerStepTime, _Mapping]]] = ..., targets: _Optional[_Iterable[_Union[_common_pb2.ModelTarget, _Mapping]]] = ..., assessments: _Optional[_Iterable[_Union[ModelAssessment, _Mapping]]] = ..., cpu_waits: _Optional[bytes] = ..., images_used: _Optional[bytes] = ..., image_encode_ns: _Optional[bytes] = ..., waiting_encode_ns: _Optional[bytes] = ...) -> None: ...
 
 class ModelAssessment(_message.Message):
     __slots__ = ("model", "prefill", "decode", "prefill_pressure", "decode_pressure", "work", "step_time", "chunk_tokens", "max_sequences", "kv_tokens", "missing_workers", "advised")
