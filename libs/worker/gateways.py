@@ -436,7 +436,8 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
             await gateway.wake.wait()
             gateway.wake.clear()
             while self._host.gateways.has_news(gateway):
-                if (early_s := gateway.output_s + OUTPUT_PAUSE_S - clock()) > 0:
+                # Without living sequences no more output can come, so there is nothing to wait for.
+                if gateway.living and (early_s := gateway.output_s + OUTPUT_PAUSE_S - clock()) > 0:
                     await asyncio.sleep(early_s)
                 # Taken only now that the last write is done: what came meanwhile leaves as one frame.
                 await context.write(self._host.gateways.take_frame(gateway))
