@@ -259,6 +259,11 @@ class AttachedGateways:
         self.credits.detach(gateway.id)
         self._epoch_reported.set()
 
+    def begin_work(self, gateway: AttachedGateway) -> None:
+        """Prepare for submits of a gateway without work here. The pause after output of earlier work does not apply."""
+        gateway.output_s = -math.inf
+        self.became_busy.set()
+
     # ------------------------------------------------------------ epochs
 
     def report_epoch(self, gateway: AttachedGateway, epoch: int) -> None:
@@ -436,8 +441,7 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
             await gateway.wake.wait()
             gateway.wake.clear()
             while self._host.gateways.has_news(gateway):
-                # Without living sequences no more output can come, so there is nothing to wait for.
-                if gateway.living and (early_s := gateway.output_s + OUTPUT_PAUSE_S - clock()) > 0:
+                if (early_s := gateway.output_s + OUTPUT_PAUSE_S - clock()) > 0:
                     await asyncio.sleep(early_s)
                 # Taken only now that the last write is done: what came meanwhile leaves as one frame.
                 await context.write(self._host.gateways.take_frame(gateway))
