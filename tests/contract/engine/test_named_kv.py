@@ -77,9 +77,7 @@ async def test_a_name_in_use_is_refused(bench: EngineBench) -> None:
 
 
 @on_our_core
-async def test_a_prompt_aborted_before_it_begins_ends_its_receiver_with_kv_lost(
-    bench: EngineBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_prompt_aborted_before_it_begins_ends_its_receiver_with_kv_lost(bench: EngineBench) -> None:
     source, source_reader = await bench.start("prefill")
     target, target_reader = await bench.start("decode")
     source.set_prefill_budget(0)
