@@ -7,11 +7,13 @@ leave with the links' next frames. Only a choice's placement holds where the cho
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import cast
 
 import structlog
 
-from libs.contracts.errors import FulcrumError, InvalidRequest, NoWorkers, SequenceFailed
-from libs.dispatch.generation import ApiFinishReason, Ending, Experience, Generation
+from libs.contracts.errors import FulcrumError, NoWorkers
+from libs.dispatch.early import early_news, kept_back, name_blocks
+from libs.dispatch.generation import ApiFinishReason, EarlyNews, Ending, Experience, Generation
 from libs.dispatch.places import ModelPlaces, Others, TenantPlaces
 from libs.dispatch.ports import (
     AttemptEvent,
@@ -37,7 +39,7 @@ from libs.dispatch.waiting import RETRY_AFTER_S, Arrivals, WaitingQueue, expired
 from libs.engine.reports import Logprob
 from libs.policy.gateway.order import WaitBounds
 from libs.policy.gateway.outlook import lend_speeds
-from libs.policy.gateway.placement import Attempt, Effects, End, EndReason, Partner, Requeue, WorkerKey
+from libs.policy.gateway.placement import Attempt, Effects, End, Partner, Requeue, WorkerKey
 from libs.policy.gateway.queues import Queue, WaitingAges, first_token_waits
 from libs.policy.gateway.view import Binding, WorkerView, rooms, serves_decode
 from libs.runtime.clock import Call, Clock, Scheduler
@@ -313,7 +315,9 @@ class Dispatcher:
                 link.outlook.turn = turn
         if decode is not None:
             prompt_key = None if prompt is None else prompt.key
-            self._carry_out(generation, generation.placement.bound(prompt_key, decode.key, len(generation.output)))
+            named = name_blocks(generation, prompt, decode)
+            effects = generation.placement.bound(prompt_key, decode.key, len(generation.output), named)
+            self._carry_out(generation, effects)
         elif prompt is not None:
             self._carry_out(generation, generation.placement.bound_to_prompt(prompt.key))
 
@@ -346,6 +350,8 @@ class Dispatcher:
     ) -> None:
         if generation.pooled:
             return  # an older worker generates instead of pooling, and ends without a vector
+        if generation.early is not None and kept_back(generation, EarlyNews(attempt, token_id, logprob)):
+            return
         ended = generation.token(token_id, logprob, now_ns)
         attempt.tokens += 1
         if len(generation.output) == 1:
@@ -386,6 +392,9 @@ class Dispatcher:
     def _on_event(self, generation: Generation, attempt: Attempt, event: AttemptEvent) -> None:
         """Pass a worker's event to the choice's placement, and carry out the effects."""
         placement = generation.placement
+        failed = isinstance(event, SequenceRefused | Failed)
+        if generation.early is not None and not failed and kept_back(generation, EarlyNews(attempt, event=event)):
+            return
         complete = generation.complete() is not None
         if isinstance(event, KvOpened):
             left = 0 if complete else generation.max_output_tokens - attempt.known
@@ -394,11 +403,7 @@ class Dispatcher:
         elif generation.pooled and isinstance(event, Prefilled | SequenceFinished):
             self._pooled(generation, attempt, event)
         elif isinstance(event, Prefilled):
-            if not placement.resumed:
-                generation.cached_tokens = event.cached_tokens
-            self._carry_out(
-                generation, placement.prefilled(event.blocks, self, len(generation.output), complete=complete)
-            )
+            self._prefilled(generation, event, complete=complete)
         elif isinstance(event, SequenceFinished):
             if attempt is placement.prompt_attempt and not placement.resumed:
                 generation.cached_tokens = event.cached_tokens
@@ -414,6 +419,17 @@ class Dispatcher:
             self._hand_overs.add(generation, attempt, self._next_id())
         else:
             self._fails(generation, attempt, event, complete=complete)
+
+    def _prefilled(self, generation: Generation, event: Prefilled, *, complete: bool) -> None:
+        placement = generation.placement
+        if not placement.resumed:
+            generation.cached_tokens = event.cached_tokens
+        self._carry_out(generation, placement.prefilled(event.blocks, self, len(generation.output), complete=complete))
+        for news in early_news(generation):
+            if news.event is None:
+                self._token(generation, news.attempt, news.token_id, news.logprob, self._clock.now_ns())
+            else:
+                self._on_event(generation, news.attempt, cast(AttemptEvent, news.event))
 
     def _fails(
         self, generation: Generation, attempt: Attempt, event: SequenceRefused | Failed, *, complete: bool
@@ -466,27 +482,20 @@ class Dispatcher:
                 log.info("request requeued", request_id=generation.request_id, why=effect.why, tokens=tokens)
                 self._wait(generation)
             elif isinstance(effect, End):
-                self._end(generation, self._outcome(generation, effect.why, effect.detail, reason))
+                self._end(generation, generation.outcome(effect, reason))
             else:
                 self._attempts.carry_out(generation, effect)
 
-    def _outcome(self, generation: Generation, why: EndReason, detail: str, reason: ApiFinishReason | None) -> Ending:
-        if why is EndReason.REFUSED:
-            return InvalidRequest(detail)
-        if why is EndReason.GAVE_UP:
-            return SequenceFailed(detail, retry_after_s=RETRY_AFTER_S)
-        return reason or generation.complete()
-
-    def _end(self, generation: Generation, outcome: Ending) -> None:
+    def _end(self, generation: Generation, ending: Ending) -> None:
         if generation.placement.ended:
             return
         self._queue.remove(generation)
         self.places.left(generation)
-        self.suspects.ended(generation, well=isinstance(outcome, ApiFinishReason))
+        self.suspects.ended(generation, well=isinstance(ending, ApiFinishReason))
         self._carry_out(generation, generation.placement.over())
         del self._live[generation]
         self._arrivals.ended(generation)
         if not self._live and self._on_idle is not None:
             self._on_idle()
-        self._ended(generation, generation.conclude(outcome))
+        self._ended(generation, generation.conclude(ending))
         self._turn_soon()

@@ -4,16 +4,16 @@ from collections import OrderedDict
 from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 import structlog
 
-from libs.contracts.errors import AnswerFailed, FulcrumError
+from libs.contracts.errors import AnswerFailed, FulcrumError, InvalidRequest, SequenceFailed
 from libs.contracts.packing import pack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.port import PromptImage
 from libs.engine.reports import Logprob
-from libs.policy.gateway.placement import Attempt, Blocks, Placement
+from libs.policy.gateway.placement import Attempt, Blocks, End, EndReason, Placement
 from libs.policy.gateway.suspicion import SuspectTrial
 from libs.policy.gateway.view import PlacedImage
 from libs.policy.ratios import LEVELS, Ratios
@@ -22,6 +22,8 @@ from libs.policy.roles import Phase
 log = structlog.get_logger()
 
 _PHASES: Final = {Phase.PREFILL: pb.PHASE_PREFILL, Phase.DECODE: pb.PHASE_DECODE, Phase.BOTH: pb.PHASE_BOTH}
+
+GAVE_UP_RETRY_S: Final = 1.0
 
 
 class ApiFinishReason(Enum):
@@ -112,6 +114,16 @@ class RequestTimes:
         return self.last_token_ns - self.first_token_ns
 
 
+class EarlyNews(NamedTuple):
+    """A token or an event of a decode worker that overtook the report of the prompt's worker."""
+
+    attempt: Attempt
+    token_id: int = 0
+    logprob: Logprob | None = None
+    event: object | None = None
+    """The event; None for a token."""
+
+
 @dataclass(eq=False, slots=True)
 class Generation:
     """One choice of a request; links see it as `ports.Work`.
@@ -158,6 +170,8 @@ class Generation:
     """Hash of model and prompt; empty until it is first needed."""
     trial: SuspectTrial | None = None
     """Set while its prompt is suspected of killing workers."""
+    early: "list[EarlyNews] | None" = None
+    """News of its decode worker that is handled once the prompt's worker has reported; None if none can be early."""
 
     def __post_init__(self) -> None:
         self.placement = Placement(self.model)
@@ -227,6 +241,14 @@ class Generation:
             return ApiFinishReason.STOP
         return ApiFinishReason.LENGTH if len(self.output) >= self.max_output_tokens else None
 
+    def outcome(self, end: End, reason: ApiFinishReason | None) -> Ending:
+        """Return the ending that an `End` means, with the finish reason that a worker gave, if any."""
+        if end.why is EndReason.REFUSED:
+            return InvalidRequest(end.detail)
+        if end.why is EndReason.GAVE_UP:
+            return SequenceFailed(end.detail, retry_after_s=GAVE_UP_RETRY_S)
+        return reason or self.complete()
+
     def message(self, attempt: Attempt, blocks: Blocks | None, epoch: int) -> pb.Submit:
         """Return the submit that has a worker continue from all tokens so far."""
         submit = pb.Submit(
@@ -246,6 +268,8 @@ class Generation:
             pooling=cast(pb.Pooling, self.pooling),
             second_from=self.second_from,
         )
+        if blocks is not None and attempt.phase is Phase.PREFILL:
+            submit.kv_name = cast(pb.KvSource, blocks.source).handle
         for image in self.images:
             first, tokens, digest = image.span
             own = b"" if attempt.phase is Phase.DECODE else image.data

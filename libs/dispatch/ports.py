@@ -241,6 +241,13 @@ class Link(Protocol):
         """Return the worker as a decode partner, or None while it cannot be reached."""
         ...
 
+    def named_blocks(self, tokens: int) -> Blocks | None:
+        """Return a new name for the blocks of a prompt of `tokens` tokens that this worker would begin at once.
+
+        Return None if it takes no names, or if other prompts come first.
+        """
+        ...
+
     def quiet(self, sequence_id: int) -> bool:
         """Return whether the worker has been silent since a sequence was sent there, so that it may have been dead
         already.

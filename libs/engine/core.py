@@ -27,7 +27,7 @@ from libs.engine.reports import (
     SequenceOutput,
     StepReport,
 )
-from libs.engine.roster import QUEUED, Roster, unless_others_wait
+from libs.engine.roster import QUEUED, Roster, grow, unless_others_wait
 from libs.engine.runner import Batch, Sampled, blocks_for
 from libs.engine.sequence import IMAGES_ELSEWHERE, Sequence, Stage, check_request
 from libs.policy.step_time import StepTimeModel, StepWork
@@ -77,30 +77,6 @@ def blocks_to_spare(admitted: Sequence, holding: Iterable[Sequence], enough: int
     Counting stops at `enough`, which a pool with few free blocks reaches after a few of many sequences.
     """
     return sum(islice((1 for sequence in chain((admitted,), holding) if sequence.may_grow), enough))
-
-
-def grow(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
-    """Allocate blocks for the tokens of running sequences, oldest first, and return the sequences preempted for it.
-
-    The oldest waits without room if only leases and transfers hold the blocks that it needs. A prompt that is
-    pulled while it is computed keeps its blocks. Taking them would free nothing while its receiver holds the
-    handle.
-    """
-    victims, preempted = [sequence for sequence in running[1:] if sequence.streamed is None], []
-    for sequence in running:
-        while not (sequence.has_room or sequence in preempted):
-            blocks = pool.allocate(sequence.blocks_now - len(sequence.blocks))
-            if blocks is not None:
-                sequence.grow(blocks)
-            elif victims:
-                victim = victims.pop()
-                pool.release(victim.preempt())
-                preempted.append(victim)
-            else:
-                return preempted
-        if sequence in preempted:
-            break
-    return preempted
 
 
 class Core:
@@ -154,6 +130,8 @@ class Core:
         check_request(sequence, self._capabilities)
         if self._sequences.waiting >= self._config.max_waiting:
             raise QueueFull("the engine's queue is full", retry_after_s=RETRY_AFTER_S)
+        if request.kv_name:
+            self.offers.expect(request.kv_name)
         self.offers.forget_sequence(request.sequence_id)
         self._pace.note_prompt(sequence, now_ns)
         if request.kv and sequence.length > request.prompt_tokens:
@@ -254,11 +232,14 @@ class Core:
         for chunk in batch.chunks:
             sequence = self._sequences[chunk.sequence_id]
             sequence.in_step = True
-            # A prompt that this step finishes has nothing to stream: all its blocks become ready at once.
-            begins = sequence.request.phase is EnginePhase.PREFILL and not chunk.sample and not sequence.streamed
-            if begins and self._capabilities.streams_kv and chunk.pooling is None:
+            # A prompt that this step finishes has nothing to stream: all its blocks become ready at once. The receiver
+            # of a named handle waits already, and needs no announcement.
+            name = sequence.request.kv_name
+            partial = sequence.request.phase is EnginePhase.PREFILL and not chunk.sample
+            if (partial or name) and not sequence.streamed and self._capabilities.streams_kv and chunk.pooling is None:
                 handle = self.offers.stream(sequence)
-                self._news.outputs.append(SequenceOutput(sequence.sequence_id, streamed_handle=handle))
+                if not name:
+                    self._news.outputs.append(SequenceOutput(sequence.sequence_id, streamed_handle=handle))
         self._kv_wait.stepping(True, now_ns)
         self._step = self._sequences.report(batch.work, now_ns, 0)
         return self._step
@@ -338,9 +319,20 @@ class Core:
         sequence.kv_bytes_received = received.data_bytes
         sequence.kv_arrived = True
         self._news.transfers.append(sequence.transfer_report(received, started_ns, now_ns))
-        if sequence.sampled_elsewhere is not None or not kv.streamed:
+        if kv.named:
+            self._proceed_named(sequence, received.token_ids, now_ns)
+        elif sequence.sampled_elsewhere is not None or not kv.streamed:
             self._go_on(sequence, now_ns)
         self._note_awaiting(now_ns)
+
+    def _proceed_named(self, sequence: Sequence, token_ids: tuple[int, ...], now_ns: int) -> None:
+        if not token_ids:
+            self.kv_failed(sequence, FinishReason.KV_LOST, "the blocks of a named handle came without a token", now_ns)
+            return
+        try:
+            self.proceed(sequence.sequence_id, token_ids, now_ns)
+        except InvalidRequest as error:
+            self.kv_failed(sequence, FinishReason.FAILED, error.message, now_ns)
 
     def kv_is_ready(self, sequence: Sequence, ready: bool, now_ns: int) -> None:
         """Record whether the source has ready KV that has not arrived here."""
@@ -457,7 +449,7 @@ class Core:
         handle = None
         if reason is None and (sequence.handing_over or sequence.request.phase is EnginePhase.PREFILL):
             reason = FinishReason.HANDED_OVER if sequence.handing_over else FinishReason.PREFILLED
-            handle = self.offers.seal(sequence, now_ns)
+            handle = self.offers.seal(sequence, now_ns, (token.token_id,))
         if reason is not None:
             self._finish(sequence, reason, token=token, handle=handle)
             return

@@ -167,6 +167,8 @@ class Offer:
     """End of the lease in Unix nanoseconds; None while the prompt is being computed."""
     pulls: int = 0
     """The number of receivers that are reading the blocks."""
+    token_ids: tuple[int, ...] = ()
+    """The tokens sampled after a prompt, for the receiver of a named handle."""
     checksums: list[int | None] = field(init=False)
     """The checksum of each block, once computed. A ready block behind a handle does not change any more."""
 
@@ -190,6 +192,8 @@ class ReceivedTotals:
     data_bytes: int = 0
     shared: bool = False
     """True if they were copied from the sender's memory on this host."""
+    token_ids: tuple[int, ...] = ()
+    """The tokens sampled at the sender, if they came along."""
 
 
 class HandleTable:
@@ -217,9 +221,12 @@ class HandleTable:
         firsts = (next(iter(leased.values())) for leased in (self._sealed, self._left) if leased)
         return min((first.expires_ns for first in firsts if first.expires_ns is not None), default=None)
 
-    def open(self, sequence_id: int, blocks: list[int]) -> Offer:
-        """Create a handle without a lease, for blocks that are being filled."""
-        opaque = self._random_bytes(HANDLE_BYTES)
+    def __contains__(self, opaque: bytes) -> bool:
+        return opaque in self._open or opaque in self._sealed or opaque in self._left
+
+    def open(self, sequence_id: int, blocks: list[int], name: bytes = b"") -> Offer:
+        """Create a handle without a lease, for blocks that are being filled. `name` is not in use, or empty."""
+        opaque = name or self._random_bytes(HANDLE_BYTES)
         offer = self._open[opaque] = Offer(opaque, sequence_id, blocks, ready=0)
         self._by_id[sequence_id] = opaque
         return offer

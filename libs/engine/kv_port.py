@@ -20,6 +20,10 @@ class KvHandle:
     """True if the prompt is still being computed. `tokens` and `blocks` are then final counts, and sampled tokens
     arrive by `Engine.proceed`.
     """
+    named: bool = False
+    """True if a gateway chose `opaque` before the prompt began. Such a handle is also `streamed`, the sender may not
+    know it yet, and sampled tokens arrive with the last chunk.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class KvChunk:
     """Leading blocks of the handle that are ready at the sender; 0 if unknown. A chunk may report only this."""
     shared: bool = False
     """True if the views are of the sender's own memory on this host."""
+    token_ids: tuple[int, ...] = ()
+    """With the last chunk of a named handle, the tokens sampled where its prompt was computed."""
 
 
 class KvExport(Protocol):

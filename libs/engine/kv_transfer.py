@@ -121,11 +121,12 @@ class BlockExport:
         from_block: int,
         *,
         in_place: bool,
-        offer: Callable[[], Offer],
+        offer: Callable[[], Offer | None],
         waits: Callable[[], None],
         left: Callable[[], None],
     ) -> None:
-        """Read from `from_block` on. `offer` is called for each chunk, and raises KvLost if the handle is gone.
+        """Read from `from_block` on. `offer` is called for each chunk, and raises KvLost if the handle is gone. It
+        returns None while the handle's prompt has not begun.
 
         `waits` is called whenever no block is ready, and `left` once at the end.
         """
@@ -143,6 +144,9 @@ class BlockExport:
     def take(self) -> KvChunk | None:
         """Return the next blocks that are ready; None while there are none."""
         offer = self._offer()
+        if offer is None:
+            self._waits()
+            return None
         first = self._next
         end = min(first + max(self._chunk_bytes // self._block_bytes, 1), offer.ready)
         if self._in_place:
@@ -153,6 +157,8 @@ class BlockExport:
         if not part:
             if not self.done:
                 self._waits()
+            elif offer.token_ids:
+                return KvChunk(first_block=first, blocks=0, ready_blocks=offer.ready, token_ids=offer.token_ids)
             return None
         data = self._runner.read_blocks(np.array(part, dtype=np.int32))
         if self._in_place or not data:
@@ -165,13 +171,14 @@ class BlockExport:
             checksums=_offer_checksums(offer, first, data),
             pool_blocks=tuple(part),
             ready_blocks=offer.ready,
+            token_ids=offer.token_ids if self.done else (),
         )
 
     @property
     def ready_blocks(self) -> int:
         """The number of leading blocks that are ready; 0 if all of them were taken. Raises KvLost as `take` does."""
-        ready = self._offer().ready
-        return ready if ready > self._next else 0
+        offer = self._offer()
+        return offer.ready if offer is not None and offer.ready > self._next else 0
 
     def close(self) -> None:
         """Record that the receiver has left. Idempotent."""
@@ -203,6 +210,7 @@ async def receive_blocks(
         async for chunk in chunks:
             end = at + chunk.blocks
             on_ready(end > at or chunk.ready_blocks > at)
+            received.token_ids = chunk.token_ids
             if not chunk.blocks:
                 continue
             if chunk.first_block != at or end > handle.blocks:

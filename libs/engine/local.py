@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from libs.contracts.errors import FulcrumError, KvLost, KvMismatch, QueueFull, StartupError
 from libs.engine.config import EngineConfig
 from libs.engine.core import Core
-from libs.engine.kv_blocks import RandomBytes
+from libs.engine.kv_blocks import Offer, RandomBytes
 from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.kv_transfer import BlockCopies, BlockExport, BlockWriter, receive_blocks
 from libs.engine.port import Capabilities, DeviceMemory, Engine, EngineIdentity, EngineRequest, Progress
@@ -35,6 +35,8 @@ T = TypeVar("T")
 ANNOUNCE_AFTER_S = 0.1
 # Steps between two checks of the pool's reference counts. They are also checked whenever nothing holds blocks.
 POOL_CHECK_STEPS = 1000
+# How long a receiver may be here before the prompt of its named handle, which comes on another stream.
+MAX_UNKNOWN_MS = 5_000
 # KV fetches at a time; others wait in order. Most of them wait for a prompt, not for bytes.
 MAX_FETCHES = 64
 
@@ -194,24 +196,44 @@ class LocalEngine:
             yield event
 
     def export(
-        self, opaque: bytes, kv_layout: str, from_block: int, *, news: Callable[[], None], in_place: bool = False
+        self,
+        opaque: bytes,
+        kv_layout: str,
+        from_block: int,
+        *,
+        news: Callable[[], None],
+        in_place: bool = False,
+        named: bool = False,
     ) -> KvExport:
         """Open the blocks behind a handle as they fill; each chunk renews the lease. Raise KvLost or KvMismatch."""
         core, capabilities, _, _ = self._parts
         if kv_layout != capabilities.kv_layout:
             raise KvMismatch(f"KV layout {kv_layout!r} was asked for, this engine has {capabilities.kv_layout!r}")
-        pulled = core.offers.pull(opaque, self._clock.now_ns())
+        pulled: Offer | None = None if named else core.offers.pull(opaque, self._clock.now_ns())
+        unknown_until_ns = self._clock.now_ns() + MAX_UNKNOWN_MS * 1_000_000
+
+        def offer() -> Offer | None:
+            nonlocal pulled, unknown_until_ns
+            now_ns = self._clock.now_ns()
+            if pulled is not None:
+                return core.offers.find(opaque, now_ns)
+            if core.offers.expects(opaque):
+                unknown_until_ns = 0
+            elif opaque in core.offers or now_ns >= unknown_until_ns:
+                pulled = core.offers.pull(opaque, now_ns)
+            return pulled
 
         def left() -> None:
-            core.offers.leave(pulled, self._clock.now_ns())
-            self._wake.set()  # its lease may end sooner than the loop expects
+            if pulled is not None:
+                core.offers.leave(pulled, self._clock.now_ns())
+                self._wake.set()  # its lease may end sooner than the loop expects
 
         return BlockExport(
             self._runner,
             capabilities,
             from_block,
             in_place=in_place,
-            offer=lambda: core.offers.find(opaque, self._clock.now_ns()),
+            offer=offer,
             waits=lambda: self._kv_waiting.add(news),
             left=left,
         )

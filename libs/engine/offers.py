@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from libs.contracts.errors import KvLost
-from libs.engine.kv_blocks import BlockPool, HandleTable, Offer, RandomBytes
+from libs.contracts.errors import InvalidRequest, KvLost
+from libs.engine.kv_blocks import HANDLE_BYTES, BlockPool, HandleTable, Offer, RandomBytes
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence
@@ -31,14 +31,29 @@ class Offers:
         self._handles = HandleTable(random_bytes=random_bytes, lease_ns=lease_ns, left_lease_ns=RETRY_MS * 1_000_000)
         self._to_sum: dict[bytes, Offer] = {}
         """Handles that may have ready blocks without a checksum."""
+        self._expected: set[bytes] = set()
+        """Names of prompts that have not begun; no more than sequences."""
 
     def __len__(self) -> int:
         return len(self._handles)
+
+    def __contains__(self, opaque: bytes) -> bool:
+        return opaque in self._handles
 
     @property
     def next_expiry_ns(self) -> int | None:
         """The time at which the next lease ends; None without leases."""
         return self._handles.next_expiry_ns
+
+    def expect(self, name: bytes) -> None:
+        """Promise an offer under a name, for a prompt that was submitted. Raise InvalidRequest for one in use."""
+        if len(name) != HANDLE_BYTES or name in self._expected or name in self._handles:
+            raise InvalidRequest(f"kv_name must be {HANDLE_BYTES} bytes that name no other prompt's blocks here")
+        self._expected.add(name)
+
+    def expects(self, name: bytes) -> bool:
+        """Return whether a prompt that has not begun will be offered under this name."""
+        return name in self._expected
 
     def stream(self, sequence: Sequence) -> KvHandle:
         """Offer the blocks of a prompt that begins to be computed. Cached blocks are ready at once."""
@@ -52,9 +67,13 @@ class Offers:
             sequence.streamed.ready = sequence.computed // self._capabilities.block_size_tokens
             self._to_sum[sequence.streamed.opaque] = sequence.streamed
 
-    def seal(self, sequence: Sequence, now_ns: int) -> KvHandle:
-        """Put the blocks of a computed prompt, or of a running sequence that leaves, under a lease."""
+    def seal(self, sequence: Sequence, now_ns: int, token_ids: tuple[int, ...] = ()) -> KvHandle:
+        """Put the blocks of a computed prompt, or of a running sequence that leaves, under a lease.
+
+        `token_ids` go to the receiver of a named handle.
+        """
         offer = sequence.streamed or self._new(sequence, sequence.computed)
+        offer.token_ids = token_ids if sequence.request.kv_name else ()
         sequence.streamed = None
         self._handles.seal(offer, now_ns)
         self._to_sum[offer.opaque] = offer
@@ -62,6 +81,7 @@ class Offers:
 
     def withdraw(self, sequence: Sequence) -> None:
         """End the offer of a prompt that ends without a hand-off. A sealed offer is left alone."""
+        self._expected.discard(sequence.request.kv_name)
         if sequence.streamed is not None:
             self.end(sequence.streamed.opaque)
 
@@ -125,7 +145,10 @@ class Offers:
         # A running sequence may hold one more block, for tokens still to come.
         blocks = self._pool.allocate(0, sequence.blocks[: -(-tokens // self._capabilities.block_size_tokens)])
         assert blocks is not None
-        return self._handles.open(sequence.sequence_id, blocks)
+        # A running sequence that leaves gets another handle than its prompt had.
+        name = sequence.request.kv_name if sequence.request.kv_name in self._expected else b""
+        self._expected.discard(name)
+        return self._handles.open(sequence.sequence_id, blocks, name)
 
     def _free(self, offer: Offer | None) -> None:
         if offer is not None:

@@ -65,6 +65,8 @@ class Capabilities:
     hands_over_running_kv: bool = False
     """True if `Engine.hand_over` is supported for decoding sequences."""
     streams_kv: bool = False
+    named_kv: bool = False
+    """True if the engine takes `EngineRequest.kv_name`, and handles that are `named`."""
     scores_prompts: bool = False
     """True if the engine computes `SamplingParams.prompt_logprobs`; if not, `submit` refuses them."""
     pools: frozenset[Pooling] = frozenset()
@@ -182,6 +184,8 @@ class EngineRequest:
     chain_root: bytes = b""
     """Root of the block hash chain; empty disables prefix reuse for the sequence."""
     kv: KvHandle | None = None
+    kv_name: bytes = b""
+    """The handle under which the blocks of a prompt are offered, from before it begins; empty to have one made."""
     tpot_target_ns: int = 0
     """Target time per output token after the first; 0 for none."""
     first_token_due_ns: int = 0
@@ -318,13 +322,20 @@ class Engine(Protocol):
         ...
 
     def export(
-        self, opaque: bytes, kv_layout: str, from_block: int, *, news: Callable[[], None], in_place: bool = False
+        self,
+        opaque: bytes,
+        kv_layout: str,
+        from_block: int,
+        *,
+        news: Callable[[], None],
+        in_place: bool = False,
+        named: bool = False,
     ) -> KvExport:
         """Open the blocks behind a handle for reading; those of a streamed prompt follow as they fill.
 
         After a `take` that returned nothing, `news` is called once another may return more. With `in_place` the
         receiver reads the pool's file, so chunks may be larger than a message. Raise KvLost for an unknown handle,
-        KvMismatch for another layout.
+        KvMismatch for another layout. A `named` handle may be unknown at first: its prompt is on the way.
         """
         ...
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
+from libs.engine.kv_blocks import BlockPool
 from libs.engine.port import PromptImage
 from libs.engine.reports import StepReport
 from libs.engine.sequence import Sequence, Stage
@@ -160,3 +161,27 @@ class Roster:
             waiting_prefill_tokens=self.waiting_prefill_tokens,
             prefill_squared_tokens=work.prefill_squared_tokens,
         )
+
+
+def grow(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
+    """Allocate blocks for the tokens of running sequences, oldest first, and return the sequences preempted for it.
+
+    The oldest waits without room if only leases and transfers hold the blocks that it needs. A prompt that is
+    pulled while it is computed keeps its blocks. Taking them would free nothing while its receiver holds the
+    handle.
+    """
+    victims, preempted = [sequence for sequence in running[1:] if sequence.streamed is None], []
+    for sequence in running:
+        while not (sequence.has_room or sequence in preempted):
+            blocks = pool.allocate(sequence.blocks_now - len(sequence.blocks))
+            if blocks is not None:
+                sequence.grow(blocks)
+            elif victims:
+                victim = victims.pop()
+                pool.release(victim.preempt())
+                preempted.append(victim)
+            else:
+                return preempted
+        if sequence in preempted:
+            break
+    return preempted

@@ -142,6 +142,7 @@ class SimRunner:
             kv_layout=f"sim/{self._profile.name}/block{block_size}",
             vocab_size=info.vocab_size,
             streams_kv=True,
+            named_kv=True,
             scores_prompts=True,
             pools=frozenset(Pooling),
             generates=not info.encodes,

@@ -259,6 +259,11 @@ class AttachedGateways:
         self.credits.detach(gateway.id)
         self._epoch_reported.set()
 
+    def begin_work(self, gateway: AttachedGateway) -> None:
+        """Prepare for submits of a gateway without work here. The pause after output of earlier work does not apply."""
+        gateway.output_s = -math.inf
+        self.became_busy.set()
+
     # ------------------------------------------------------------ epochs
 
     def report_epoch(self, gateway: AttachedGateway, epoch: int) -> None:

@@ -245,7 +245,7 @@ class WorkerHost:
         """Act on a gateway's frame. Raise InvalidRequest if it breaks the protocol, but not for a bad submit."""
         self.gateways.returned(gateway, frame)
         if frame.submits and not gateway.living:
-            self.gateways.became_busy.set()
+            self.gateways.begin_work(gateway)
         for submit in frame.submits:
             gateway.submits += 1
             self._submit(gateway, submit)

@@ -361,6 +361,7 @@ class GrpcKvFetcher:
             kv_layout=kv_layout,
             from_block=from_block,
             shared_nonce=pool.nonce if pool else b"",
+            named=handle.named,
         )
         link = self._link(handle.address)
         pull = link.open(request, handle.blocks - from_block)
@@ -409,4 +410,5 @@ def _chunk(message: pb.KvChunk, data: memoryview, pool: PoolMap | None) -> KvChu
         pool_blocks=tuple(message.pool_blocks),
         ready_blocks=message.ready_blocks,
         shared=shared,
+        token_ids=tuple(kv_wire.numbers(message.token_ids)),
     )

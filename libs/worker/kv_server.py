@@ -168,7 +168,14 @@ class KvOutbox:
             raise KvLost("the worker that held the blocks has restarted")
         engine = self._host.engine
         in_place = bool(asked.shared_nonce) and asked.shared_nonce == engine.capabilities.kv_nonce
-        export = engine.export(asked.handle, asked.kv_layout, asked.from_block, news=self._wake, in_place=in_place)
+        export = engine.export(
+            asked.handle,
+            asked.kv_layout,
+            asked.from_block,
+            news=self._wake,
+            in_place=in_place,
+            named=asked.named,
+        )
         pull = self._pulls[asked.pull] = _Pull(asked.pull, asked.handle, export, in_place)
         self._turns.append(pull)
 

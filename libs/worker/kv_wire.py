@@ -6,7 +6,7 @@ from itertools import accumulate
 from google.protobuf.message import DecodeError
 
 from libs.contracts.errors import KvLost
-from libs.contracts.packing import unpack_u32
+from libs.contracts.packing import pack_u32, unpack_u32
 from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.kv_port import KvChunk
 
@@ -31,6 +31,7 @@ def chunk_message(pull: int, chunk: KvChunk, *, last: bool, in_place: bool) -> p
         checksums=chunk.checksums,
         pool_blocks=chunk.pool_blocks if in_place else (),
         ready_blocks=chunk.ready_blocks,
+        token_ids=pack_u32(chunk.token_ids) if chunk.token_ids else b"",
     )
 
 
@@ -74,11 +75,11 @@ def parts(frame: pb.KvFrame, data: memoryview) -> Iterator[tuple[pb.KvChunk, mem
 
 
 def numbers(packed: bytes) -> list[int]:
-    """Unpack pull numbers. Raise KvLost if they are malformed."""
+    """Unpack numbers of pulls, or tokens. Raise KvLost if they are malformed."""
     try:
         return unpack_u32(packed) if packed else []
     except ValueError:
-        raise KvLost("numbers of pulls are not a whole number of uint32") from None
+        raise KvLost("numbers in a frame of KV blocks are not a whole number of uint32") from None
 
 
 def split(data: memoryview, blocks: int) -> tuple[memoryview, ...]:

@@ -44,6 +44,7 @@ def capabilities_message(capabilities: Capabilities) -> common.Capabilities:
         max_sequences=capabilities.max_sequences,
         moves_running_kv=capabilities.hands_over_running_kv,
         streams_kv=capabilities.streams_kv,
+        named_kv=capabilities.named_kv,
         kv_once=capabilities.kv_once,
         first_token=_FIRST_TOKEN[capabilities.first_token_from],
         kv_layout=capabilities.kv_layout,
@@ -84,6 +85,7 @@ def kv_source(handle: KvHandle) -> pb.KvSource:
         blocks=handle.blocks,
         kv_layout=handle.kv_layout,
         streamed=handle.streamed,
+        named=handle.named,
     )
 
 
@@ -96,7 +98,8 @@ def kv_handle(source: pb.KvSource) -> KvHandle:
         tokens=source.tokens,
         blocks=source.blocks,
         kv_layout=source.kv_layout,
-        streamed=source.streamed,
+        streamed=source.streamed or source.named,
+        named=source.named,
     )
 
 
@@ -136,6 +139,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         # A prefix that is found is not computed, and so neither scored nor part of a mean. Encoders keep none.
         chain_root=b"" if computes_all else chain_root,
         kv=kv_handle(submit.kv) if phase is EnginePhase.DECODE else None,
+        kv_name=submit.kv_name if phase is EnginePhase.PREFILL else b"",
         tpot_target_ns=submit.context.tpot_target_us * 1000,
         first_token_due_ns=submit.context.ttft_deadline_unix_ns,
         adapter=submit.adapter,

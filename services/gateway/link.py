@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
+from secrets import token_bytes
 from typing import Any
 
 import grpc
@@ -62,6 +63,8 @@ BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 # Bound on the submits in one frame, well below gRPC's message bound. The rest follows in the next frame.
 MAX_SUBMIT_BYTES = 4 * 1024 * 1024
+# Nobody can guess a name, and so pull blocks that are not theirs.
+KV_NAME_BYTES = 16
 
 
 class _End(Enum):
@@ -156,7 +159,32 @@ class WorkerLink:
         """Return the worker as a partner of sequences that are to decode there; None while the stream is down."""
         if self._worker is None:
             return None
-        return Partner(self.takes(Phase.DECODE), self.kv_kind, self._worker.capabilities.streams_kv)
+        can = self._worker.capabilities
+        return Partner(self.takes(Phase.DECODE), self.kv_kind, can.streams_kv, can.named_kv)
+
+    def named_blocks(self, tokens: int) -> Blocks | None:
+        """Return a new name for the blocks of a prompt that the worker would compute in its next step, else None.
+
+        A decode worker holds memory for a prompt from its submit on, so one that waits its turn is submitted there
+        only once it begins.
+        """
+        worker = self._worker
+        if worker is None or not worker.capabilities.named_kv or worker.capabilities.kv_once:
+            return None
+        if self.outlook.prompt_tokens + tokens > self.outlook.speed.chunk_tokens:
+            return None
+        source = pb.KvSource(
+            worker_id=self.id,
+            incarnation=self.incarnation,
+            address=worker.address,
+            handle=token_bytes(KV_NAME_BYTES),
+            tokens=tokens,
+            blocks=-(-tokens // worker.capabilities.block_size_tokens),
+            kv_layout=worker.capabilities.kv_layout,
+            streamed=True,
+            named=True,
+        )
+        return Blocks(source, self.id, self.kv_kind, once=False, named=True)
 
     def quiet(self, sequence_id: int) -> bool:
         """Return whether no frame has arrived since the sequence was sent, so the worker may have been dead already."""

@@ -74,6 +74,7 @@ class TorchRunner:
             kv_layout=pool.shape.layout,
             vocab_size=loaded.info.vocab_size,
             streams_kv=True,
+            named_kv=True,
             scores_prompts=True,
             pools=frozenset({Pooling.LAST, Pooling.MEAN}),
             hands_over_running_kv=True,

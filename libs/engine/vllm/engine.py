@@ -285,7 +285,14 @@ class VllmEngine:
         return await asyncio.shield(self._trial) or None  # an abandoned measurement ends by itself
 
     def export(
-        self, opaque: bytes, kv_layout: str, from_block: int, *, news: Callable[[], None], in_place: bool = False
+        self,
+        opaque: bytes,
+        kv_layout: str,
+        from_block: int,
+        *,
+        news: Callable[[], None],
+        in_place: bool = False,
+        named: bool = False,
     ) -> KvExport:
         """Raise KvLost. vLLM's own connector moves the blocks, and only to vLLM engines."""
         raise KvLost("these blocks are moved by vLLM's KV connector, not by the worker")

@@ -263,6 +263,11 @@ class WorkerOutlook:
         self._reserved = 0
         self._reserved_tokens = 0
 
+    @property
+    def prompt_tokens(self) -> int:
+        """The prompt tokens that wait on the worker or are on their way there."""
+        return self._load.waiting_prefill_tokens + self._prompt_tokens
+
     def sent(self, sequence_id: int, sent: SubmitLoad) -> None:
         """Count a submit from when it is sent to the worker."""
         self._submits += 1

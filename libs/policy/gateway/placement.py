@@ -39,6 +39,8 @@ class Blocks(NamedTuple):
     """The kind of KV; workers of equal kind can exchange blocks."""
     once: bool
     """True if only one reader may ever pull the blocks."""
+    named: bool = False
+    """True if the gateway named the blocks before their prompt began. Sampled tokens then come with them."""
 
 
 class Submit(NamedTuple):
@@ -46,7 +48,7 @@ class Submit(NamedTuple):
 
     attempt: Attempt
     blocks: Blocks | None
-    """The blocks that the attempt continues from."""
+    """The blocks that the attempt continues from, or that a prompt's attempt is to leave under their name."""
 
 
 class Forget(NamedTuple):
@@ -132,6 +134,7 @@ class Partner:
     takes_decode: bool
     kv_kind: str
     streams_kv: bool
+    named_kv: bool = False
 
 
 class KnownWorkers(Protocol):
@@ -184,6 +187,8 @@ class Placement:
     """True if the worker was asked to hand the sequence over; one that cannot move the KV ends the attempt."""
     recomputes: int = 0
     """The number of times the prompt was computed again after the first token."""
+    decode_left: bool = False
+    """True if the decode worker refused the sequence for its role while the prompt was still being computed."""
     avoid: set[str] = field(default_factory=set)
     """The ids of workers that have failed the sequence."""
     prefill_worker: str = ""
@@ -232,9 +237,14 @@ class Placement:
         """Record that the sequence waits for workers; its next attempts use this id."""
         self.sequence_id, self.waiting = sequence_id, True
 
-    def bound(self, prompt: WorkerKey | None, decode: WorkerKey, output_tokens: int) -> Effects:
-        """Start the sequence on the bound workers. Without `prompt`, its computed blocks wait already."""
-        self.waiting = False
+    def bound(
+        self, prompt: WorkerKey | None, decode: WorkerKey, output_tokens: int, named: Blocks | None = None
+    ) -> Effects:
+        """Start the sequence on the bound workers. Without `prompt`, its computed blocks wait already.
+
+        With `named`, the decode worker gets its submit together with the prompt's worker, and waits for these blocks.
+        """
+        self.waiting = self.decode_left = False
         self.reserved = decode
         if prompt is None:
             return [Reserve(decode), self._submit_decode(decode, self.blocks, output_tokens)]
@@ -244,7 +254,11 @@ class Placement:
         if prompt == decode:
             phase, self.reserved, self.decode_worker = Phase.BOTH, None, decode[0]
         self.prompt_attempt = Attempt(prompt, self.sequence_id, phase, output_tokens)
-        return [Reserve(decode), Submit(self.prompt_attempt, None)]
+        if named is None or phase is Phase.BOTH:
+            return [Reserve(decode), Submit(self.prompt_attempt, None)]
+        self.streamed_blocks = named
+        submits = [Submit(self.prompt_attempt, named), self._submit_decode(decode, named, output_tokens)]
+        return [Reserve(decode), *submits]
 
     def bound_to_prompt(self, worker: WorkerKey) -> Effects:
         """Start a sequence that ends with its prompt, and that no worker decodes."""
@@ -280,9 +294,10 @@ class Placement:
         """Continue after the prefill, with the blocks waiting. If `complete`, the first token was the last."""
         if complete:
             return self.end(EndReason.COMPLETE)
+        named = self.streamed_blocks is not None and self.streamed_blocks.named
         self.blocks, self.streamed_blocks = blocks, None
         if self.decode_attempt is not None:
-            return [Proceed(self.decode_attempt)]
+            return NOTHING if named else [Proceed(self.decode_attempt)]
         return self._go_on(cluster, output_tokens, complete=False)
 
     def _go_on(self, cluster: KnownWorkers, output_tokens: int, *, complete: bool) -> Effects:
@@ -291,7 +306,7 @@ class Placement:
         partner = cluster.partner(worker) if worker is not None else None
         takes = partner is not None and partner.takes_decode
         if worker is None or partner is None or blocks is None or not takes or partner.kv_kind != blocks.kind:
-            has_left = worker is not None and not takes
+            has_left = self.decode_left or (worker is not None and not takes)
             why = "its decode worker takes no more work"
             return self._reroute(why, cluster, keep_blocks=True, stale_role=has_left, complete=complete)
         return [self._submit_decode(worker, blocks, output_tokens)]
@@ -356,6 +371,7 @@ class Placement:
             return [*drop, *self.end(EndReason.REFUSED, f"worker {attempt.worker[0]} refused: {detail}")]
         self.avoid.add(attempt.worker[0])
         keep, stale_role = attempt.phase is Phase.DECODE, why in OTHER_ROLE
+        self.decode_left = keep and stale_role and self.prefilling
         return [*drop, *self._restart(detail, cluster, keep_blocks=keep, stale_role=stale_role, complete=complete)]
 
     def failed(

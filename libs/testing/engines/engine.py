@@ -34,11 +34,17 @@ WAIT_S = 300.0
 
 
 async def exported(
-    engine: Engine, opaque: bytes, kv_layout: str, from_block: int = 0, *, in_place: bool = False
+    engine: Engine,
+    opaque: bytes,
+    kv_layout: str,
+    from_block: int = 0,
+    *,
+    in_place: bool = False,
+    named: bool = False,
 ) -> AsyncGenerator[KvChunk, None]:
     """Yield the blocks behind a handle as they become ready."""
     news = asyncio.Event()
-    export = engine.export(opaque, kv_layout, from_block, news=news.set, in_place=in_place)
+    export = engine.export(opaque, kv_layout, from_block, news=news.set, in_place=in_place, named=named)
     try:
         while not export.done:
             news.clear()
@@ -80,7 +86,8 @@ class DirectFetcher:
             await self.gate.wait()
             pool = self.maps.get(handle.worker_id, handle.incarnation) if self.maps is not None else None
             assert pool is None or pool.nonce == source.capabilities.kv_nonce
-            async for chunk in exported(source, handle.opaque, kv_layout, from_block, in_place=pool is not None):
+            in_place, named = pool is not None, handle.named
+            async for chunk in exported(source, handle.opaque, kv_layout, from_block, in_place=in_place, named=named):
                 yield _shared(chunk, pool) if pool else _sent(chunk)
                 await self.gate.wait()
                 if self.dies:

@@ -159,7 +159,10 @@ class ScriptedWorker:
                     event.kv_opened.kv.CopyFrom(self._source(submit, streamed=True))
                     outbox.put_nowait(pb.WorkerFrame(events=[event]))
                     await self.gate.wait()
-                if submit.kv.streamed and plan == Plan():
+                if submit.kv.named:  # the first token comes with the blocks
+                    start = len(unpack_u32(submit.token_ids)) - submit.prompt_tokens
+                    submit.token_ids += pack_u32(list(expected_text(1, start).encode()))
+                if submit.kv.streamed and not submit.kv.named and plan == Plan():
                     self._streamed[submit.sequence] = submit
                 else:
                     self._act(submit, plan, outbox)
@@ -286,6 +289,7 @@ async def scripted_worker(
     plans: tuple[Plan, ...] = (),
     kv_layout: str = "scripted",
     kv_once: bool = False,
+    named_kv: bool = False,
 ) -> AsyncIterator[ScriptedWorker]:
     """Run a worker on loopback for model "sim"; leaving the context kills it."""
     number, budget_tokens = role_from_name(role, 64)
@@ -296,7 +300,13 @@ async def scripted_worker(
         address=f"127.0.0.1:{port}",
         assignment=common.Assignment(model="sim", role=number, budget_tokens=budget_tokens, epoch=1),
         capabilities=common.Capabilities(
-            block_size_tokens=16, max_context_tokens=8192, kv_layout=kv_layout, streams_kv=True, kv_once=kv_once
+            block_size_tokens=16,
+            max_context_tokens=8192,
+            kv_layout=kv_layout,
+            streams_kv=True,
+            kv_once=kv_once,
+            named_kv=named_kv,
+            chunk_tokens=64 if named_kv else 0,
         ),
         state=common.WORKER_STATE_READY,
     )

@@ -75,7 +75,14 @@ class Sender:
         return [self._block(number) for number in self._held[handle.opaque].blocks]
 
     def export(
-        self, opaque: bytes, kv_layout: str, from_block: int, *, news: Callable[[], None], in_place: bool = False
+        self,
+        opaque: bytes,
+        kv_layout: str,
+        from_block: int,
+        *,
+        news: Callable[[], None],
+        in_place: bool = False,
+        named: bool = False,
     ) -> BlockExport:
         if kv_layout != LAYOUT:
             raise KvMismatch("another layout")

@@ -73,6 +73,8 @@ class PoolDecision(RuleBasedStateMachine):
                     assert (attempt.worker, attempt.sequence_id) not in self.ever, "a worker got a sequence id twice"
                     self.ever.add((attempt.worker, attempt.sequence_id))
                     self.open.append(attempt)
+                    if blocks is not None and blocks.named and attempt.phase is Phase.PREFILL:
+                        blocks = None  # it leaves these, and does not continue from them
                     assert (blocks is not None) == (attempt.phase is Phase.DECODE)
                     if attempt.phase is not Phase.PREFILL:
                         self.reserved.remove(attempt.worker)
@@ -116,6 +118,12 @@ class PoolDecision(RuleBasedStateMachine):
     def is_bound(self, prompt: WorkerKey, decode: WorkerKey) -> None:
         computed = self.placement.blocks is not None
         self.carry_out(self.placement.bound(None if computed else prompt, decode, self.output))
+
+    @precondition(lambda self: self.alive and self.placement.waiting and self.placement.blocks is None)
+    @rule(prompt=WORKER, decode=WORKER)
+    def is_bound_by_name(self, prompt: WorkerKey, decode: WorkerKey) -> None:
+        name = Blocks(object(), prompt[0], "k", once=False, named=True)
+        self.carry_out(self.placement.bound(prompt, decode, self.output, name))
 
     @precondition(lambda self: self.alive and self.placement.waiting and self.placement.blocks is not None)
     @rule()
@@ -277,3 +285,26 @@ def test_blocks_that_a_lost_worker_may_still_read_are_neither_freed_nor_read_by_
     effects = placement.lost(reader, cluster, silent=False, complete=False)
     assert Forget(source, abort=False) in effects
     assert placement.blocks is None
+
+
+def test_a_refusal_for_its_role_while_the_prompt_is_computed_counts_as_one_when_it_is() -> None:
+    cluster, placement = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True, True))), Placement("m")
+    placement.queued(1)
+    name = Blocks(object(), "a", "k", once=False, named=True)
+    effects = placement.bound(WORKERS[0], WORKERS[2], 0, name)
+    prompt, decode = placement.prompt_attempt, placement.decode_attempt
+    assert prompt is not None and decode is not None
+    assert effects == [Reserve(WORKERS[2]), Submit(prompt, name), Submit(decode, name)]
+    placement.refused(decode, Refusal.STALE_ROLE, "", cluster, complete=False)
+    effects = placement.prefilled(name, cluster, 1, complete=False)
+    assert [type(effect) for effect in effects] == [Requeue]
+    assert (placement.reroutes, placement.stale_role_retries) == (0, 1)
+
+
+def test_a_decode_from_named_blocks_needs_no_proceed() -> None:
+    cluster, placement = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True, True))), Placement("m")
+    placement.queued(1)
+    name = Blocks(object(), "a", "k", once=False, named=True)
+    placement.bound(WORKERS[0], WORKERS[2], 0, name)
+    assert not placement.prefilled(name, cluster, 1, complete=False)
+    assert placement.decode_attempt is not None

@@ -55,7 +55,7 @@ class Assignment(_message.Message):
     def __init__(self, model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., budget_tokens: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("block_size_tokens", "kv_blocks", "kv_block_bytes", "max_context_tokens", "max_sequences", "moves_running_kv", "streams_kv", "first_token", "kv_layout", "chunk_tokens", "compute", "kv_once", "images")
+    __slots__ = ("block_size_tokens", "kv_blocks", "kv_block_bytes", "max_context_tokens", "max_sequences", "moves_running_kv", "streams_kv", "first_token", "kv_layout", "chunk_tokens", "compute", "kv_once", "images", "named_kv")
     BLOCK_SIZE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class Capabilities(_message.Message):
     COMPUTE_FIELD_NUMBER: _ClassVar[int]
     KV_ONCE_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    NAMED_KV_FIELD_NUMBER: _ClassVar[int]
     block_size_tokens: int
     kv_blocks: int
     kv_block_bytes: int
@@ -82,7 +83,8 @@ class Capabilities(_message.Message):
     compute: Compute
     kv_once: bool
     images: bool
-    def __init__(self, block_size_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_block_bytes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., moves_running_kv: _Optional[bool] = ..., streams_kv: _Optional[bool] = ..., first_token: _Optional[_Union[FirstToken, str]] = ..., kv_layout: _Optional[str] = ..., chunk_tokens: _Optional[int] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., kv_once: _Optional[bool] = ..., images: _Optional[bool] = ...) -> None: ...
+    named_kv: bool
+    def __init__(self, block_size_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., kv_block_bytes: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., moves_running_kv: _Optional[bool] = ..., streams_kv: _Optional[bool] = ..., first_token: _Optional[_Union[FirstToken, str]] = ..., kv_layout: _Optional[str] = ..., chunk_tokens: _Optional[int] = ..., compute: _Optional[_Union[Compute, _Mapping]] = ..., kv_once: _Optional[bool] = ..., images: _Optional[bool] = ..., named_kv: _Optional[bool] = ...) -> None: ...
 
 class Compute(_message.Message):
     __slots__ = ("layer_parameters", "head_parameters", "parameter_bytes", "attention_width", "kv_token_bytes", "peak_flops_per_s", "peak_bytes_per_s", "kv_window_token_bytes", "kv_window_tokens", "kv_state_bytes")

@@ -133,7 +133,7 @@ class Demand(_message.Message):
     def __init__(self, waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., head_deadline_unix_ns: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("sequence", "request_id", "epoch", "phase", "token_ids", "prompt_tokens", "max_output_tokens", "sampling", "context", "kv", "model", "adapter", "adapter_source", "pooling", "images", "second_from")
+    __slots__ = ("sequence", "request_id", "epoch", "phase", "token_ids", "prompt_tokens", "max_output_tokens", "sampling", "context", "kv", "model", "adapter", "adapter_source", "pooling", "images", "second_from", "kv_name")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class Submit(_message.Message):
     POOLING_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     SECOND_FROM_FIELD_NUMBER: _ClassVar[int]
+    KV_NAME_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     request_id: str
     epoch: int
@@ -166,7 +167,8 @@ class Submit(_message.Message):
     pooling: Pooling
     images: _containers.RepeatedCompositeFieldContainer[Image]
     second_from: int
-    def __init__(self, sequence: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., token_ids: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., context: _Optional[_Union[RequestContext, _Mapping]] = ..., kv: _Optional[_Union[KvSource, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., adapter_source: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., second_from: _Optional[int] = ...) -> None: ...
+    kv_name: bytes
+    def __init__(self, sequence: _Optional[int] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., token_ids: _Optional[bytes] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., context: _Optional[_Union[RequestContext, _Mapping]] = ..., kv: _Optional[_Union[KvSource, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., adapter_source: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., second_from: _Optional[int] = ..., kv_name: _Optional[bytes] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("first", "tokens", "digest", "data")
@@ -246,7 +248,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., guide: _Optional[str] = ..., min_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., prompt_top_logprobs: _Optional[int] = ...) -> None: ...
 
 class KvSource(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "handle", "tokens", "blocks", "streamed", "kv_layout")
+    __slots__ = ("worker_id", "incarnation", "address", "handle", "tokens", "blocks", "streamed", "kv_layout", "named")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +257,7 @@ class KvSource(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STREAMED_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     address: str
@@ -263,7 +266,8 @@ class KvSource(_message.Message):
     blocks: int
     streamed: bool
     kv_layout: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., handle: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., streamed: _Optional[bool] = ..., kv_layout: _Optional[str] = ...) -> None: ...
+    named: bool
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., handle: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., streamed: _Optional[bool] = ..., kv_layout: _Optional[str] = ..., named: _Optional[bool] = ...) -> None: ...
 
 class WorkerFrame(_message.Message):
     __slots__ = ("worker", "credit", "load", "token_sequences", "token_ids", "logprobs", "events", "submits_taken", "speed")
@@ -434,20 +438,22 @@ class PullFrame(_message.Message):
     def __init__(self, receiver_id: _Optional[str] = ..., opens: _Optional[_Iterable[_Union[PullOpen, _Mapping]]] = ..., taken: _Optional[_Iterable[_Union[PullTaken, _Mapping]]] = ..., acks: _Optional[bytes] = ..., cancels: _Optional[bytes] = ...) -> None: ...
 
 class PullOpen(_message.Message):
-    __slots__ = ("pull", "handle", "incarnation", "kv_layout", "from_block", "shared_nonce")
+    __slots__ = ("pull", "handle", "incarnation", "kv_layout", "from_block", "shared_nonce", "named")
     PULL_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
     FROM_BLOCK_FIELD_NUMBER: _ClassVar[int]
     SHARED_NONCE_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
     pull: int
     handle: bytes
     incarnation: int
     kv_layout: str
     from_block: int
     shared_nonce: bytes
-    def __init__(self, pull: _Optional[int] = ..., handle: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., kv_layout: _Optional[str] = ..., from_block: _Optional[int] = ..., shared_nonce: _Optional[bytes] = ...) -> None: ...
+    named: bool
+    def __init__(self, pull: _Optional[int] = ..., handle: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., kv_layout: _Optional[str] = ..., from_block: _Optional[int] = ..., shared_nonce: _Optional[bytes] = ..., named: _Optional[bool] = ...) -> None: ...
 
 class PullTaken(_message.Message):
     __slots__ = ("pull", "sent_bytes")
@@ -480,7 +486,7 @@ class PullReady(_message.Message):
     def __init__(self, pull: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class KvChunk(_message.Message):
-    __slots__ = ("pull", "first_block", "blocks", "data_bytes", "sent_bytes", "last", "checksums", "pool_blocks", "ready_blocks")
+    __slots__ = ("pull", "first_block", "blocks", "data_bytes", "sent_bytes", "last", "checksums", "pool_blocks", "ready_blocks", "token_ids")
     PULL_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -490,6 +496,7 @@ class KvChunk(_message.Message):
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     POOL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     READY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     pull: int
     first_block: int
     blocks: int
@@ -499,7 +506,8 @@ class KvChunk(_message.Message):
     checksums: _containers.RepeatedScalarFieldContainer[int]
     pool_blocks: _containers.RepeatedScalarFieldContainer[int]
     ready_blocks: int
-    def __init__(self, pull: _Optional[int] = ..., first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., last: _Optional[bool] = ..., checksums: _Optional[_Iterable[int]] = ..., pool_blocks: _Optional[_Iterable[int]] = ..., ready_blocks: _Optional[int] = ...) -> None: ...
+    token_ids: bytes
+    def __init__(self, pull: _Optional[int] = ..., first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., last: _Optional[bool] = ..., checksums: _Optional[_Iterable[int]] = ..., pool_blocks: _Optional[_Iterable[int]] = ..., ready_blocks: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class PullFailed(_message.Message):
     __slots__ = ("pull", "failure", "detail")

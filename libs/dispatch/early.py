@@ -1,0 +1,48 @@
+"""Decodes that are submitted together with their prompts: which choices are, and what then comes too early. Pure."""
+
+from collections.abc import Iterator
+
+from libs.dispatch.generation import EarlyNews, Generation
+from libs.dispatch.ports import Link
+from libs.policy.gateway.placement import Blocks
+
+
+def name_blocks(generation: Generation, prompt: Link | None, decode: Link) -> Blocks | None:
+    """Return named blocks by which `decode` can start together with `prompt`, or None if it must start later.
+
+    From then on the decode worker's news is kept back. The first token reaches that worker without its logprobs, and
+    an image is encoded in a step of its own.
+    """
+    generation.early = None
+    left = generation.max_output_tokens - len(generation.output)
+    plain = not (generation.pooled or generation.images or generation.sampling.logprobs or generation.trial)
+    if prompt is None or prompt is decode or left <= 1 or not plain:
+        return None
+    partner = decode.partner()
+    if partner is None or not (partner.takes_decode and partner.named_kv):
+        return None
+    blocks = prompt.named_blocks(generation.tokens)
+    if blocks is None or blocks.kind != partner.kv_kind:
+        return None
+    generation.early = []
+    return blocks
+
+
+def kept_back(generation: Generation, news: EarlyNews) -> bool:
+    """Keep news of the decode worker until the prompt's worker has reported; return False if it need not wait.
+
+    The two workers' frames are not ordered, but tokens must be. There is no more news than output.
+    """
+    placement = generation.placement
+    if generation.early is None or not placement.prefilling or news.attempt is not placement.decode_attempt:
+        return False
+    generation.early.append(news)
+    return True
+
+
+def early_news(generation: Generation) -> Iterator[EarlyNews]:
+    """Iterate over what was kept back, as long as the choice is still at the worker that it came from."""
+    early, generation.early = generation.early or (), None
+    for news in early:
+        if news.attempt is generation.placement.decode_attempt:
+            yield news
