@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from libs.lab.experiment import Experiment, LabReport
 from libs.policy.speed import Speed
-from libs.policy.step_time import MATRIX_ROWS
+from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
 from libs.policy.worker.pace import largest_batch
 
 STEP: Final = 1.05
@@ -206,7 +206,7 @@ def _costs(experiment: Experiment) -> Iterator[float]:
     speed, model = experiment.speed, experiment.step_time
     whole = Speed(model, LARGEST_CHUNK_TOKENS)
     seen: set[int] = set()
-    batches: dict[int, int] = {}
+    least_ns: dict[int, float] = {}
     for request in experiment.trace.requests:
         cached = 0
         for hash_id in request.hash_ids:
@@ -218,10 +218,24 @@ def _costs(experiment: Experiment) -> Iterator[float]:
         cached = min(cached, tokens - 1)
         context = tokens + request.output_tokens / 2
         rough = 1 << max(int(context).bit_length() - 1, 6)  # rounded down, for the largest possible batch
-        if rough not in batches:
-            found = largest_batch(speed.step_time, experiment.slo.tpot_ns, rough, experiment.max_sequences)
-            batches[rough] = max(found, 1)
-        reading_ns = model.interference * model.reading_ns(MATRIX_ROWS) / batches[rough]
-        each_ns = reading_ns + model.decode_sequence_ns + model.decode_kv_token_ns * context
+        if rough not in least_ns:
+            most = largest_batch(speed.step_time, experiment.slo.tpot_ns, rough, experiment.max_sequences)
+            least_ns[rough] = _sequence_ns(model, max(most, 1))
+        each_ns = least_ns[rough] + model.decode_kv_token_ns * context
         prompt_ns = whole.prompt_ns(tokens - cached, tokens * tokens - cached * cached)
         yield prompt_ns + max(request.output_tokens - 1, 0) * each_ns
+
+
+def _sequence_ns(model: StepTimeModel, most: int) -> float:
+    """Return the lowest cost of one sequence in a decode step of at most `most` sequences beside prompts, without KV.
+
+    The cost rises or falls throughout between the batches at which the model changes, so it is lowest at one of them.
+    """
+    changes = {min(batch, most) for batch in (model.saturating_sequences, model.graph_sequences, most) if batch}
+
+    def each_ns(batch: int) -> float:
+        rows = max(batch, MATRIX_ROWS)
+        reading_ns = model.reading_ns(rows) - (1 - model.interference) * model.hiding_ns(rows)
+        return (reading_ns + model.sequences_ns(batch)) / batch
+
+    return min(map(each_ns, changes))

@@ -228,7 +228,7 @@ _READING = slice(4, 6)
 
 
 class Sizes(NamedTuple):
-    """The batches at which a model's costs change. They come from the prior and are not fitted."""
+    """The batches at which a model's costs change. They come from the prior, and a fit keeps both or neither."""
 
     saturating: int
     graph: int
@@ -281,7 +281,21 @@ def fit_steps(prior: StepTimeModel, rows: Rows, remembered: Rows = NOTHING) -> S
 
     `remembered` are the `remembered_steps` of a prior that was learned on the same device. They count where no step
     of such a size was measured. A prior without them is a guess, and a few steps say how far it is off at any size.
+
+    A prior's large batches are dropped if at least `MIN_STEPS` steps of such a size are predicted better without them.
     """
+    found = _fit_sizes(prior, rows, remembered)
+    large = rows.pick(rows.batch > prior.saturating_sequences)
+    if not prior.saturating_sequences or len(large) < MIN_STEPS:
+        return found
+    plain = _fit_sizes(prior.without_large_batches(), rows, remembered)
+    # It has fewer coefficients, so it fits the same steps better only if they are not like the prior's.
+    better = loss(plain, large) < loss(found, large) and loss(plain, rows) < loss(found, rows)
+    return plain if better else found
+
+
+def _fit_sizes(prior: StepTimeModel, rows: Rows, remembered: Rows) -> StepTimeModel:
+    """Fit the coefficients, with the batches at which costs change as in the prior."""
     for own, other, known in (
         (rows.has_prefill, rows.has_decode, remembered.has_prefill),
         (rows.has_decode, rows.has_prefill, remembered.has_decode),

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from libs.contracts.errors import StartupError
-from libs.perfmodel.utilisation import Compute
+from libs.perfmodel.utilisation import Compute, gpu_peaks
 from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 
@@ -146,9 +146,53 @@ DECODE_LAUNCHES_NS: Final = 0.6e6
 SPEEDUPS: Final = (1e-6, 1e9)
 
 
-def prior_step_time(engine: str, device: str = "", compute: Compute | None = None, gpus: int = 1) -> StepTimeModel:
-    """Return a roofline of the model's shape on `gpus` GPUs if their peaks are known, else the nearest profile's
-    model.
+@dataclass(frozen=True, slots=True)
+class _MeasuredModel:
+    """The model and engine of a shipped profile whose large batches were measured."""
+
+    profile: str
+    gpu: str
+    uncompiled: bool
+    """True if vLLM ran without its compiler."""
+    layer_parameters: int
+    head_parameters: int
+    attention_width: int
+    kv_token_bytes: int
+    parameter_bytes: int = 2
+
+    def compute(self) -> Compute:
+        flops_per_s, bytes_per_s = gpu_peaks(self.gpu)
+        return Compute(
+            layer_parameters=self.layer_parameters,
+            head_parameters=self.head_parameters,
+            parameter_bytes=self.parameter_bytes,
+            attention_width=self.attention_width,
+            kv_token_bytes=self.kv_token_bytes,
+            peak_flops_per_s=flops_per_s,
+            peak_bytes_per_s=bytes_per_s,
+        )
+
+
+# Parts of a vLLM worker's variant without CUDA graphs or without vLLM's compiler.
+VARIANT_EAGER: Final = "eager"
+VARIANT_UNCOMPILED: Final = "uncompiled"
+# A model is like a measured one if each of its sizes is within this factor of the measured one's.
+LIKE: Final = 1.25
+_LLAMA_31_8B: Final = (6_979_321_856, 525_336_576, 131_072, 131_072)
+_MEASURED: Final = (
+    _MeasuredModel("llama3.1-8b-h200-aic", "H200", False, *_LLAMA_31_8B),
+    _MeasuredModel("llama3.1-8b-h200-aic-eager", "H200", True, *_LLAMA_31_8B),
+)
+
+
+def prior_step_time(
+    engine: str, device: str = "", compute: Compute | None = None, gpus: int = 1, *, variant: str = ""
+) -> StepTimeModel:
+    """Return what is known of step times before a worker has run a step.
+
+    That is the shipped profile measured with this engine and GPU and a model like this one, scaled to its shape.
+    Without one it is a roofline of the model's shape on `gpus` GPUs if their peaks are known, else the nearest
+    profile's model.
 
     Devices are "cpu", "cuda:NVIDIA H200", "sim:llama-8b-h100", "sim:llama-8b-h100/x50" (50 times as fast), or
     unknown.
@@ -156,14 +200,56 @@ def prior_step_time(engine: str, device: str = "", compute: Compute | None = Non
     if engine == "sim":
         return _simulated(device.removeprefix("sim:"))
     if device.startswith("cuda") and compute and compute.peak_flops_per_s > 0 and compute.peak_bytes_per_s > 0:
-        return _roofline(compute, gpus)
+        measured = _measured(compute, variant) if engine == "vllm" and gpus == 1 else None
+        return measured or _roofline(compute, gpus)
     on_gpu = device.startswith("cuda") or (not device and engine != "torch")
     return PROFILES[DATACENTER_PROFILE if on_gpu else LAPTOP_PROFILE].step_time
 
 
-def prior_speed(engine: str, device: str, chunk_tokens: int, compute: Compute | None = None, gpus: int = 1) -> Speed:
+def prior_speed(
+    engine: str, device: str, chunk_tokens: int, compute: Compute | None = None, gpus: int = 1, *, variant: str = ""
+) -> Speed:
     """Return the assumed speed of a worker that has not reported one."""
-    return Speed(prior_step_time(engine, device, compute, gpus), max(chunk_tokens, 1))
+    return Speed(prior_step_time(engine, device, compute, gpus, variant=variant), max(chunk_tokens, 1))
+
+
+def _measured(compute: Compute, variant: str) -> StepTimeModel | None:
+    """Return the shipped profile of a model like this one, scaled to its shape; None without one."""
+    parts = variant.split(", ")
+    if VARIANT_EAGER in parts:
+        return None
+    for measured in _MEASURED:
+        known = measured.compute()
+        if measured.uncompiled == (VARIANT_UNCOMPILED in parts) and _is_like(compute, known):
+            return _rescaled(profile(measured.profile).step_time, compute, known)
+    return None
+
+
+def _is_like(one: Compute, known: Compute) -> bool:
+    sizes = (
+        (one.layer_parameters, known.layer_parameters),
+        (one.weight_bytes, known.weight_bytes),
+        (one.attention_width, known.attention_width),
+        (one.kv_token_bytes, known.kv_token_bytes),
+    )
+    peaks, known_peaks = ((each.peak_flops_per_s, each.peak_bytes_per_s, each.parameter_bytes) for each in (one, known))
+    plain = not one.kv_window_token_bytes and not one.kv_state_bytes
+    return plain and peaks == known_peaks and all(known / LIKE <= size <= known * LIKE for size, known in sizes)
+
+
+def _rescaled(stated: StepTimeModel, compute: Compute, known: Compute) -> StepTimeModel:
+    """Return a profile of the model `known` with the times that FLOPs or bytes set scaled to another model's."""
+    parameters = compute.layer_parameters / known.layer_parameters
+    weights = compute.weight_bytes / known.weight_bytes
+    return replace(
+        stated,
+        prefill_floor_ns=stated.prefill_floor_ns * weights,
+        prefill_token_ns=stated.prefill_token_ns * parameters,
+        prefill_token_squared_ns=stated.prefill_token_squared_ns * compute.attention_width / known.attention_width,
+        decode_fixed_ns=stated.decode_fixed_ns * weights,
+        decode_kv_token_ns=stated.decode_kv_token_ns * compute.kv_token_bytes / known.kv_token_bytes,
+        decode_wide_ns=stated.decode_wide_ns * parameters,
+    )
 
 
 def _roofline(compute: Compute, gpus: int) -> StepTimeModel:

@@ -6,6 +6,8 @@ from typing import Final
 
 # CPU libraries multiply weights with a matrix from this many rows on, and handle fewer rows as vectors.
 MATRIX_ROWS: Final = 4
+# A batch that no worker reaches.
+UNREACHED_SEQUENCES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,19 @@ class StepTimeModel:
         """Return the model of a device on which everything takes `factor` times as long."""
         times = {each.name: getattr(self, each.name) * factor for each in fields(self) if each.name.endswith("_ns")}
         return replace(self, **times)
+
+    def without_large_batches(self) -> "StepTimeModel":
+        """Return the model of a device on which a sequence costs the same in any batch.
+
+        Unlike a model with batches of 0, which are unknown, `combine` prefers it to what others know.
+        """
+        return replace(
+            self,
+            saturating_sequences=UNREACHED_SEQUENCES,
+            decode_wide_ns=0.0,
+            graph_sequences=UNREACHED_SEQUENCES,
+            graph_exit_ns=0.0,
+        )
 
 
 def split_step_ns(model: StepTimeModel, work: StepWork, duration_ns: int) -> tuple[int, int]:

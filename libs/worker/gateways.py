@@ -113,7 +113,7 @@ class WorkerSpeed:
 
     def __init__(self, engine: Engine, gpus: int) -> None:
         can = engine.capabilities
-        self._prior = prior_speed(engine.name, engine.device, can.chunk_tokens, can.compute, gpus)
+        self._prior = prior_speed(engine.name, engine.device, can.chunk_tokens, can.compute, gpus, variant=can.variant)
         self._speed = self._prior
         self._transfers = TransferSpeed(can.block_size_tokens)
         self._link = TransferSpeed(can.block_size_tokens)

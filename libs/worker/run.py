@@ -227,8 +227,8 @@ def _admin(
 async def _step_times(ports: WorkerPorts, gpus: int) -> StepTimes:
     """Start from what earlier workers have learned, else from the figures known for the model and its `gpus`."""
     engine = ports.engine
-    key = step_time_key(engine, ports.model)
-    prior = prior_step_time(engine.name, engine.device, engine.capabilities.compute, gpus)
+    key, can = step_time_key(engine, ports.model), engine.capabilities
+    prior = prior_step_time(engine.name, engine.device, can.compute, gpus, variant=can.variant)
     step_times = StepTimes(ports.step_times, key, prior, exact=engine.name == "sim")
     await step_times.restore()
     step_times.on_change(engine.set_step_time)

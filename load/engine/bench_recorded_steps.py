@@ -1,7 +1,9 @@
 """Step times and phases of vLLM's own steps on a GPU, as workers learn and report them, against CUDA events.
 
-Reads the recordings in FULCRUM_DATA/vllm_h200. Each step is given to the learner that workers run, which starts from
-the shipped profile. Prints a table for each recording, then one JSON line.
+Reads the recordings in FULCRUM_DATA/vllm_h200. Each step is given to the learner that workers run. It starts as that of
+a worker on this GPU does (`--start live`), from a roofline of the model, or from a shipped profile of the name given.
+With `--held-out` it learns from even seconds, and tables are of odd ones. Prints a table for each recording, then one
+JSON line.
 
 Two approximations. Contexts of decodes come from vLLM's KV metrics of that time, and prompts of a step are equally
 long. A step ends at its event, where a worker would see its output arrive.
@@ -18,11 +20,16 @@ from typing import Any, Final
 import numpy as np
 
 from libs.perfmodel.learner import StepTimeLearner
-from libs.perfmodel.profiles import profile
-from libs.policy.step_time import StepWork, split_step_ns
+from libs.perfmodel.profiles import VARIANT_UNCOMPILED, prior_step_time, profile
+from libs.perfmodel.utilisation import Compute, gpu_peaks
+from libs.policy.step_time import StepTimeModel, StepWork, split_step_ns
 from load.measure import bench_parser, show, titled_table
 
-RECORDINGS: Final = ("default", "eager", "prefill_role")
+RECORDINGS: Final = {"default": "", "eager": VARIANT_UNCOMPILED, "prefill_role": VARIANT_UNCOMPILED}
+"""The part of the worker's variant that a recording's start depends on."""
+GPU: Final = "NVIDIA H200"
+LIVE, ROOFLINE = "live", "roofline"
+LLAMA_31_8B: Final = Compute(6_979_321_856, 525_336_576, 2, 131_072, 131_072, *gpu_peaks(GPU))
 # The room for KV. Answers of known lengths filled it to known shares in the phases `balanced` and `decode_heavy`, which
 # give 880,000 and 887,000.
 KV_TOKENS: Final = 885_000
@@ -78,10 +85,16 @@ def kind_of(work: StepWork) -> str:
     return f"mixed, chunk {'up to' if work.prefill_tokens <= SMALL_CHUNK else 'over'} {SMALL_CHUNK}{batch}"
 
 
-def measure(folder: Path, name: str, device: str) -> dict[str, Any]:
+def start_of(start: str, variant: str) -> StepTimeModel:
+    if start not in (LIVE, ROOFLINE):
+        return profile(start).step_time
+    return prior_step_time("vllm" if start == LIVE else "torch", f"cuda:{GPU}", LLAMA_31_8B, variant=variant)
+
+
+def measure(folder: Path, name: str, start: str, *, held_out: bool) -> dict[str, Any]:
     phases = json.loads((folder / f"{name}.truth.json").read_text())["phases"]
-    learner, refit_s = StepTimeLearner(profile(device).step_time), 0.0
-    shipped = learner.model
+    learner, refit_s = StepTimeLearner(start_of(start, RECORDINGS[name])), 0.0
+    first = learner.model
     busy_ns: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for start_s, end_s, work in steps_of(folder, name):
@@ -89,18 +102,18 @@ def measure(folder: Path, name: str, device: str) -> dict[str, Any]:
         if duration_ns > WARM_UP_S * 1e9:
             continue
         phase = next((each["phase"] for each in phases if each["from_s"] <= start_s < each["to_s"]), None)
-        if phase is not None:
+        odd = int(start_s) % 2 == 1
+        if phase is not None and (odd or not held_out):
             for index, part_ns in enumerate(split_step_ns(learner.model, work, duration_ns)):
                 busy_ns[phase][index] += part_ns
-            ratios[kind_of(work)].append(
-                (learner.model.step_ns(work) / duration_ns, shipped.step_ns(work) / duration_ns)
-            )
-        learner.add(work, duration_ns)
+            ratios[kind_of(work)].append((learner.model.step_ns(work) / duration_ns, first.step_ns(work) / duration_ns))
+        if not (odd and held_out):
+            learner.add(work, duration_ns)
         if end_s >= refit_s:
             learner.refit()
             refit_s = end_s + REFIT_S
     return {
-        "phases": {each["phase"]: _phase(each, *busy_ns[each["phase"]]) for each in phases},
+        "phases": {} if held_out else {each["phase"]: _phase(each, *busy_ns[each["phase"]]) for each in phases},
         "predicted_over_measured": {kind: _ratios(found) for kind, found in sorted(ratios.items())},
     }
 
@@ -116,8 +129,8 @@ def _phase(truth: Mapping[str, Any], prefill_ns: int, decode_ns: int) -> dict[st
 
 
 def _ratios(found: list[tuple[float, float]]) -> dict[str, float | list[float]]:
-    learned, shipped = np.quantile(np.array(found), [0.1, 0.5, 0.9], axis=0).T.round(3).tolist()
-    return {"steps": len(found), "learned_p10_p50_p90": learned, "shipped_p10_p50_p90": shipped}
+    learned, first = np.quantile(np.array(found), [0.1, 0.5, 0.9], axis=0).T.round(3).tolist()
+    return {"steps": len(found), "learned_p10_p50_p90": learned, "start_p10_p50_p90": first}
 
 
 def print_tables(name: str, found: Mapping[str, Any]) -> None:
@@ -127,21 +140,24 @@ def print_tables(name: str, found: Mapping[str, Any]) -> None:
     for phase, row in found["phases"].items():
         phases.add_row(phase, *("" if value is None else f"{value:.3f}" for value in row.values()))
     times = titled_table(
-        f"{name}: predicted over measured step time", "step", "steps", "learned p10, p50, p90", "shipped profile"
+        f"{name}: predicted over measured step time", "step", "steps", "learned p10, p50, p90", "its start alone"
     )
     for kind, row in found["predicted_over_measured"].items():
-        learned, shipped = (", ".join(f"{each:.2f}" for each in row[key]) for key in list(row)[1:])
-        times.add_row(kind, str(row["steps"]), learned, shipped)
-    show(phases, times)
+        learned, first = (", ".join(f"{each:.2f}" for each in row[key]) for key in list(row)[1:])
+        times.add_row(kind, str(row["steps"]), learned, first)
+    show(*[phases] * bool(found["phases"]), times)
 
 
 def main() -> None:
-    options = bench_parser(__doc__, profile=("llama3.1-8b-h200-aic", "the shipped profile to start from")).parse_args()
-    device = options.profile
+    options = bench_parser(
+        __doc__,
+        start=("llama3.1-8b-h200-aic", f"{LIVE}, {ROOFLINE}, or a shipped profile"),
+        held_out=(False, "learn from even seconds, report odd ones"),
+    ).parse_args()
     folder = Path(os.environ.get("FULCRUM_DATA", "")) / "vllm_h200"
     if not folder.is_dir():
         raise SystemExit("FULCRUM_DATA has to name the folder with the recordings, see docs/data.md")
-    found = {name: measure(folder, name, device) for name in RECORDINGS}
+    found = {name: measure(folder, name, options.start, held_out=options.held_out) for name in RECORDINGS}
     for name, each in found.items():
         print_tables(name, each)
     print(json.dumps(found))

@@ -116,7 +116,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     await start_engine(engine)
     start_s, steps = time.monotonic() - began_s, list[tuple[StepWork, int]]()
     device, variant = engine.device, engine.capabilities.variant
-    prior = prior_step_time(options.engine, device, engine.capabilities.compute)
+    prior = prior_step_time(options.engine, device, engine.capabilities.compute, variant=variant)
 
     def keep(event: EngineEvent) -> None:
         if event.step is not None and event.step.end_unix_ns:

@@ -41,6 +41,7 @@ from libs.engine.vllm.wire import ImageReader
 from libs.model.files import read_json
 from libs.model.info import load_model_info
 from libs.model.vision import Vision, load_vision
+from libs.perfmodel.profiles import VARIANT_EAGER, VARIANT_UNCOMPILED
 from libs.perfmodel.utilisation import Compute, KvShape
 from libs.policy.worker.handing_over import KvSplit, width_class
 from libs.runtime.net.ports import held_port
@@ -346,8 +347,10 @@ def _variant(config: EngineConfig, vllm_config: VllmConfig) -> str:
         _kv_dtype(vllm_config),
         *(f"{name}{width}" for name, width in (*widths, ("dp", parallel.data_parallel_size)) if width > 1),
     ]
-    parts += [str(model.quantization)] * (model.quantization is not None) + ["eager"] * bool(model.enforce_eager)
+    parts += [str(model.quantization)] * (model.quantization is not None) + [VARIANT_EAGER] * bool(model.enforce_eager)
     parts.append(f"vllm {vllm.__version__}")
+    if not (current_platform.is_cpu() or model.enforce_eager or vllm_config.compilation_config.mode):
+        parts.append(VARIANT_UNCOMPILED)
     if current_platform.is_cpu():
         parts += [f"{config.threads or 1} threads", cpu_name()]
     return ", ".join(parts)

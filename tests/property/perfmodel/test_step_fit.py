@@ -24,9 +24,9 @@ from libs.perfmodel.fit import (
     robust_weights,
 )
 from libs.perfmodel.learner import FittedModel, KindFit, StepKind, StepTimeLearner, combine
-from libs.perfmodel.profiles import PROFILES
+from libs.perfmodel.profiles import PROFILES, profile
 from libs.perfmodel.wire import fitted_model, step_time_message
-from libs.policy.step_time import MATRIX_ROWS, StepTimeModel, StepWork, chunks_work
+from libs.policy.step_time import MATRIX_ROWS, UNREACHED_SEQUENCES, StepTimeModel, StepWork, chunks_work
 from libs.testing.examples import examples
 
 GPU = StepTimeModel(2e6, 22_000, 0.5, 6e6, 15_000, 60, 0.6, prefill_floor_ns=9e6)
@@ -322,6 +322,63 @@ def test_a_fit_without_the_batches_of_its_device_leaves_them_as_they_are_known()
     older = replace(EAGER, saturating_sequences=0, decode_wide_ns=0, graph_sequences=0, graph_exit_ns=0)
     found = combine(EAGER, {StepKind.DECODE: FittedModel(older)})
     assert found == EAGER
+
+
+def large_steps(truth: StepTimeModel, kinds: str, steps: int) -> StepSamples:
+    """Return steps of up to 600 sequences, so that most decodes are beyond the large batches of the profile."""
+    random, samples = np.random.default_rng(7), StepSamples()
+    for index in range(steps):
+        kind = kinds[index % len(kinds)]
+        chunk = [(0, int(2 ** random.uniform(5, 11)))] if kind != DECODE else []
+        batch = int(2 ** random.uniform(0, 9.2)) if kind != PREFILL else 0
+        work = chunks_work(chunk, StepWork(decode_sequences=batch, decode_kv_tokens=400 * batch))
+        samples.add(work, round(truth.step_ns(work) * math.exp(random.normal(0, 0.02))))
+    return samples
+
+
+H200 = profile("llama3.1-8b-h200-aic").step_time
+PLAIN = replace(
+    H200, saturating_sequences=0, decode_wide_ns=0, graph_sequences=0, graph_exit_ns=0, decode_sequence_ns=9_000,
+    decode_matrix_ns=0, prefill_floor_ns=0, interference=0.1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", [DECODE, DECODE + MIXED, PREFILL + DECODE + MIXED])
+def test_a_worker_unlike_its_profile_unlearns_what_large_batches_cost(kinds: str) -> None:
+    samples = large_steps(PLAIN, kinds, 600)
+    found = fit_steps(H200, samples.rows())
+    for batch in (16, 200, 400, 600):
+        for tokens in (0, 256) if MIXED in kinds else (0,):
+            work = chunks_work([(0, tokens)], StepWork(decode_sequences=batch, decode_kv_tokens=400 * batch))
+            assert found.step_ns(work) == pytest.approx(PLAIN.step_ns(work), rel=0.06)
+    assert found.decode_wide_ns < 0.1 * H200.decode_wide_ns
+
+
+def test_what_was_unlearned_is_known_to_others_and_to_the_next_worker() -> None:
+    unlearned = fit_steps(H200, large_steps(PLAIN, PREFILL + DECODE + MIXED, 600).rows())
+    assert unlearned.saturating_sequences == unlearned.graph_sequences == UNREACHED_SEQUENCES
+    fitted = FittedModel(unlearned, *[KindFit(600)] * 3)
+    assert fitted_model(step_time_message(fitted)) == fitted
+    assert combine(H200, dict.fromkeys(StepKind, fitted)) == unlearned
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.3])
+def test_a_worker_like_its_profile_keeps_the_large_batches(factor: float) -> None:
+    truth = H200.scaled(factor)
+    found = fit_steps(H200, large_steps(truth, PREFILL + DECODE + MIXED, 600).rows())
+    assert (found.saturating_sequences, found.graph_sequences) == (144, 512)
+    assert found.decode_wide_ns == pytest.approx(truth.decode_wide_ns, rel=0.2)
+
+
+def test_large_batches_stay_known_while_none_is_measured() -> None:
+    samples = StepSamples()
+    for index in range(400):
+        batch = 1 + index % 128
+        work = StepWork(decode_sequences=batch, decode_kv_tokens=400 * batch)
+        samples.add(work, round(1.2 * H200.step_ns(work)))
+    found = fit_steps(H200, samples.rows())
+    assert (found.saturating_sequences, found.graph_sequences) == (144, 512)
+    assert found.decode_wide_ns > 0 and found.graph_exit_ns > 0
 
 
 def test_the_jump_from_vectors_to_a_matrix_is_found_and_a_prompt_chunk_is_hidden_by_it() -> None:

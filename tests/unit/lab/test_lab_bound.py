@@ -7,9 +7,11 @@ import pytest
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named
-from libs.lab.search import WANTED, fluid_rate, passes
+from libs.lab.search import WANTED, _sequence_ns, fluid_rate, passes
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
+from libs.perfmodel.profiles import profile
+from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
 
 pytestmark = pytest.mark.usefixtures("quiet_lab")
 
@@ -42,3 +44,34 @@ def test_no_policy_exceeds_the_bound(policy: str) -> None:
     report, _ = run(experiment, policy_named(policy, 2))
     assert passes([report], "requests") < WANTED
     assert passes([report], "work") < WANTED
+
+
+H200 = profile("llama3.1-8b-h200-aic").step_time
+
+
+@pytest.mark.parametrize("most", [1, 3, 100, 144, 145, 512, 513, 540, 900])
+@pytest.mark.parametrize("wide_ns", [0.0, 15_973.0, 60_000.0])
+def test_a_sequence_costs_as_little_as_in_the_best_batch(most: int, wide_ns: float) -> None:
+    model = replace(H200, decode_wide_ns=wide_ns)
+
+    def beside_prompts_ns(batch: int) -> float:
+        rows = max(batch, MATRIX_ROWS)
+        hidden_ns = (1 - model.interference) * model.hiding_ns(rows)
+        return (model.reading_ns(rows) + model.sequences_ns(batch) - hidden_ns) / batch
+
+    assert _sequence_ns(model, most) == pytest.approx(min(map(beside_prompts_ns, range(1, most + 1))))
+
+
+@pytest.mark.parametrize("most", [1, 7, 300])
+def test_without_large_batches_a_sequence_costs_the_same_and_its_part_of_reading(most: int) -> None:
+    model: StepTimeModel = HARDWARE.profile.step_time
+    expected_ns = model.interference * model.reading_ns(MATRIX_ROWS) / most + model.decode_sequence_ns
+    assert _sequence_ns(model, most) == pytest.approx(expected_ns)
+
+
+def test_large_batches_lower_the_bound() -> None:
+    hardware = replace(HARDWARE, profile=replace(HARDWARE.profile, step_time=H200))
+    plain = replace(H200, saturating_sequences=0, graph_sequences=0)
+    cheaper = replace(hardware, profile=replace(HARDWARE.profile, step_time=plain))
+    bounds = [fluid_rate(replace(MIXED, hardware=each)) for each in (hardware, cheaper)]
+    assert bounds[0] < bounds[1]
