@@ -1,11 +1,14 @@
 """Binding rounds, and the attempts on workers by which placements are carried out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import Links
-from libs.policy.gateway.binding import RoutingPolicy, bind
+from libs.policy.gateway.binding import RoutingPolicy, bind, fastest_speed
+from libs.policy.gateway.order import hopeless_from_ns
 from libs.policy.gateway.placement import (
     Attempt,
     Forget,
@@ -18,6 +21,7 @@ from libs.policy.gateway.placement import (
 )
 from libs.policy.gateway.view import Binding, BindingRequest, WorkerView, serves_decode
 from libs.policy.roles import Phase
+from libs.policy.speed import Speed
 
 
 class Router:
@@ -40,13 +44,21 @@ class Router:
         requests whose KV blocks no worker is left to pull.
         """
 
+        speeds: dict[str, Speed] = {}
+
         def binding_request(generation: Generation) -> BindingRequest:
             blocks = generation.placement.blocks
             if blocks is not None and not serves_decode(views, generation.model, blocks.kind):
                 drop_stale_kv(generation)
                 blocks = generation.placement.blocks
             kv_kind = blocks.kind if blocks is not None else None
-            return _binding_request(generation, kv_kind, quiet, batch=generation.batch)
+            found = _binding_request(generation, kv_kind, quiet, batch=generation.batch)
+            model = generation.model
+            if model not in speeds:
+                speeds[model] = fastest_speed(views, model)
+            prefill_ns = speeds[model].prompt_ns(generation.tokens, generation.tokens**2)
+            hopeful = now_ns < hopeless_from_ns(generation, prefill_ns) < inf
+            return replace(found, due_ns=generation.ttft_deadline_unix_ns) if hopeful else found
 
         open_to_all = [view for view in views if view.id not in barred] if barred else views
         return self.bind(map(binding_request, waiting), open_to_all, now_ns)
