@@ -1,12 +1,14 @@
 """Binding rounds, and the attempts on workers by which placements are carried out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import Links
-from libs.policy.gateway.binding import RoutingPolicy, bind
+from libs.policy.gateway.binding import RoutingPolicy, bind, fastest_speed
 from libs.policy.gateway.lent_prompts import PATIENCE_NS, LentPrompt, to_take_back
+from libs.policy.gateway.order import hopeless_from_ns
 from libs.policy.gateway.placement import (
     Attempt,
     Forget,
@@ -19,6 +21,7 @@ from libs.policy.gateway.placement import (
 )
 from libs.policy.gateway.view import Binding, BindingRequest, WorkerView, serves_decode
 from libs.policy.roles import Phase
+from libs.policy.speed import Speed
 
 
 class Router:
@@ -40,6 +43,16 @@ class Router:
         `quiet` workers are used only if there are no others, `barred` ones never. `drop_stale_kv` is called for
         requests whose KV blocks no worker is left to pull.
         """
+        speeds: dict[str, Speed] = {}
+
+        def due_ns(generation: Generation) -> int:
+            """Return the deadline, or 0 if there is none or it can no longer be met."""
+            model = generation.model
+            if model not in speeds:
+                speeds[model] = fastest_speed(views, model)
+            prefill_ns = speeds[model].prompt_ns(generation.tokens, generation.tokens**2)
+            hopeful = now_ns < hopeless_from_ns(generation, prefill_ns) < inf
+            return generation.ttft_deadline_unix_ns if hopeful else 0
 
         def binding_request(generation: Generation) -> BindingRequest:
             blocks = generation.placement.blocks
@@ -47,7 +60,8 @@ class Router:
                 drop_stale_kv(generation)
                 blocks = generation.placement.blocks
             kv_kind = blocks.kind if blocks is not None else None
-            return _binding_request(generation, kv_kind, quiet, batch=generation.batch)
+            batch, due = generation.batch, due_ns(generation)
+            return _binding_request(generation, kv_kind, quiet, batch=batch, due_ns=due)
 
         open_to_all = [view for view in views if view.id not in barred] if barred else views
         return self.bind(map(binding_request, waiting), open_to_all, now_ns)
@@ -66,7 +80,12 @@ class Router:
 
 
 def _binding_request(
-    generation: Generation, kv_kind: str | None, quiet: frozenset[str] = frozenset(), *, batch: bool = False
+    generation: Generation,
+    kv_kind: str | None,
+    quiet: frozenset[str] = frozenset(),
+    *,
+    batch: bool = False,
+    due_ns: int = 0,
 ) -> BindingRequest:
     placement = generation.placement
     return BindingRequest(
@@ -79,6 +98,7 @@ def _binding_request(
         batch=batch,
         pooled=generation.pooled,
         images=generation.placed_images,
+        due_ns=due_ns,
     )
 
 

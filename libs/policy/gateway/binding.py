@@ -11,6 +11,7 @@ Not modelled are the network, the gateway, sequences that begin to decode later,
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
@@ -211,10 +212,16 @@ def _by_turn(room: WorkerRoom) -> tuple[int, str]:
     return room.turn, room.view.id
 
 
+MOST_HELD: Final = 64
+"""The maximum number of requests that let others pass in one round because they wait for a prefill worker."""
+
+
 class _Market:
     """The workers of one model that still have credits in this round."""
 
     def __init__(self) -> None:
+        self.has_prefill = False
+        """True if some worker computes prompts alone, with or without credits."""
         self.prompts: list[WorkerRoom] = []
         self.both: list[WorkerRoom] = []
         # By kind of KV.
@@ -222,6 +229,7 @@ class _Market:
 
     def add(self, room: WorkerRoom) -> None:
         view = room.view
+        self.has_prefill |= view.takes_prefill
         if view.takes_prefill and room.prefill_credits > 0:
             self.prompts.append(room)
         if room.decode_credits > 0:
@@ -247,7 +255,9 @@ def bind(
 ) -> list[Binding]:
     """Bind requests in the order of `requests`.
 
-    A request that finds no room holds up all later ones of its model, so that none starves.
+    A request that finds no room holds up all later ones of its model, so that none starves. One that would be late on
+    a mixed worker waits for a prefill worker, which computes it sooner. If no later one can use the mixed worker
+    better, it is bound there all the same.
     """
     markets: dict[str, _Market] = {}
     for view in workers:
@@ -257,7 +267,8 @@ def bind(
         market.add(WorkerRoom.of(view, now_ns))
     turn = max((view.turn for view in workers), default=0)
     bindings: list[Binding] = []
-    for request in requests:
+    held: list[BindingRequest] = []
+    for request, again in chain(((each, False) for each in requests), ((each, True) for each in held)):
         if not markets:
             break
         market = markets.get(request.model)
@@ -268,6 +279,9 @@ def bind(
             del markets[request.model]
             continue
         source, room = pair
+        if not again and len(held) < MOST_HELD and _is_held(request, market, source, now_ns):
+            held.append(request)
+            continue
         turn += 1
         predicted = predict(request, source, room)
         take(request, source, room, turn)
@@ -278,6 +292,13 @@ def bind(
         prompt, decode = source.view.id if source else None, room.view.id if room else ""
         bindings.append(Binding(request.sequence_id, prompt, decode, predicted))
     return bindings
+
+
+def _is_held(request: BindingRequest, market: _Market, source: WorkerRoom | None, now_ns: int) -> bool:
+    """Return whether a request would be late on a mixed worker and may be in time on a prefill worker."""
+    if source is None or not request.due_ns or not market.has_prefill or not source.view.takes_both:
+        return False
+    return now_ns + first_token_ns(request, source) > request.due_ns
 
 
 def _choose(

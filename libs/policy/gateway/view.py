@@ -90,6 +90,8 @@ class BindingRequest:
     pooled: bool = False
     """True if its prompt becomes a vector, so that it needs no decode worker."""
     images: Sequence[PlacedImage] = ()
+    due_ns: int = 0
+    """The Unix time at which its first token is due; 0 if it has no deadline, or can no longer meet it."""
 
 
 @dataclass(frozen=True, slots=True)

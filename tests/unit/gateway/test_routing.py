@@ -12,7 +12,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.engine.reports import EngineEvent, KvTransferReport
 from libs.perfmodel.profiles import PROFILES, prior_speed
 from libs.perfmodel.wire import speed_message, speed_of
-from libs.policy.gateway.binding import LeastLoaded, PredictedTtft, RoundRobin, bind
+from libs.policy.gateway.binding import MOST_HELD, LeastLoaded, PredictedTtft, RoundRobin, bind
 from libs.policy.gateway.outlook import SubmitLoad, lend_speeds
 from libs.policy.gateway.view import BindingRequest, WorkerView
 from libs.policy.speed import Speed
@@ -102,6 +102,26 @@ def test_a_prompt_avoids_a_mixed_worker_whose_decodes_slow_it_down() -> None:
     views = [mixed("m", decode_sequences=60, kv_tokens=400_000), prefill("p"), decode("d")]
     assert where(ask(), *views) == ("p", "d")
     assert where(ask(m=PROMPT - 64), *views) == ("m", "m")
+
+
+def test_a_prompt_that_would_be_late_on_a_mixed_worker_leaves_it_to_one_that_is_in_time_there() -> None:
+    urgent, patient = replace(ask(1), due_ns=1_000), replace(ask(2), due_ns=10**12)
+    busy, shared = prefill("p", prefill_credits=0), mixed("m", decode_credits=1)
+
+    def bound(asks: list[BindingRequest], *views: WorkerView) -> list[tuple[int, str | None]]:
+        return [(each.sequence_id, each.prompt_worker) for each in bind(asks, views, PredictedTtft())]
+
+    assert bound([urgent, patient], busy, shared) == [(2, "m")]
+    assert bound([urgent], busy, shared) == [(1, "m")], "an idle worker helps nobody"
+    assert bound([urgent, patient], shared) == [(1, "m")], "no worker computes it sooner"
+    assert bound([replace(urgent, due_ns=0), patient], busy, shared) == [(1, "m")], "it is late anyway"
+
+
+def test_a_round_lets_a_bounded_number_of_prompts_wait_for_prefill_workers() -> None:
+    asks = [replace(ask(key), due_ns=1_000) for key in range(MOST_HELD + 2)]
+    asks[-1] = replace(asks[-1], due_ns=10**12)
+    (binding,) = bind(asks, [prefill("p", prefill_credits=0), mixed("m", decode_credits=1)], PredictedTtft())
+    assert binding.sequence_id == MOST_HELD
 
 
 def test_the_decode_worker_with_the_earliest_second_token_is_chosen() -> None:
