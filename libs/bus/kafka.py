@@ -57,8 +57,6 @@ class KafkaBus:
         self._sender = Sender(bootstrap, cluster, client_id, topics, Buffer(max_records=buffer_records), copies=copies)
         self._gather_ms = gather_ms
         self.skipped = SkippedRecords()
-        self._needed = (copies or Copies()).needed
-        self._copies = CopyLog()
         self._tasks = TaskOwner(on_failure)
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
@@ -144,6 +142,22 @@ class KafkaBackReader:
 
 class KafkaLiveBus(KafkaBus):
     """A KafkaBus for a reader to whom the present matters most."""
+
+    def __init__(
+        self,
+        bootstrap: Brokers,
+        cluster: str,
+        client_id: str,
+        *,
+        on_failure: OnFailure | None = None,
+        buffer_records: int = MAX_BUFFERED_RECORDS,
+        copies: Copies | None = None,
+    ) -> None:
+        super().__init__(
+            bootstrap, cluster, client_id, on_failure=on_failure, buffer_records=buffer_records, copies=copies
+        )
+        self._needed = (copies or Copies()).needed
+        self._copies = CopyLog()
 
     def subscribe_live(
         self,
