@@ -18,10 +18,11 @@ from libs.bus.broker import Copies
 from libs.bus.clients import Brokers, at_once, open_consumer, quiet_client_log, read_span
 from libs.bus.codec import MAX_BUFFERED_RECORDS, Buffer, SkippedRecords, encode, to_record
 from libs.bus.port import BusStats, Gap, OffsetSpan, Record, Wanted
+from libs.bus.reach import BrokerReach
 from libs.bus.sender import Sender
 from libs.bus.subscription import Jumps, Subscription
 from libs.contracts.topics import ALL, Topic
-from libs.policy.copies import CopyLog, LostCopies, lost_copies
+from libs.policy.copies import CopyLog, LostCopies, UnreachableBrokers, lost_copies
 from libs.runtime.tasks import OnFailure, TaskOwner
 
 log = structlog.get_logger()
@@ -152,12 +153,19 @@ class KafkaLiveBus(KafkaBus):
         on_failure: OnFailure | None = None,
         buffer_records: int = MAX_BUFFERED_RECORDS,
         copies: Copies | None = None,
+        node: str = "this host",
     ) -> None:
+        """`node` names this host in alerts."""
         super().__init__(
             bootstrap, cluster, client_id, on_failure=on_failure, buffer_records=buffer_records, copies=copies
         )
         self._needed = (copies or Copies()).needed
         self._copies = CopyLog()
+        self._reach = BrokerReach(bootstrap, cluster, f"{client_id}-reach", node)
+
+    async def start(self) -> None:
+        await super().start()
+        self._tasks.spawn("broker reach", self._reach.run())
 
     def subscribe_live(
         self,
@@ -187,6 +195,9 @@ class KafkaLiveBus(KafkaBus):
 
     def lost_copies(self) -> LostCopies | None:
         return self._copies.worst(time.monotonic_ns())
+
+    def unreachable_brokers(self) -> UnreachableBrokers | None:
+        return self._reach.found
 
     @asynccontextmanager
     async def back_reader(self) -> AsyncIterator[KafkaBackReader]:
