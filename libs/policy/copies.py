@@ -103,11 +103,13 @@ class UnreachableBrokers:
     def sentence(self) -> str:
         """Return the alert's reason: the brokers, the host, the effect and the remedy."""
         named = " and ".join(f"broker {each.node} ({each.address})" for each in self.brokers)
-        it, leads = ("it", "leads") if len(self.brokers) == 1 else ("they", "lead")
+        it, they, leads = ("it", "it", "leads") if len(self.brokers) == 1 else ("them", "they", "lead")
         partitions = "partition" if self.led == 1 else "partitions"
-        effect = f"; {self.led} {partitions} that {it} {leads} cannot be read or written from there" if self.led else ""
+        effect = (
+            f"; {self.led} {partitions} that {they} {leads} cannot be read or written from there" if self.led else ""
+        )
         remedy = "check routes, firewalls and the broker's advertised.listeners"
-        return f"Kafka: {named} cannot be reached from {self.host}, while other brokers do{effect}; {remedy}"
+        return f"Kafka: {named} cannot be reached from {self.host}, though other brokers reach {it}{effect}; {remedy}"
 
 
 class CopyLog:

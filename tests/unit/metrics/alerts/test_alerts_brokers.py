@@ -61,7 +61,7 @@ def test_a_broker_that_only_this_service_cannot_reach_fires_and_names_both_and_t
 
     found = UnreachableBrokers("node-a", (UnreachableBroker(1, "k1:9092", 12),))
     sentence = (
-        "Kafka: broker 1 (k1:9092) cannot be reached from node-a, while other brokers do;"
+        "Kafka: broker 1 (k1:9092) cannot be reached from node-a, though other brokers reach it;"
         " 12 partitions that it leads cannot be read or written from there;"
         " check routes, firewalls and the broker's advertised.listeners"
     )
