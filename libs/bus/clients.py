@@ -16,6 +16,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from libs.contracts.errors import StartupError
 from libs.runtime.settings import CommonSettings
+from libs.runtime.tasks import retrieve
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +277,7 @@ def gather(consumer: AIOKafkaConsumer, gather_ms: int) -> None:
 async def _start(starting: Coroutine[Any, Any, None]) -> None:
     """Connect, delaying a cancellation until the timeouts below: aiokafka would leave its connection open."""
     task = asyncio.get_running_loop().create_task(starting, name="kafka client start")
+    task.add_done_callback(retrieve)  # nobody awaits the task of a cancelled caller
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -298,23 +300,23 @@ async def _stop(consumer: AIOKafkaConsumer) -> None:
 
 SPAN_POLL_MS = 500
 SPAN_POLL_RECORDS = 500
-# A span whose records exist but do not arrive for this long has failed.
-SPAN_STALL_S = 10.0
+SPAN_STALL_POLLS = 20
+"""The number of consecutive polls at one position after which a span has failed. They are counted, since time passes in
+a process that does not run as well.
+"""
 
 
 async def read_span(consumer: AIOKafkaConsumer, part: TopicPartition, start: int, end: int) -> AsyncIterator[Any]:
     """Yield aiokafka's committed records with offsets in [start, end). Raises one of CONNECTION_ERRORS."""
     consumer.assign([part])
     consumer.seek(part, start)
-    loop = asyncio.get_running_loop()
-    position, moved_s = start, loop.time()
+    position, empty_polls = start, 0
     while position < end:
         batches = await consumer.getmany(part, timeout_ms=SPAN_POLL_MS, max_records=SPAN_POLL_RECORDS)
         for record in batches.get(part, ()):
             if record.offset < end:
                 yield record
         known, position = position, await consumer.position(part)
-        if position > known:
-            moved_s = loop.time()
-        elif loop.time() - moved_s > SPAN_STALL_S:
+        empty_polls = 0 if position > known else empty_polls + 1
+        if empty_polls > SPAN_STALL_POLLS:
             raise BrokerAway(f"{part} has records that do not arrive")

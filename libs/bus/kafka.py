@@ -18,10 +18,11 @@ from libs.bus.broker import Copies
 from libs.bus.clients import Brokers, at_once, open_consumer, quiet_client_log, read_span
 from libs.bus.codec import MAX_BUFFERED_RECORDS, Buffer, SkippedRecords, encode, to_record
 from libs.bus.port import BusStats, Gap, OffsetSpan, Record, Wanted
+from libs.bus.reach import BrokerReach
 from libs.bus.sender import Sender
 from libs.bus.subscription import Jumps, Subscription
 from libs.contracts.topics import ALL, Topic
-from libs.policy.copies import CopyLog, LostCopies, lost_copies
+from libs.policy.copies import CopyLog, LostCopies, UnreachableBrokers, lost_copies
 from libs.runtime.tasks import OnFailure, TaskOwner
 
 log = structlog.get_logger()
@@ -57,8 +58,6 @@ class KafkaBus:
         self._sender = Sender(bootstrap, cluster, client_id, topics, Buffer(max_records=buffer_records), copies=copies)
         self._gather_ms = gather_ms
         self.skipped = SkippedRecords()
-        self._needed = (copies or Copies()).needed
-        self._copies = CopyLog()
         self._tasks = TaskOwner(on_failure)
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
@@ -145,6 +144,29 @@ class KafkaBackReader:
 class KafkaLiveBus(KafkaBus):
     """A KafkaBus for a reader to whom the present matters most."""
 
+    def __init__(
+        self,
+        bootstrap: Brokers,
+        cluster: str,
+        client_id: str,
+        *,
+        on_failure: OnFailure | None = None,
+        buffer_records: int = MAX_BUFFERED_RECORDS,
+        copies: Copies | None = None,
+        node: str = "this host",
+    ) -> None:
+        """`node` names this host in alerts."""
+        super().__init__(
+            bootstrap, cluster, client_id, on_failure=on_failure, buffer_records=buffer_records, copies=copies
+        )
+        self._needed = (copies or Copies()).needed
+        self._copies = CopyLog()
+        self._reach = BrokerReach(bootstrap, cluster, f"{client_id}-reach", node)
+
+    async def start(self) -> None:
+        await super().start()
+        self._tasks.spawn("broker reach", self._reach.run())
+
     def subscribe_live(
         self,
         topics: Sequence[Topic],
@@ -173,6 +195,9 @@ class KafkaLiveBus(KafkaBus):
 
     def lost_copies(self) -> LostCopies | None:
         return self._copies.worst(time.monotonic_ns())
+
+    def unreachable_brokers(self) -> UnreachableBrokers | None:
+        return self._reach.found
 
     @asynccontextmanager
     async def back_reader(self) -> AsyncIterator[KafkaBackReader]:

@@ -26,7 +26,7 @@ from libs.bus.port import Record
 from libs.bus.work import Handle, Produced, Raw
 from libs.contracts.errors import TooLargeForTopic, TopicRefused
 from libs.contracts.topics import Topic
-from libs.runtime.tasks import end
+from libs.runtime.tasks import end, finish, retrieve
 
 # The transactional id belongs to the partition, not to the member. Opening it fences the former owner, even one that
 # has not noticed the loss, and committed progress is read only then. After a refusal the producer is opened again.
@@ -168,7 +168,7 @@ class Transactions:
                 record.topic, record.value, key=record.key, partition=partition, headers=headers
             )
         sent: asyncio.Future[object] = await sending
-        sent.add_done_callback(_look_at)  # sends after a failed one are never awaited
+        sent.add_done_callback(retrieve)  # sends after a failed one are never awaited
         return sent
 
 
@@ -178,18 +178,13 @@ def _refused(topic: str, error: BaseException) -> TopicRefused:
     return kind(f"topic {topic} does not take answers ({getattr(error, 'message', error)})")
 
 
-def _look_at(sent: "asyncio.Future[object]") -> None:
-    if not sent.cancelled():
-        sent.exception()
-
-
 log = structlog.get_logger()
 
 LANE_ERRORS = (*CONNECTION_ERRORS, ConsumerStoppedError, ProducerClosed)
 POLL_MS = 250
 STALL_POLLS = 12
-"""The number of consecutive empty polls after which a lane asks for the partition's end. If records before that end
-have not arrived by as many polls later, they never will.
+"""The number of consecutive empty polls after which a lane asks for the partition's end. If it stands at one position
+before that end for as many polls more, the records never arrive.
 """
 MAX_POLL_RECORDS = 100
 COMMIT_TIMEOUT_S = 10.0
@@ -224,7 +219,7 @@ class KafkaLane:
         return number
 
     async def batches(self) -> AsyncIterator[list[Record]]:
-        empty_polls, expected_end = 0, 0
+        empty_polls, stood_at, expected_end = 0, 0, 0
         while True:
             at_once = not self.replayed and not empty_polls
             found = await self._consumer.getmany(
@@ -233,26 +228,22 @@ class KafkaLane:
             raws = found.get(self._partition, ())
             records = (to_record(self._topic, raw, self._skipped) for raw in raws)
             batch = [record for record in records if record is not None]
-            empty_polls = 0 if batch else empty_polls + 1
+            empty_polls = 0 if raws else empty_polls + 1
             stalled = empty_polls % STALL_POLLS == STALL_POLLS - 1
             if not self.replayed or stalled:
                 position = await self._consumer.position(self._partition)
                 self.replayed = self.replayed or position >= self.end
-                if stalled and position < expected_end:
+                # The position passes aborted transactions too, in polls without records.
+                if stalled and stood_at == position < expected_end:
                     raise BrokerAway(f"{self._partition} has records that do not arrive")
                 if stalled:
+                    stood_at = position
                     expected_end = (await self._consumer.end_offsets([self._partition]))[self._partition]
             yield batch
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
-        work = self._commit(produced, OffsetAndMetadata(next_offset, note))
-        task = asyncio.get_running_loop().create_task(work, name="commit")
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            # A transaction left open would hold up every reader until it times out.
-            await asyncio.wait([task])
-            raise
+        # A transaction left open would hold up every reader until it times out.
+        await finish("commit", self._commit(produced, OffsetAndMetadata(next_offset, note)))
 
     async def _commit(self, produced: Sequence[Produced], offset: OffsetAndMetadata) -> None:
         # A failed transaction is not aborted here; opening the lane again makes the broker abort it.

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from libs.bus.clients import at_once
 from libs.bus.port import BackReader, BusStats, Gap, OffsetSpan, Record, Wanted
 from libs.contracts.topics import Topic
-from libs.policy.copies import LostCopies
+from libs.policy.copies import LostCopies, UnreachableBrokers
 
 MAX_QUEUED_RECORDS: Final = 20_000
 """The maximum number of records that one reader may be behind; the oldest are dropped and counted."""
@@ -79,6 +79,9 @@ class LocalBus:
         return self._records(self._queue(topics), gather_ms or at_once)
 
     def lost_copies(self) -> LostCopies | None:
+        return None
+
+    def unreachable_brokers(self) -> UnreachableBrokers | None:
         return None
 
     @asynccontextmanager

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from libs.contracts import metric_names as names
 from libs.contracts.topics import Topic
-from libs.policy.copies import LostCopies
+from libs.policy.copies import LostCopies, UnreachableBrokers
 
 TAKEN_OVER_NS: Final = 10_000_000_000
 """The age of the oldest records read of a newly wanted partition: its former reader may have been gone for some
@@ -133,6 +133,10 @@ class LiveBus(Bus, Protocol):
 
     def lost_copies(self) -> LostCopies | None:
         """Return what the subscribed topics lacked of their copies in the last seconds; None without an answer."""
+        ...
+
+    def unreachable_brokers(self) -> UnreachableBrokers | None:
+        """Return the brokers that do not answer this process; None while none answers."""
         ...
 
     def back_reader(self) -> AbstractAsyncContextManager[BackReader]:

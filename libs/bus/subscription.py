@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -58,6 +58,40 @@ class Progress(Generic[PartitionT]):
                 self._moved_at_s[partition] = now_s
         self._positions = positions
         return [partition for partition in positions if now_s - self._moved_at_s[partition] > self._stall_s]
+
+
+class Turns:
+    """The polls of a consumer, in which every partition has its turn."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, now_s: Callable[[], float]) -> None:
+        self._consumer = consumer
+        self._now_s = now_s
+        self._polled_at_s = now_s()
+        self._served: set[TopicPartition] = set()
+        self.full = False
+        """True if the last poll returned as many records as one may."""
+        self.stall_clock_s = 0.0
+        """The time for which polls have had the chance to return a record.
+
+        A poll adds at most its own timeout. The time of a slow reader, or of a process that did not run, is no sign of
+        a lost broker.
+        """
+
+    async def poll(self, assigned: Collection[TopicPartition]) -> Mapping[TopicPartition, list[Any]]:
+        """Return the next records, at most MAX_POLL_RECORDS."""
+        found: Mapping[TopicPartition, list[Any]] = {}
+        # aiokafka empties partition after partition, so a backlog of one would hold up the others.
+        if self._served and (waiting := [each for each in assigned if each not in self._served]):
+            found = await self._consumer.getmany(*waiting, timeout_ms=0, max_records=MAX_POLL_RECORDS)
+        if not found:
+            self._served.clear()
+            found = await self._consumer.getmany(timeout_ms=POLL_MS, max_records=MAX_POLL_RECORDS)
+        self.full = sum(map(len, found.values())) >= MAX_POLL_RECORDS
+        self._served = {*self._served, *found} if self.full else set()
+        now_s = self._now_s()
+        self.stall_clock_s += min(now_s - self._polled_at_s, POLL_MS / 1000)
+        self._polled_at_s = now_s
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +149,6 @@ class Subscription:
         self._behind: Behind[TopicPartition] = Behind(jumps.after_s if jumps else 0.0)
         self._replay_ends: Mapping[TopicPartition, int] = {}
         self._positions: dict[TopicPartition, int] = {}
-        self._full = False
-        """True if the last poll returned as many records as one may."""
 
     async def records(self, closed: Callable[[], bool]) -> AsyncGenerator[Record, None]:
         """Yield records, in order within each partition, until `closed()`. Continues through outages."""
@@ -148,18 +180,17 @@ class Subscription:
         check_at_s = now_s()
         assigned: set[TopicPartition] = set()
         progress: Progress[TopicPartition] = Progress(STALL_S)
+        turns = Turns(consumer, now_s)
         while not closed():
             if now_s() >= check_at_s:
                 async with asyncio.timeout(CHECK_TIMEOUT_S):
-                    assigned = await self._check(admin, consumer, assigned, progress)
+                    assigned = await self._check(admin, consumer, assigned, progress, turns)
                 check_at_s = now_s() + (CHECK_S if self._on_replayed is None else REPLAY_CHECK_S)
             gather(consumer, self._gather_ms())
             if not assigned:
                 await asyncio.sleep(CHECK_S)
                 continue
-            batches = await consumer.getmany(timeout_ms=POLL_MS, max_records=MAX_POLL_RECORDS)
-            self._full = sum(map(len, batches.values())) >= MAX_POLL_RECORDS
-            for partition, batch in batches.items():
+            for partition, batch in (await turns.poll(assigned)).items():
                 topic = self._topics[partition.topic]
                 for raw in batch:
                     self._positions[partition] = raw.offset + 1
@@ -172,6 +203,7 @@ class Subscription:
         consumer: AIOKafkaConsumer,
         assigned: set[TopicPartition],
         progress: Progress[TopicPartition],
+        turns: Turns,
     ) -> set[TopicPartition]:
         """Start to read new partitions. Raises one of CONNECTION_ERRORS if the clients cannot continue."""
         found = await self._partitions(admin)
@@ -183,8 +215,7 @@ class Subscription:
             # A fetch on a closing connection can end aiokafka's fetching for good without any error.
             ends = await consumer.end_offsets(found)
             positions = {partition: await consumer.position(partition) for partition in found}
-            now_s = asyncio.get_running_loop().time()
-            if stalled := progress.stalled(now_s, positions, ends, full=self._full):
+            if stalled := progress.stalled(turns.stall_clock_s, positions, ends, full=turns.full):
                 raise BrokerAway(f"{len(stalled)} partitions have records that do not arrive")
             self._look_at_replay(positions)
             if self._jumps is not None:

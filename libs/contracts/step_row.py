@@ -45,7 +45,7 @@ def sent_columns(steps: StepColumns) -> tuple[bytes, ...]:
     """Return all columns in the order of `StepRow`; omitted ones are empty. Raise ValueError if lengths differ."""
     columns: tuple[bytes, ...] = _COLUMNS(steps)
     length = len(columns[0])
-    if length % ENTRY_BYTES == 0 and all(map((0, length).__contains__, map(len, columns))):
+    if length % ENTRY_BYTES == 0 and {0, length}.issuperset(map(len, columns)):
         return columns
     lengths = ", ".join(f"{name} {len(column)}" for name, column in zip(COLUMN_NAMES, columns, strict=True) if column)
     raise ValueError(f"columns of different lengths in bytes: {lengths}")

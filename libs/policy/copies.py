@@ -1,4 +1,4 @@
-"""The copies of partitions that brokers lack, from the cluster's metadata; time is passed in."""
+"""The copies of partitions that brokers lack, and brokers that cannot be reached; time is passed in."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -73,6 +73,43 @@ def lost_copies(partitions: Iterable[PartitionCopies], needed: Callable[[int], i
     fewest, wanted = few or (0, 0)
     behind = tuple((node, count, every[node]) for node, count in sorted(missing.items()))
     return LostCopies(behind, fewest, wanted, stopped)
+
+
+class UnreachableBroker(NamedTuple):
+    """A broker that does not answer this host, though another one lists it as up."""
+
+    node: int
+    address: str
+    leads: int
+    """The partitions of this suite that it leads."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreachableBrokers:
+    """The brokers that do not answer one host; false if all of them answer."""
+
+    host: str = ""
+    brokers: tuple[UnreachableBroker, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.brokers)
+
+    @property
+    def led(self) -> int:
+        """Return how many partitions cannot be read or written from the host."""
+        return sum(broker.leads for broker in self.brokers)
+
+    @property
+    def sentence(self) -> str:
+        """Return the alert's reason: the brokers, the host, the effect and the remedy."""
+        named = " and ".join(f"broker {each.node} ({each.address})" for each in self.brokers)
+        it, they, leads = ("it", "it", "leads") if len(self.brokers) == 1 else ("them", "they", "lead")
+        partitions = "partition" if self.led == 1 else "partitions"
+        effect = (
+            f"; {self.led} {partitions} that {they} {leads} cannot be read or written from there" if self.led else ""
+        )
+        remedy = "check routes, firewalls and the broker's advertised.listeners"
+        return f"Kafka: {named} cannot be reached from {self.host}, though other brokers reach {it}{effect}; {remedy}"
 
 
 class CopyLog:

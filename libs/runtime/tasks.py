@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import structlog
 
 log = structlog.get_logger()
 
 OnFailure = Callable[[BaseException], None]
+T = TypeVar("T")
 
 # A cancelled task that has not ended after this long is cancelled again. `asyncio.wait_for` of Python 3.11 loses a
 # cancellation that comes in the same turn of the loop as its result, and clients of Redis and Kafka call it.
@@ -23,8 +25,26 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
             task.cancel()
         ended, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
         for task in ended:
-            if not task.cancelled():
-                task.exception()  # is thereby not reported as never retrieved
+            retrieve(task)
+
+
+def retrieve(future: "asyncio.Future[Any]") -> None:
+    """Read the error of a finished future, so that asyncio does not report it as never retrieved."""
+    if not future.cancelled():
+        future.exception()
+
+
+async def finish(name: str, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. If the caller is cancelled, the cancellation is raised once `work` has ended."""
+    task = asyncio.get_running_loop().create_task(work, name=name)
+    task.add_done_callback(retrieve)  # nobody awaits the task of a cancelled caller
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():  # `end` repeats its cancellation
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        raise
 
 
 class TaskOwner:

@@ -108,7 +108,8 @@ REPORTED: Final = (
     "covered_to_unix_ns", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks",
 )  # fmt: skip
 """The fields of a worker's newest batch from which `Loads` are built."""
-_REPORTED: Final = attrgetter(REPORTED[0], *(f"load.{name}" for name in REPORTED[1:]))
+_COVER: Final = attrgetter(REPORTED[0])
+_COUNTS: Final = attrgetter(*REPORTED[1:])
 
 
 class Listed(NamedTuple):
@@ -183,8 +184,12 @@ def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:
 
 def reported_of(newest: Sequence[Any]) -> NDArray[np.uint64]:
     """Return [workers, `REPORTED`] of the newest batch or facts of each of some workers."""
-    found = np.fromiter(chain.from_iterable(map(_REPORTED, newest)), np.uint64, len(newest) * len(REPORTED))
-    return found.reshape(-1, len(REPORTED))
+    found = np.empty((len(newest), len(REPORTED)), np.uint64)
+    found[:, 0] = np.fromiter(map(_COVER, newest), np.uint64, len(newest))
+    # Protobuf looks up a message within another anew each time, which costs as much as a count.
+    counts = chain.from_iterable(_COUNTS(each.load) for each in newest)
+    found[:, 1:] = np.fromiter(counts, np.uint64, found[:, 1:].size).reshape(found[:, 1:].shape)
+    return found
 
 
 def loads_of(listing: Listing, reported: NDArray[np.uint64], now_ns: int) -> Loads:

@@ -125,6 +125,7 @@ def _open_bus(service: Service[MetricsSettings]) -> LiveBus:
         on_failure=service.tasks.fail,
         buffer_records=settings.kafka_buffer_records,
         copies=Copies(settings.kafka_copies, settings.kafka_in_sync),
+        node=settings.node,
     )
 
 

@@ -121,7 +121,7 @@ async def open_metrics(
     state = MetricsState(prefill_shares, RequestMetrics(registry), sharing, observes=observed is not None)
     gaps, hub = Gaps[Partition](), Hub()
     desk = AlertEvaluator(state, settings.alert_limits(), lag_ns=live_lag_ns)
-    desk.lost_copies = bus.lost_copies
+    desk.lost_copies, desk.unreachable_brokers = bus.lost_copies, bus.unreachable_brokers
     verdicts = _verdicts(settings, state, desk, observed)
     refill = Refill(state, gaps, prefill_shares, clock, ports.thread_s)
     alerts = open_alerts(

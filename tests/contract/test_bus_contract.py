@@ -14,6 +14,7 @@ from libs.bus.broker import topic_settings, weak_topics
 from libs.bus.clients import open_admin
 from libs.bus.codec import MAX_BUFFERED_RECORDS, SCHEMA_HEADER
 from libs.bus.port import Bus, Record, Wanted
+from libs.bus.subscription import MAX_POLL_RECORDS
 from libs.contracts.pb.fulcrum.batch.v1.batch_pb2 import Result
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RequestEvent, StepBatch
@@ -76,6 +77,21 @@ def steps(records: Sequence[Record], worker_id: str = "w") -> list[int]:
 def publish_steps(bus: Bus, numbers: range, worker_id: str = "w") -> None:
     for number in numbers:
         bus.publish(STEPS, StepBatch(worker_id=worker_id, sequence=number))
+
+
+async def test_a_backlog_of_one_partition_holds_up_no_other(bus: Bus) -> None:
+    backlog, others = 6 * MAX_POLL_RECORDS, "abcdefgh"
+    publish_steps(bus, range(backlog))
+    for worker_id in others:
+        publish_steps(bus, range(1), worker_id)
+    await until(lambda: bus.stats().buffered == 0)
+    async with reading(bus, [STEPS]) as records:
+        await until(lambda: len(records) == backlog + len(others))
+    behind = next(record.partition for record in records if record.key == "w")
+    elsewhere = [place for place, record in enumerate(records) if record.partition != behind]
+    assert elsewhere
+    assert max(elsewhere) < 2 * MAX_POLL_RECORDS
+    assert steps(records) == list(range(backlog))
 
 
 async def test_records_of_all_topics_arrive_whole_under_their_key(bus: Bus) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
-from libs.policy.copies import LostCopies
+from libs.policy.copies import LostCopies, UnreachableBrokers
 from libs.policy.kv_links import KvLink
 from libs.policy.verdict.causes import Cause
 from libs.policy.verdict.state import Grade, Threshold
@@ -55,6 +55,7 @@ class Name(StrEnum):
     CAPACITY_SHORT = "FulcrumCapacityShort"
     REQUESTS_REFUSED = "FulcrumRequestsRefused"
     BROKER_LOST = "FulcrumBrokerLost"
+    BROKER_UNREACHABLE = "FulcrumBrokerUnreachable"
 
 
 # These depend on step telemetry and are held back while it is old, as are conditions on single silent workers. The old
@@ -100,6 +101,7 @@ def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
         Name.CAPACITY_SHORT: at_once,
         Name.REQUESTS_REFUSED: settled,
         Name.BROKER_LOST: settled,
+        Name.BROKER_UNREACHABLE: settled,
     }
 
 
@@ -221,6 +223,8 @@ class Snapshot:
     """Links between workers, with the speed of KV transfers."""
     lost_copies: LostCopies | None = None
     """The topics' copies that brokers lack; None while that is unknown."""
+    unreachable: UnreachableBrokers | None = None
+    """The brokers that this service cannot reach; None while no broker answers."""
 
     @property
     def behind_ns(self) -> int:

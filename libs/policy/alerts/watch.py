@@ -14,6 +14,7 @@ from libs.policy.alerts.rules import (
     Labels,
     Name,
     PhasePool,
+    Severity,
     Snapshot,
     WorkerReport,
     held_back,
@@ -362,6 +363,17 @@ def brokers_condition(snapshot: Snapshot) -> Condition:
     return Condition(Name.BROKER_LOST, CLUSTER, Grade.FIRE, lost.sentence, "critical" if lost.stopped else "warning")
 
 
+def reach_condition(snapshot: Snapshot) -> Condition:
+    """Judge whether this service reaches every broker. Kafka moves no partitions away from one that its peers reach."""
+    unreachable = snapshot.unreachable
+    if unreachable is None:
+        return Condition(Name.BROKER_UNREACHABLE, CLUSTER, None, "no broker answers")
+    if not unreachable:
+        return Condition(Name.BROKER_UNREACHABLE, CLUSTER, Grade.CLEAR, "every broker answers")
+    severity: Severity = "critical" if unreachable.led else "warning"
+    return Condition(Name.BROKER_UNREACHABLE, CLUSTER, Grade.FIRE, unreachable.sentence, severity)
+
+
 def is_explained(condition: Condition, causes: Sequence[Cause]) -> bool:
     """Return whether a growing queue or full KV cache is only a symptom of a named cause, which has its own alert."""
     model = dict(condition.labels).get("model")
@@ -449,5 +461,6 @@ class AlertWatch:
             yield replace(each, grade=Grade.HOLD) if fires and is_explained(each, snapshot.causes) else each
         yield refused_condition(snapshot)
         yield brokers_condition(snapshot)
+        yield reach_condition(snapshot)
         yield from burn_conditions(snapshot.burns, self.limits)
         yield from self.ahead

@@ -13,7 +13,7 @@ from libs.bus.port import BusStats, Gap, Record, Wanted
 from libs.bus.sender import BACKOFF_FIRST_S, BACKOFF_MAX_S, MAX_BATCH_RECORDS, PAUSE_S
 from libs.bus.subscription import Jumps
 from libs.contracts.topics import ALL, Topic
-from libs.policy.copies import LostCopies
+from libs.policy.copies import LostCopies, UnreachableBrokers
 from libs.runtime.backoff import Backoff
 from libs.runtime.clock import Clock, SystemClock
 from libs.runtime.tasks import OnFailure, TaskOwner
@@ -101,6 +101,9 @@ class MemoryBus:
         ).records(lambda: self._closed)
 
     def lost_copies(self) -> LostCopies | None:
+        return None
+
+    def unreachable_brokers(self) -> UnreachableBrokers | None:
         return None
 
     @asynccontextmanager

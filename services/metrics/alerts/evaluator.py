@@ -11,7 +11,7 @@ from libs.policy.alerts.burn import BurnLog
 from libs.policy.alerts.rules import AlertLimits, Condition, PhasePool, Snapshot, WorkerReport
 from libs.policy.alerts.store import Alert, AlertStore
 from libs.policy.alerts.watch import AlertWatch, every_ns
-from libs.policy.copies import LostCopies
+from libs.policy.copies import LostCopies, UnreachableBrokers
 from libs.policy.verdict.causes import Cause
 from libs.telemetry.columns import Ints
 from libs.telemetry.fleet import FleetTelemetry
@@ -155,6 +155,8 @@ class AlertEvaluator:
         """Returns the verdict's causes at a moment, and the models for which enough is known to judge."""
         self.lost_copies: Callable[[], LostCopies | None] = lambda: None
         """A reader of the topics' copies that brokers lack."""
+        self.unreachable_brokers: Callable[[], UnreachableBrokers | None] = lambda: None
+        """A reader of the brokers that this service cannot reach."""
 
     @property
     def book(self) -> AlertStore:
@@ -198,7 +200,13 @@ class AlertEvaluator:
         )
         self._workers = len(snapshot.workers)
         causes, judged = self.judged(now_ns)
-        return replace(snapshot, causes=causes, judged=judged, lost_copies=self.lost_copies())
+        return replace(
+            snapshot,
+            causes=causes,
+            judged=judged,
+            lost_copies=self.lost_copies(),
+            unreachable=self.unreachable_brokers(),
+        )
 
     def _decide(self, snapshot: Snapshot) -> list[Alert]:
         changed = self._watch.look(snapshot)

@@ -54,6 +54,8 @@ class Trouble:
 
     inflict: Callable[[], None]
     mend: Callable[[], None]
+    alert: str = ""
+    """The alert that fires before it is mended."""
 
 
 @dataclass
@@ -85,7 +87,7 @@ def parted(network: SwitchedNetwork) -> dict[str, Trouble]:
     return {
         "all": Trouble(first.unplug, first.plug_in),
         "brokers": Trouble(lambda: first.refuse(brokers), lambda: first.accept(brokers)),
-        "suite": Trouble(lambda: first.refuse(suite), lambda: first.accept(suite)),
+        "suite": Trouble(lambda: first.refuse(suite), lambda: first.accept(suite), "FulcrumBrokerUnreachable"),
     }
 
 
@@ -131,6 +133,9 @@ class Observed:
     lines: list[tuple[float, int]] = field(default_factory=list)
     voices: dict[str, float] = field(default_factory=dict)
     """The first time of each sentence of a firing alert or of the verdict."""
+
+    def heard(self, alert: str) -> bool:
+        return any(sentence.startswith(f"{alert}:") for sentence in self.voices)
 
     def longest_stall_s(self, from_s: float, to_s: float) -> float:
         """Return the longest time without another answered line, until all are answered."""
@@ -199,6 +204,8 @@ async def endure(rig: Rig, fault: Trouble, http: httpx.AsyncClient, batch_id: st
             await asyncio.to_thread(fault.inflict)
             await until(lambda: loop.time() > fault_s + FAULT_S, timeout_s=2 * FAULT_S)
             await load.more(16, timeout_s=END_S)
+            if fault.alert:
+                await until(lambda: observed.heard(fault.alert), timeout_s=END_S)
             mended_s, during = loop.time(), len(load.took_s)
         finally:  # the next test begins with a sound cluster
             # In this thread, since a server dies with the thread that started it.

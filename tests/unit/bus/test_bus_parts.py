@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from libs.bus.broker import Copies, few_copies, named_brokers, topic_settings, weak_topics
 from libs.bus.codec import UNREADABLE, Buffer, Outgoing, SkippedRecords, decode, encode
-from libs.bus.subscription import Progress, Subscription
+from libs.bus.subscription import Progress, Subscription, Turns
 from libs.contracts.errors import QueueFull, RateLimited
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
@@ -144,6 +144,47 @@ def test_a_partition_whose_records_wait_for_those_of_another_is_not_stalled() ->
     assert progress.stalled(5, {"a": 1, "b": 0}, {"a": 9, "b": 9}, full=True) == []
     assert progress.stalled(7, {"a": 2, "b": 0}, {"a": 9, "b": 9}) == []
     assert progress.stalled(9, {"a": 3, "b": 0}, {"a": 9, "b": 9}) == ["b"]
+
+
+class Fetched:
+    """A consumer that has fetched records, which it returns partition after partition as aiokafka does."""
+
+    def __init__(self, **counts: int) -> None:
+        self.left = {TopicPartition(name, 0): count for name, count in counts.items()}
+        self.now_s = 0.0
+
+    async def getmany(
+        self, *partitions: TopicPartition, timeout_ms: int, max_records: int
+    ) -> dict[TopicPartition, list[int]]:
+        found: dict[TopicPartition, list[int]] = {}
+        for partition in partitions or self.left:
+            taken = min(self.left[partition], max_records)
+            if taken:
+                self.left[partition] -= taken
+                max_records -= taken
+                found[partition] = [0] * taken
+        if not found:
+            self.now_s += timeout_ms / 1000
+        return found
+
+
+async def test_a_partition_waits_for_one_poll_of_each_other_at_most() -> None:
+    consumer: Any = Fetched(a=2000, b=1200, c=10)
+    turns = Turns(consumer, lambda: consumer.now_s)
+    polled = [{each.topic: len(found) for each, found in (await turns.poll(consumer.left)).items()} for _ in range(9)]
+    assert polled == [{"a": 500}, {"b": 500}, {"c": 10}, {"a": 500}, {"b": 500}, {"a": 500}, {"b": 200}, {"a": 500}, {}]
+
+
+async def test_the_time_of_a_slow_reader_is_no_sign_of_a_lost_broker() -> None:
+    consumer: Any = Fetched(a=1)
+    turns, progress = Turns(consumer, lambda: consumer.now_s), Progress[str](stall_s=3)
+    assert progress.stalled(turns.stall_clock_s, {"b": 5}, {"b": 5}) == []
+    await turns.poll(consumer.left)
+    consumer.now_s += 60
+    assert progress.stalled(turns.stall_clock_s, {"b": 5}, {"b": 9}) == [], "written while the reader was busy"
+    for _ in range(8):
+        await turns.poll(consumer.left)
+    assert progress.stalled(turns.stall_clock_s, {"b": 5}, {"b": 9}) == ["b"]
 
 
 class Broker:

@@ -17,7 +17,7 @@ from libs.contracts.errors import StartupError
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Worker
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_KEEP, ACTION_SET_MODE, Decision
 from libs.contracts.topics import STEPS, Topic
-from libs.policy.copies import LostCopies
+from libs.policy.copies import LostCopies, UnreachableBrokers
 from libs.runtime.tasks import TaskOwner
 from libs.telemetry.rollups import TIERS
 from libs.testing.servers.listed_registry import ListedRegistry
@@ -74,6 +74,9 @@ class MemoryBus:
             yield await queue.get()
 
     def lost_copies(self) -> LostCopies | None:
+        return None
+
+    def unreachable_brokers(self) -> UnreachableBrokers | None:
         return None
 
     @asynccontextmanager

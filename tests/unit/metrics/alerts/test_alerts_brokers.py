@@ -7,7 +7,15 @@ import pytest
 from libs.bus.broker import Copies, copies
 from libs.policy.alerts.rules import Name, Snapshot
 from libs.policy.alerts.watch import AlertWatch
-from libs.policy.copies import RECENT_NS, CopyLog, LostCopies, PartitionCopies, lost_copies
+from libs.policy.copies import (
+    RECENT_NS,
+    CopyLog,
+    LostCopies,
+    PartitionCopies,
+    UnreachableBroker,
+    UnreachableBrokers,
+    lost_copies,
+)
 from services.metrics.settings import MetricsSettings
 
 S_NS = 10**9
@@ -40,6 +48,31 @@ def test_a_lost_broker_fires_within_the_settings_duration_and_names_itself() -> 
 def test_a_broker_with_some_copies_is_not_called_lost() -> None:
     found = compared([WHOLE[0], LOST[1]])
     assert found.sentence == "Kafka: broker 1 lacks 1 of 2 copies; records have 2 of 3 copies"
+
+
+def test_a_broker_that_only_this_service_cannot_reach_fires_and_names_both_and_the_remedy() -> None:
+    watch = AlertWatch(MetricsSettings().alert_limits())
+
+    def look(found: UnreachableBrokers | None, from_s: int, to_s: int) -> list[tuple[str, str]]:
+        for second in range(from_s, to_s):
+            watch.look(replace(SNAPSHOT, at_ns=second * S_NS, unreachable=found))
+        firing = watch.book.firing()
+        return [(each.severity, each.reason) for each in firing if each.name == Name.BROKER_UNREACHABLE]
+
+    found = UnreachableBrokers("node-a", (UnreachableBroker(1, "k1:9092", 12),))
+    sentence = (
+        "Kafka: broker 1 (k1:9092) cannot be reached from node-a, though other brokers reach it;"
+        " 12 partitions that it leads cannot be read or written from there;"
+        " check routes, firewalls and the broker's advertised.listeners"
+    )
+    assert look(UnreachableBrokers("node-a"), 0, 60) == []
+    assert look(found, 60, 69) == []
+    assert look(found, 69, 72) == [("critical", sentence)]
+    assert look(None, 72, 172) != [], "no broker answers, so nothing is known to have ended"
+    assert look(UnreachableBrokers("node-a"), 172, 203) == []
+    idle = UnreachableBrokers("node-a", (UnreachableBroker(2, "k2:9092", 0), UnreachableBroker(3, "k3:9092", 0)))
+    assert look(idle, 203, 215) == [("warning", idle.sentence)]
+    assert "broker 2 (k2:9092) and broker 3 (k3:9092) cannot be reached" in idle.sentence
 
 
 def test_partitions_without_a_leader_are_critical() -> None:
