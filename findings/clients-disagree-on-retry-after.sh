@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Retry-After: 150 makes three things of one request: openai-python gives up at once, anthropic-python and openai-node
 # wait the whole time inside the call, and Vercel's AI SDK ignores it and posts three times within seconds.
-# Met by: servers that shed load or end a quota with a long Retry-After, an hour until a model is loaded or a day's quota
-# is new. A call's `timeout` of 5 s does not bound the wait. `x-should-retry: false` ends the waits of the first three.
+# Met by: servers that answer with a long Retry-After, until a model is loaded or a day's quota is new. A call's
+# `timeout` of 5 s does not bound the wait. `x-should-retry: false` makes the first three give up at once.
 set -euo pipefail
 T=$(mktemp -d); trap 'rm -rf "$T"' EXIT
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=1
