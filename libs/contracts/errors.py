@@ -30,6 +30,9 @@ ErrorType = Literal[
 Wire = tuple[str, ErrorType, int, GrpcStatus]
 """The code, type, HTTP status and gRPC status of an error."""
 
+# The longest Retry-After that clients wait for by themselves; openai 3.51.0 for Python has the same limit.
+MAX_RETRY_WAIT_S: Final = 120.0
+
 SERVER: Final = "server_error"
 INVALID: Final = "invalid_request_error"
 AUTH: Final = "authentication_error"
@@ -86,13 +89,17 @@ class FulcrumError(Exception):
     def http_headers(self) -> dict[str, str]:
         """Retry-After in whole seconds if the error has one, and a notice if retries would be useless or harmful.
 
-        OpenAI's clients retry by status unless the notice forbids it.
+        OpenAI's and Anthropic's clients retry by status unless the notice forbids it.
         """
         headers = {} if self.repeatable else {"x-should-retry": "false"}
         if self.retry_after_s is not None:
             # Clients refused at the same moment must not all return at the same moment.
             spread = 1 + self.retry_spread * random.random()  # noqa: S311 - not a secret
             headers["retry-after"] = str(max(1, round(self.retry_after_s * spread)))
+            # anthropic 2.10.0 and openai 6.49.0 for Node sleep inside a call through any Retry-After, hours too
+            # (findings/clients-disagree-on-retry-after.sh).
+            if self.retry_after_s > MAX_RETRY_WAIT_S:
+                headers["x-should-retry"] = "false"
         return headers
 
 

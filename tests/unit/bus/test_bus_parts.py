@@ -273,3 +273,9 @@ def test_retry_after_is_never_early_and_spread_if_many_are_refused_at_once() -> 
     assert min(seconds) >= 40 and max(seconds) <= 50 and len(seconds) > 5
     exact = {RateLimited("used", retry_after_s=40, headers={}).http_headers["retry-after"] for _ in range(50)}
     assert exact == {"40"}
+
+
+def test_clients_do_not_retry_by_themselves_if_the_wait_is_longer_than_two_minutes() -> None:
+    shorter, longer = (QueueFull("full", retry_after_s=seconds).http_headers for seconds in (120, 121))
+    assert "x-should-retry" not in shorter
+    assert longer["x-should-retry"] == "false" and int(longer["retry-after"]) >= 121

@@ -206,6 +206,7 @@ async def test_gpu_time_of_a_day_is_counted_at_the_end_of_choices_and_refuses_th
     error = await refused(one.admit("a"))
     assert "10 GPU-seconds a day" in error.message
     assert 23 * 3600 < int(error.http_headers["retry-after"]) <= 25 * 3600
+    assert error.http_headers["x-should-retry"] == "false"
     assert error.http_headers["x-ratelimit-limit-gpu-ms"] == "10000"
     with pytest.raises(RateLimited):
         await two.check_gpu_time("a")
