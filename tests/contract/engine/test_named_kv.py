@@ -53,13 +53,11 @@ async def test_a_sequence_continues_as_if_it_had_stayed(
     if receiver == "first":
         target.submit(moved)
         await until(lambda: bench.fetcher.fetching == 1)
-        source.submit(begun)
-    else:
-        source.submit(begun)
-        await source_reader.ended(begun.sequence_id)
+    source.submit(begun)
+    first = await source_reader.ended(begun.sequence_id)
+    if receiver == "last":
         target.submit(moved)
     log = await target_reader.ended(moved.sequence_id)
-    first = await source_reader.ended(begun.sequence_id)
     assert first.streamed_handle is None  # its gateway knows the name
     assert first.token_ids + log.token_ids == stayed.token_ids
     assert log.end is not None and (log.pulled, log.end.computed_prompt_tokens) == (1, 0)
