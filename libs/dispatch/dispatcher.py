@@ -161,9 +161,7 @@ class Dispatcher:
 
     @property
     def wants_keys(self) -> bool:
-        """Return whether callers should pass keys to `check_room` and `submit`: while the queue is full, or has
-        been.
-        """
+        """Return whether callers should pass keys to `check_room` and `submit`: the queue is full, or has been."""
         return self._queue.wants_keys
 
     def check_room(self, count: int, key: bytes = b"", tenant: str | None = None) -> None:

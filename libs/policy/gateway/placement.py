@@ -32,8 +32,7 @@ class Attempt:
 class Blocks(NamedTuple):
     """The KV blocks of a sequence that its worker leaves behind, or serves while it computes them."""
 
-    # The data by which a decode worker finds the blocks; opaque here.
-    source: "object"
+    source: object  # by which a decode worker finds the blocks; opaque here
     worker_id: str
     kind: str
     """The kind of KV; workers of equal kind can exchange blocks."""
@@ -99,12 +98,9 @@ class End(NamedTuple):
 
 
 class EndReason(Enum):
-    # The output is complete.
     COMPLETE = auto()
-    # A worker refused the request as invalid.
-    REFUSED = auto()
-    # It was rerouted too often.
-    GAVE_UP = auto()
+    REFUSED = auto()  # by a worker, as invalid
+    GAVE_UP = auto()  # after too many reroutes
 
 
 WorkerEffect = Submit | Forget | Proceed | HandOver | Reserve | Release
@@ -117,9 +113,8 @@ NOTHING: Final[Effects] = ()
 MAX_HAND_OVERS: Final = 32
 """The maximum number of hand-overs of one sequence. After them it stays on its worker to its end."""
 MAX_STALE_ROLE_RETRIES: Final = 256
-"""The bound on retries of one sequence because a worker's role had changed: far more than role changes in its lifetime.
-
-Further ones count as failures, so that a worker that always refuses does not keep it going forever.
+"""The bound on retries of one sequence because a worker's role had changed. Further ones count as failures, so that a
+worker that always refuses does not keep it going forever.
 """
 MAX_TAKEN_BACK: Final = 4
 """The bound on moves of one sequence away from decode workers that are late with its prompt."""
@@ -257,8 +252,8 @@ class Placement:
         if named is None or phase is Phase.BOTH:
             return [Reserve(decode), Submit(self.prompt_attempt, None)]
         self.streamed_blocks = named
-        submits = [Submit(self.prompt_attempt, named), self._submit_decode(decode, named, output_tokens)]
-        return [Reserve(decode), *submits]
+        submit = Submit(self.prompt_attempt, named)
+        return [Reserve(decode), submit, self._submit_decode(decode, named, output_tokens)]
 
     def bound_to_prompt(self, worker: WorkerKey) -> Effects:
         """Start a sequence that ends with its prompt, and that no worker decodes."""
@@ -313,15 +308,13 @@ class Placement:
 
     def first_decoded(self) -> Effects:
         """Forget the prompt's attempt after the first decoded token."""
-        # The blocks have arrived at the decode worker, and their sender has noticed.
-        self.blocks = None
+        self.blocks = None  # they have arrived, and their sender has noticed
         return self._forget_prompt(abort=False)
 
     # ------------------------------------------------------------ hand-overs
 
     def hands_over(self, attempt: Attempt, sequence_id: int) -> bool:
-        """Return whether the gateway should look for a place, under the new id, for an attempt its worker wants to
-        hand over.
+        """Return whether to look for a place, under the new id, for an attempt that its worker wants to hand over.
 
         A worker repeats the request with each role change. It is False if a place is reserved already.
         """
@@ -379,8 +372,7 @@ class Placement:
     ) -> Effects:
         """Restart the sequence after the worker could not go on.
 
-        Blocks that do not arrive are their source's fault; if they were computed there again, they might never
-        arrive.
+        Blocks that do not arrive are their source's fault, and might never arrive from there.
         """
         drop = self._drop(attempt)
         source = (self.blocks or self.streamed_blocks) if blocks_lost else None

@@ -103,7 +103,7 @@ def test_limits_move_workers_without_pressure() -> None:
     (decision,) = decided.decisions
     assert decision.reason_code == "limits"
     assert decision.reason.startswith(
-        "limits ask for other numbers than 1 prefill worker and 2 decode; 1 decode to prefill"
+        "limits ask for other numbers than 1 prefill worker and 2 decode; moving 1 decode worker to prefill leaves"
     )
 
 
