@@ -14,12 +14,11 @@ def name_blocks(generation: Generation, prompt: Link | None, decode: Link) -> Bl
     an image is encoded in a step of its own.
     """
     generation.early = None
-    left = generation.max_output_tokens - len(generation.output)
-    plain = not (generation.pooled or generation.images or generation.sampling.logprobs or generation.trial)
-    if prompt is None or prompt is decode or left <= 1 or not plain:
-        return None
     partner = decode.partner()
-    if partner is None or not (partner.takes_decode and partner.named_kv):
+    if prompt is None or prompt is decode or partner is None or not (partner.takes_decode and partner.named_kv):
+        return None
+    left = generation.max_output_tokens - len(generation.output)
+    if left <= 1 or generation.pooled or generation.images or generation.sampling.logprobs or generation.trial:
         return None
     blocks = prompt.named_blocks(generation.tokens)
     if blocks is None or blocks.kind != partner.kv_kind:
