@@ -222,9 +222,6 @@ class Dispatcher:
                 self._end(generation, error)
         for generation in self.suspects.overdue(self._live):
             self._end(generation, poison_error())
-        for generation in self._attempts.to_take_back(self._router, now_ns):
-            why = "its decode worker had too little time for the prompt, and a prefill worker had nothing to do"
-            self._carry_out(generation, generation.placement.take_back(why))
         self._scheduler.at(now_ns + EXPIRY_INTERVAL_NS, self.watch_time)
 
     # ------------------------------------------------------------ binding

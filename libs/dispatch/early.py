@@ -10,15 +10,17 @@ from libs.policy.gateway.placement import Blocks
 def name_blocks(generation: Generation, prompt: Link | None, decode: Link) -> Blocks | None:
     """Return named blocks by which `decode` can start together with `prompt`, or None if it must start later.
 
-    From then on the decode worker's news is kept back. The first token reaches that worker without its logprobs, and
-    an image is encoded in a step of its own.
+    From then on the decode worker's news is kept back. The first token reaches that worker without its logprobs, an
+    image is encoded in a step of its own, and a batch line lets later prompts pass while its blocks would be held.
     """
     generation.early = None
     partner = decode.partner()
     if prompt is None or prompt is decode or partner is None or not (partner.takes_decode and partner.named_kv):
         return None
     left = generation.max_output_tokens - len(generation.output)
-    if left <= 1 or generation.pooled or generation.images or generation.sampling.logprobs or generation.trial:
+    if left <= 1 or generation.batch or generation.pooled or generation.images:
+        return None
+    if generation.sampling.logprobs or generation.trial:
         return None
     blocks = prompt.named_blocks(generation.tokens)
     if blocks is None or blocks.kind != partner.kv_kind:

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import Final, NamedTuple, Protocol, cast
 
 import structlog
@@ -170,6 +171,8 @@ class Generation:
     """Hash of model and prompt; empty until it is first needed."""
     trial: SuspectTrial | None = None
     """Set while its prompt is suspected of killing workers."""
+    hopeless_from_ns: float = inf
+    """The Unix time from which its first token cannot be expected in time; inf without a deadline, or not judged."""
     early: "list[EarlyNews] | None" = None
     """News of its decode worker that is handled once the prompt's worker has reported; None if none can be early."""
 

@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import Links
-from libs.policy.gateway.binding import RoutingPolicy, bind, fastest_speed
-from libs.policy.gateway.lent_prompts import PATIENCE_NS, LentPrompt, to_take_back
-from libs.policy.gateway.order import hopeless_from_ns
+from libs.policy.gateway.binding import RoutingPolicy, bind
 from libs.policy.gateway.placement import (
     Attempt,
     Forget,
@@ -21,7 +19,6 @@ from libs.policy.gateway.placement import (
 )
 from libs.policy.gateway.view import Binding, BindingRequest, WorkerView, serves_decode
 from libs.policy.roles import Phase
-from libs.policy.speed import Speed
 
 
 class Router:
@@ -43,16 +40,6 @@ class Router:
         `quiet` workers are used only if there are no others, `barred` ones never. `drop_stale_kv` is called for
         requests whose KV blocks no worker is left to pull.
         """
-        speeds: dict[str, Speed] = {}
-
-        def due_ns(generation: Generation) -> int:
-            """Return the deadline, or 0 if there is none or it can no longer be met."""
-            model = generation.model
-            if model not in speeds:
-                speeds[model] = fastest_speed(views, model)
-            prefill_ns = speeds[model].prompt_ns(generation.tokens, generation.tokens**2)
-            hopeful = now_ns < hopeless_from_ns(generation, prefill_ns) < inf
-            return generation.ttft_deadline_unix_ns if hopeful else 0
 
         def binding_request(generation: Generation) -> BindingRequest:
             blocks = generation.placement.blocks
@@ -60,8 +47,9 @@ class Router:
                 drop_stale_kv(generation)
                 blocks = generation.placement.blocks
             kv_kind = blocks.kind if blocks is not None else None
-            batch, due = generation.batch, due_ns(generation)
-            return _binding_request(generation, kv_kind, quiet, batch=batch, due_ns=due)
+            hopeful = now_ns < generation.hopeless_from_ns < inf
+            due_ns = generation.ttft_deadline_unix_ns if hopeful else 0
+            return _binding_request(generation, kv_kind, quiet, batch=generation.batch, due_ns=due_ns)
 
         open_to_all = [view for view in views if view.id not in barred] if barred else views
         return self.bind(map(binding_request, waiting), open_to_all, now_ns)
@@ -73,10 +61,6 @@ class Router:
             if not requests:
                 return []
         return bind(requests, views, self._policy, now_ns)
-
-    def to_take_back(self, prompts: Iterable[LentPrompt], views: Sequence[WorkerView], now_ns: int) -> list[int]:
-        """Return the sequence ids of late prompts that prefill workers without work can take."""
-        return to_take_back(prompts, views, self._policy, now_ns)
 
 
 def _binding_request(
@@ -102,14 +86,6 @@ def _binding_request(
     )
 
 
-def _lent_prompt(generation: Generation, attempt: Attempt, now_ns: int) -> LentPrompt:
-    timeline = generation.timeline
-    request = _binding_request(generation, None, frozenset((attempt.worker[0],)))
-    # A choice that waited again for workers was bound soon after, as it was first in its line.
-    waited_ns = now_ns - max(timeline.bound_ns, timeline.queued_ns)
-    return LentPrompt(request, waited_ns, timeline.predicted_first_ns - timeline.bound_ns)
-
-
 Found = tuple[Generation, Attempt]
 
 
@@ -127,8 +103,6 @@ class Attempts:
         self._links = links
         # Holds only workers that have attempts.
         self._by_worker: dict[WorkerKey, _WorkerAttempts] = {}
-        # Attempts of both phases by sequence id, from their submit until the look after their first token or end.
-        self._lent: dict[int, Found] = {}
 
     def __iter__(self) -> Iterator[Found]:
         return (found for attempts in self._by_worker.values() for found in attempts.running.values())
@@ -146,19 +120,6 @@ class Attempts:
         """Remove a lost worker and return its attempts and the choices with a credit reserved there."""
         attempts = self._by_worker.pop(worker, None)
         return ([], []) if attempts is None else (list(attempts.running.values()), list(attempts.reserved))
-
-    def to_take_back(self, router: Router, now_ns: int) -> list[Generation]:
-        """Return people's choices whose prompts wait on decode workers although a prefill worker has nothing to do."""
-        self._lent = {
-            sequence_id: (generation, attempt)
-            for sequence_id, (generation, attempt) in self._lent.items()
-            if generation.placement.prompt_attempt is attempt and generation.placement.awaits_lent_time
-        }
-        prompts = [_lent_prompt(generation, attempt, now_ns) for generation, attempt in self._lent.values()]
-        # Views of many workers take longer than this check.
-        if not any(each.waited_ns >= PATIENCE_NS for each in prompts):
-            return []
-        return [self._lent[each][0] for each in router.to_take_back(prompts, self._links.views(), now_ns)]
 
     def carry_out(self, generation: Generation, effect: WorkerEffect) -> None:
         """Carry an effect out. A lost worker receives no call."""
@@ -187,8 +148,6 @@ class Attempts:
         attempts.running[attempt.sequence_id] = generation, attempt
         if attempt.phase is not Phase.PREFILL:
             attempts.reserved.pop(generation, None)
-        if attempt.phase is Phase.BOTH and not generation.batch:
-            self._lent[attempt.sequence_id] = generation, attempt
         if (link := self._links.link(attempt.worker)) is not None:
             link.submit(attempt, generation, effect.blocks)
 

@@ -229,8 +229,8 @@ class WaitingQueue:
                 tokens, cached = generation.tokens, max(generation.cached_hints.values(), default=0)
                 prefill_ns = speeds[model].prompt_ns(max(tokens - cached, 1), tokens**2 - cached**2)
                 prefill_ns += least_encode_ns(generation.placed_images, cached, workers, model)
-                hopeless_ns = hopeless_from_ns(generation, prefill_ns)
-                line.judge(generation.placement.sequence_id, hopeless_ns, round(prefill_ns))
+                generation.hopeless_from_ns = hopeless_from_ns(generation, prefill_ns)
+                line.judge(generation.placement.sequence_id, generation.hopeless_from_ns, round(prefill_ns))
 
     def in_order(
         self,

@@ -37,9 +37,11 @@ class WorkerLinks:
         tasks: TaskOwner,
         clock: Clock,
         tpot_ns: float = 0.0,
+        early_decodes: bool = False,
     ) -> None:
         """`tpot_ns` is the TPOT target of requests that name none; 0 for none."""
         self._tpot_ns = tpot_ns
+        self._early_decodes = early_decodes
         self._hello = hello
         self._clock = clock
         self._transport = transport
@@ -125,6 +127,7 @@ class WorkerLinks:
             listener=listener,
             clock=self._clock,
             tpot_ns=self._tpot_ns,
+            early_decodes=self._early_decodes,
         )
         self._links[key] = link
         self._stop[key] = self._tasks.spawn(f"link {worker.id}", link.run()).cancel

@@ -63,7 +63,7 @@ BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 # Bound on the submits in one frame, well below gRPC's message bound. The rest follows in the next frame.
 MAX_SUBMIT_BYTES = 4 * 1024 * 1024
-# Nobody can guess a name, and so pull blocks that are not theirs.
+# A name cannot be guessed, so nobody can pull another's blocks by it.
 KV_NAME_BYTES = 16
 
 
@@ -88,8 +88,9 @@ class WorkerLink:
         listener: LinkListener,
         clock: Clock,
         tpot_ns: float = 0.0,
+        early_decodes: bool = False,
     ) -> None:
-        """`tpot_ns` is the TPOT target of requests that name none; 0 for none."""
+        """`tpot_ns` is the TPOT target of requests that name none; 0 for none. `early_decodes` allows named blocks."""
         self.id = worker.id
         self.incarnation = worker.incarnation
         self.key = worker.id, worker.incarnation
@@ -121,6 +122,7 @@ class WorkerLink:
         self._clock = clock
         self._registered = worker
         self._tpot_ns = tpot_ns
+        self._early_decodes = early_decodes
         self.outlook = outlook_of(worker, tpot_ns)
         self._next = pb.GatewayFrame()
         self._submits: deque[pb.Submit] = deque()
@@ -169,7 +171,9 @@ class WorkerLink:
         only once it begins.
         """
         worker = self._worker
-        if worker is None or not worker.capabilities.named_kv or worker.capabilities.kv_once:
+        if not self._early_decodes or worker is None:
+            return None
+        if not worker.capabilities.named_kv or worker.capabilities.kv_once:
             return None
         if self.outlook.prompt_tokens + tokens > self.outlook.speed.chunk_tokens:
             return None

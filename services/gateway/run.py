@@ -182,6 +182,7 @@ def _fleet(
         tasks=tasks,
         clock=clock,
         tpot_ns=settings.tpot_target_ms * 1e6,
+        early_decodes=settings.early_decodes,
     )
 
 

@@ -11,7 +11,6 @@ Not modelled are the network, the gateway, sequences that begin to decode later,
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
@@ -213,7 +212,11 @@ def _by_turn(room: WorkerRoom) -> tuple[int, str]:
 
 
 MOST_HELD: Final = 64
-"""The maximum number of requests that let others pass in one round because they wait for a prefill worker."""
+"""The maximum number of requests that let others pass in one round. At one more, no further request is looked at."""
+
+
+_Pair = tuple[WorkerRoom | None, WorkerRoom | None]
+"""The workers that compute a prompt and decode it."""
 
 
 class _Market:
@@ -222,6 +225,8 @@ class _Market:
     def __init__(self) -> None:
         self.has_prefill = False
         """True if some worker computes prompts alone, with or without credits."""
+        self.holds = False
+        """True if a request lets others pass."""
         self.prompts: list[WorkerRoom] = []
         self.both: list[WorkerRoom] = []
         # By kind of KV.
@@ -238,7 +243,19 @@ class _Market:
             if view.takes_decode:
                 self.decodes.setdefault(view.kv_kind, []).append(room)
 
-    def drop_spent(self, room: WorkerRoom) -> None:
+    def bind(self, request: BindingRequest, pair: _Pair, turn: int) -> Binding:
+        """Return the binding to a pair of workers, and count it in their rooms."""
+        source, room = pair
+        predicted = predict(request, source, room)
+        take(request, source, room, turn)
+        if room is not None:
+            self._drop_spent(room)
+        if source is not None and source is not room:
+            self._drop_spent(source)
+        prompt, decode = source.view.id if source else None, room.view.id if room else ""
+        return Binding(request.sequence_id, prompt, decode, predicted)
+
+    def _drop_spent(self, room: WorkerRoom) -> None:
         """Remove a worker that has no credits left in this round."""
         view = room.view
         if room in self.prompts and room.prefill_credits <= 0:
@@ -256,8 +273,8 @@ def bind(
     """Bind requests in the order of `requests`.
 
     A request that finds no room holds up all later ones of its model, so that none starves. One that would be late on
-    a mixed worker waits for a prefill worker, which computes it sooner. If no later one can use the mixed worker
-    better, it is bound there all the same.
+    a mixed worker lets those pass that are in time there, as a prefill worker may compute it sooner. What room is left
+    after them is its own.
     """
     markets: dict[str, _Market] = {}
     for view in workers:
@@ -268,42 +285,42 @@ def bind(
     turn = max((view.turn for view in workers), default=0)
     bindings: list[Binding] = []
     held: list[BindingRequest] = []
-    for request, again in chain(((each, False) for each in requests), ((each, True) for each in held)):
-        if not markets:
+    open_models = set(markets)
+    for request in requests:
+        if not open_models:
             break
-        market = markets.get(request.model)
-        if market is None:
+        if request.model not in open_models:
             continue
+        market = markets[request.model]
         pair = _choose(request, market, policy)
         if pair is None:
-            del markets[request.model]
-            continue
-        source, room = pair
-        if not again and len(held) < MOST_HELD and _is_held(request, market, source, now_ns):
+            open_models.remove(request.model)
+        elif not _is_held(request, market, pair[0], now_ns):
+            bindings.append(market.bind(request, pair, turn := turn + 1))
+        elif len(held) < MOST_HELD:
             held.append(request)
-            continue
-        turn += 1
-        predicted = predict(request, source, room)
-        take(request, source, room, turn)
-        if room is not None:
-            market.drop_spent(room)
-        if source is not None and source is not room:
-            market.drop_spent(source)
-        prompt, decode = source.view.id if source else None, room.view.id if room else ""
-        bindings.append(Binding(request.sequence_id, prompt, decode, predicted))
+            market.holds = True
+        else:
+            open_models.remove(request.model)
+    for request in held:
+        market = markets[request.model]
+        pair = _choose(request, market, policy)
+        if pair is not None:
+            bindings.append(market.bind(request, pair, turn := turn + 1))
     return bindings
 
 
 def _is_held(request: BindingRequest, market: _Market, source: WorkerRoom | None, now_ns: int) -> bool:
-    """Return whether a request would be late on a mixed worker and may be in time on a prefill worker."""
-    if source is None or not request.due_ns or not market.has_prefill or not source.view.takes_both:
+    """Return whether a request is to let later ones pass, or not to pass one that does."""
+    if source is None:
         return False
-    return now_ns + first_token_ns(request, source) > request.due_ns
+    late = not request.due_ns or now_ns + first_token_ns(request, source) > request.due_ns
+    if market.holds:
+        return late
+    return late and request.due_ns > 0 and market.has_prefill and source.view.takes_both
 
 
-def _choose(
-    request: BindingRequest, market: _Market, policy: RoutingPolicy
-) -> tuple[WorkerRoom | None, WorkerRoom | None] | None:
+def _choose(request: BindingRequest, market: _Market, policy: RoutingPolicy) -> _Pair | None:
     """Return where the prompt is computed and where tokens are decoded, or None without room."""
     if request.kv_kind is not None:
         fitting = market.decodes.get(request.kv_kind)

@@ -116,8 +116,6 @@ MAX_STALE_ROLE_RETRIES: Final = 256
 """The bound on retries of one sequence because a worker's role had changed. Further ones count as failures, so that a
 worker that always refuses does not keep it going forever.
 """
-MAX_TAKEN_BACK: Final = 4
-"""The bound on moves of one sequence away from decode workers that are late with its prompt."""
 # Refusals of a worker whose role is not the one its gateway knew, or that is leaving.
 OTHER_ROLE: Final = (Refusal.STALE_ROLE, Refusal.DRAINING)
 
@@ -176,8 +174,6 @@ class Placement:
     """The number of moves with the KV because the worker took another role."""
     given_up: int = 0
     """The number of times the sequence gave its place up to another tenant."""
-    taken_back: int = 0
-    """The number of times a decode worker was late with the prompt, and lost it to a prefill worker without work."""
     handing_over: bool = False
     """True if the worker was asked to hand the sequence over; one that cannot move the KV ends the attempt."""
     recomputes: int = 0
@@ -209,15 +205,7 @@ class Placement:
     @property
     def resumed(self) -> bool:
         """Return whether the sequence was bound before and lost its worker, or its place there."""
-        return bool(self.reroutes or self.stale_role_retries or self.given_up or self.taken_back)
-
-    @property
-    def awaits_lent_time(self) -> bool:
-        """Return whether a decode worker is to compute the prompt beside its decodes, and may still lose it."""
-        attempt = self.prompt_attempt
-        apart = self.reserved is not None or self.handing_over or self.ended
-        lent = attempt is not None and attempt.phase is Phase.BOTH and not attempt.tokens
-        return lent and not apart and self.taken_back < MAX_TAKEN_BACK
+        return bool(self.reroutes or self.stale_role_retries or self.given_up)
 
     @property
     def runs(self) -> bool:
@@ -411,14 +399,6 @@ class Placement:
         if not self.runs or self.ended or self.waiting:
             return NOTHING
         self.given_up += 1
-        return [*self._release(keep_blocks=False), Requeue(why)]
-
-    def take_back(self, why: str) -> Effects:
-        """Leave the decode worker that is late with the prompt, and wait for another one."""
-        if self.prompt_attempt is None or not self.awaits_lent_time:
-            return NOTHING
-        self.taken_back += 1
-        self.avoid.add(self.prompt_attempt.worker[0])
         return [*self._release(keep_blocks=False), Requeue(why)]
 
     def drop_stale_kv(self) -> Effects:

@@ -120,8 +120,23 @@ def test_a_prompt_that_would_be_late_on_a_mixed_worker_leaves_it_to_one_that_is_
 def test_a_round_lets_a_bounded_number_of_prompts_wait_for_prefill_workers() -> None:
     asks = [replace(ask(key), due_ns=1_000) for key in range(MOST_HELD + 2)]
     asks[-1] = replace(asks[-1], due_ns=10**12)
-    (binding,) = bind(asks, [prefill("p", prefill_credits=0), mixed("m", decode_credits=1)], PredictedTtft())
-    assert binding.sequence_id == MOST_HELD
+    workers = [prefill("p", prefill_credits=0), mixed("m", decode_credits=1)]
+    (binding,) = bind(asks, workers, PredictedTtft())
+    assert binding.sequence_id == 0, "the last one is not looked at"
+    (binding,) = bind(asks[2:], workers, PredictedTtft())
+    assert binding.sequence_id == MOST_HELD + 1
+
+
+def test_nothing_late_or_without_a_deadline_passes_a_prompt_that_lets_others_pass() -> None:
+    urgent, late, line = replace(ask(1), due_ns=1_000), ask(2), replace(ask(3), batch=True)
+    workers = [prefill("p", prefill_credits=0), mixed("m", decode_credits=1)]
+    assert [each.sequence_id for each in bind([urgent, late, line], workers, PredictedTtft())] == [1]
+
+
+def test_a_prompt_that_lets_others_pass_is_bound_although_a_later_one_finds_no_room() -> None:
+    urgent, stuck = replace(ask(1), due_ns=1_000), replace(ask(2), kv_kind="other")
+    workers = [prefill("p", prefill_credits=0), mixed("m", decode_credits=1)]
+    assert [each.sequence_id for each in bind([urgent, stuck], workers, PredictedTtft())] == [1]
 
 
 def test_the_decode_worker_with_the_earliest_second_token_is_chosen() -> None:
