@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from libs.contracts.errors import StartupError
 from libs.runtime.settings import CommonSettings
-from libs.runtime.tasks import retrieve
+from libs.runtime.tasks import finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,13 +276,7 @@ def gather(consumer: AIOKafkaConsumer, gather_ms: int) -> None:
 
 async def _start(starting: Coroutine[Any, Any, None]) -> None:
     """Connect, delaying a cancellation until the timeouts below: aiokafka would leave its connection open."""
-    task = asyncio.get_running_loop().create_task(starting, name="kafka client start")
-    task.add_done_callback(retrieve)  # nobody awaits the task of a cancelled caller
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
+    await finish("kafka client start", starting)
 
 
 async def _stop(consumer: AIOKafkaConsumer) -> None:

@@ -10,6 +10,8 @@ from libs.policy.copies import UnreachableBroker, UnreachableBrokers
 
 PROBE_S: Final = 2.0
 """The pause between two rounds of requests to every broker."""
+PROBE_TIMEOUT_S: Final = 10.0
+"""The longest time of one round. A broker that accepts connections and answers nothing could extend it otherwise."""
 ALONE_PROBE_S: Final = 30.0
 """The pause while the cluster has one broker, which no other can report as up."""
 
@@ -31,7 +33,8 @@ class BrokerReach:
             try:
                 async with open_admin(self._bootstrap, self._client_id) as admin:
                     while True:
-                        brokers = await self._probe(admin._client)
+                        async with asyncio.timeout(PROBE_TIMEOUT_S):
+                            brokers = await self._probe(admin._client)
                         await asyncio.sleep(PROBE_S if brokers > 1 else ALONE_PROBE_S)
             except CONNECTION_ERRORS:
                 self.found = None

@@ -95,10 +95,11 @@ class FulcrumError(Exception):
         if self.retry_after_s is not None:
             # Clients refused at the same moment must not all return at the same moment.
             spread = 1 + self.retry_spread * random.random()  # noqa: S311 - not a secret
-            headers["retry-after"] = str(max(1, round(self.retry_after_s * spread)))
+            seconds = max(1, round(self.retry_after_s * spread))
+            headers["retry-after"] = str(seconds)
             # anthropic 2.10.0 and openai 6.49.0 for Node sleep inside a call through any Retry-After, hours too
             # (findings/clients-disagree-on-retry-after.sh).
-            if self.retry_after_s > MAX_RETRY_WAIT_S:
+            if seconds > MAX_RETRY_WAIT_S:
                 headers["x-should-retry"] = "false"
         return headers
 

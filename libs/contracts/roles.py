@@ -14,6 +14,7 @@ from libs.policy.roles import MAX_BUDGET_TOKENS
 
 # A planner's default id begins with this prefix. Changes by other actors count as made by a person.
 PLANNERS: Final = "planner"
+NO_REASON: Final = "no reason given"
 ROLE_NAMES: Final = ("prefill", "decode", "mixed", "standby")
 
 

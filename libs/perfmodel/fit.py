@@ -201,6 +201,8 @@ LINE_QUANTILES: Final = (LOW_QUANTILE, 0.02)
 MAX_FACTOR: Final = 1e4
 # Upper bound of a relative error, so that outliers do not decide between two models.
 LOSS_CAP: Final = 1.0
+# Loss on large batches up to which a profile's are not doubted.
+GOOD_LOSS: Final = 0.03
 
 # Sizes of the steps by which an earlier model is remembered.
 REMEMBERED_TOKENS: Final = tuple(2**power for power in range(4, 15))
@@ -286,9 +288,15 @@ def fit_steps(prior: StepTimeModel, rows: Rows, remembered: Rows = NOTHING) -> S
     """
     found = _fit_sizes(prior, rows, remembered)
     large = rows.pick(rows.batch > prior.saturating_sequences)
-    if not prior.saturating_sequences or len(large) < MIN_STEPS:
+    if not prior.saturating_sequences or len(large) < MIN_STEPS or loss(found, large) <= GOOD_LOSS:
         return found
-    plain = _fit_sizes(prior.without_large_batches(), rows, remembered)
+    start = prior.without_large_batches()
+    # One descent takes a small part of a fit's time, and comes close to its result.
+    unseen = _unseen(remembered, enough := _enough(rows))
+    trial = _descend(_scaled(start, enough, unseen), enough, unseen)
+    if loss(trial, large) >= loss(found, large):
+        return found
+    plain = _fit_sizes(start, rows, remembered)
     # It has fewer coefficients, so it fits the same steps better only if they are not like the prior's.
     better = loss(plain, large) < loss(found, large) and loss(plain, rows) < loss(found, rows)
     return plain if better else found

@@ -221,7 +221,10 @@ def _measured(compute: Compute, variant: str) -> StepTimeModel | None:
     for measured in _MEASURED:
         known = measured.compute()
         if measured.uncompiled == (VARIANT_UNCOMPILED in parts) and _is_like(compute, known):
-            return _rescaled(profile(measured.profile).step_time, compute, known)
+            stated = profile(measured.profile).step_time
+            scaled = _rescaled(stated, compute, known)
+            # Without the compiler the floor is the host's time to launch kernels, whatever the weights.
+            return replace(scaled, prefill_floor_ns=stated.prefill_floor_ns) if measured.uncompiled else scaled
     return None
 
 

@@ -21,7 +21,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import (
     Seen,
     WorkerChange,
 )
-from libs.contracts.roles import role_from_name, role_name
+from libs.contracts.roles import NO_REASON, role_from_name, role_name
 from libs.policy.planner.due import LEAST_DUE_NS
 from libs.policy.planner.hindsight import METHOD, Replay, outlook
 from libs.policy.planner.role_planning import (
@@ -269,7 +269,7 @@ def role_moved(worker: Worker) -> Decision:
     actor = change.actor or "somebody"
     return Decision(
         action=ACTION_ROLE_MOVED,
-        reason=f"{actor} moved {worker.id} to {role}: {change.reason or 'no reason given'}",
+        reason=f"{actor} moved {worker.id} to {role}: {change.reason or NO_REASON}",
         actor=actor,
         worker_id=worker.id,
         worker_incarnation=worker.incarnation,

@@ -122,8 +122,9 @@ def _planner(model: TopModel) -> Text:
     if planner.idle_because:
         text.append(f", moves nothing, as {planner.idle_because}", "yellow")
     if planner.reason and planner.acts:
-        age = "" if planner.decided_unix_ms is None else span(model.status.as_of_unix_ms - planner.decided_unix_ms)
-        text.append(f", decided {age} ago: ", "dim").append(planner.reason)
+        decided_ms = planner.decided_unix_ms
+        age = "" if decided_ms is None else f" {span(model.status.as_of_unix_ms - decided_ms)} ago"
+        text.append(f", decided{age}: ", "dim").append(planner.reason)
     return text
 
 

@@ -277,9 +277,10 @@ def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
     held = sum(each.held_by_link for each in behind)
     more = f", which holds up {amount(held)} sequence{'' if round(held) == 1 else 's'}" if held >= 1 else ""
     share = max(worst.kv_awaited, worst.kv_wait)
+    alone = len(behind) == 1
     sentence = (
-        f"Slow link: {share:.0%} of the time, {listed([each.id for each in behind])} "
-        f"{'waits' if len(behind) == 1 else 'wait'} for KV that is ready at its source{more}. Check the network from "
+        f"Slow link: {'' if alone else 'up to '}{share:.0%} of the time, {listed([each.id for each in behind])} "
+        f"{'waits' if alone else 'wait'} for KV that is ready at its source{more}. Check the network from "
         f"{listed([each.id for each in _sources(state)]) or 'the prefill workers'}."
     )
     yield Cause(CauseCode.SLOW_LINK, state.model, sentence, tuple(each.id for each in behind), grade=grade, rank=1)
@@ -385,7 +386,11 @@ def _said(cause: Cause, state: ModelState) -> str:
     if code is CauseCode.TOO_SMALL:
         now = Split(state.prefill, state.mixed, found.prefill, found.decode)
         slows = found.least.pressure < now.pressure and found.least.cost >= now.cost
-        but = ", and those would slow running answers too much" if slows else ""
+        best = (
+            f"The best roles would leave about {figure(found.cluster)}, but slow running answers too much"
+            if slows
+            else f"No other roles would leave a pressure below about {figure(found.cluster)}"
+        )
         more = f"; {workers(cause.missing_workers, 'more')} would suffice" if cause.missing_workers else ""
         if state.roles_fixed:
             return (
@@ -394,8 +399,7 @@ def _said(cause: Cause, state: ModelState) -> str:
             )
         return (
             f"Too small{easing}: pressure {figure(found.prefill)} on {on_prefill} and {figure(found.decode)} on "
-            f"{on_decode}, {backlog(state)}{images}. No other roles would leave a pressure below about"
-            f" {figure(found.cluster)}{but}{more}.{then}"
+            f"{on_decode}, {backlog(state)}{images}. {best}{more}.{then}"
         )
     if code is CauseCode.PREFILL_BOUND:
         return (

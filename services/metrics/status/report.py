@@ -7,6 +7,7 @@ from types import MappingProxyType
 import msgspec
 from fastapi import APIRouter, Response
 
+from libs.contracts.roles import NO_REASON, PLANNERS
 from libs.policy.alerts.store import AlertStore
 from libs.policy.roles import Role
 from libs.policy.verdict.advice import Action
@@ -255,7 +256,7 @@ def _verdict(verdict: Verdict, planner: PlannerStatus) -> ReportedVerdict:
     first = causes[0] if causes else None
     sentence = verdict.sentence
     if first is not None and planner.acts and (move := planner.last_move) is not None and move.age_ms <= MOVED_MS:
-        sentence += f" {_moved(move)}"
+        sentence += f" {_moved(move, planner)}"
     return ReportedVerdict(
         code=verdict.code,
         model=verdict.model,
@@ -266,13 +267,18 @@ def _verdict(verdict: Verdict, planner: PlannerStatus) -> ReportedVerdict:
     )
 
 
-def _moved(move: LastMove) -> str:
+def _moved(move: LastMove, planner: PlannerStatus) -> str:
     """Return the sentence of a move with its reason, as it may go the other way than the present figures suggest."""
     did = f"{move.actor} moved {move.worker} to {move.to_role}"
+    ago = f"{did} {move.age_ms / 1000:.0f} s ago"
+    why = move.reason.removeprefix(f"{did}: ")
+    if why in ("", move.reason, NO_REASON):
+        return f"{ago}."
+    if move.actor != planner.leader and not move.actor.startswith(PLANNERS):
+        return f"{ago} with the reason: {why}."
     # What the move was to leave is a prediction of another time than the figures beside it.
-    why, *_ = move.reason.removeprefix(f"{did}: ").split(";")
-    reason = f"; its reason then: {why}" if why and why != move.reason else ""
-    return f"{did} {move.age_ms / 1000:.0f} s ago{reason}."
+    why, *_ = why.split(";")
+    return f"{ago}; its reason then: {why}."
 
 
 def _cause(cause: Cause, planner: PlannerStatus) -> ReportedCause:

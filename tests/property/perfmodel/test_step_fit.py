@@ -370,6 +370,18 @@ def test_a_worker_like_its_profile_keeps_the_large_batches(factor: float) -> Non
     assert found.decode_wide_ns == pytest.approx(truth.decode_wide_ns, rel=0.2)
 
 
+@pytest.mark.parametrize("factor", [0.8, 1.0, 1.3])
+def test_a_worker_like_its_profile_spends_no_time_on_fits_without_large_batches(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: StepTimeModel) -> StepTimeModel:
+        raise AssertionError("a fit without large batches is tried")
+
+    rows = large_steps(H200.scaled(factor), PREFILL + DECODE + MIXED, 600).rows()
+    monkeypatch.setattr(StepTimeModel, "without_large_batches", refuse)
+    fit_steps(H200, rows)
+
+
 def test_large_batches_stay_known_while_none_is_measured() -> None:
     samples = StepSamples()
     for index in range(400):

@@ -1,5 +1,8 @@
 """Tests of the watch that finds brokers which this process alone cannot reach."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,9 +10,11 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import NodeNotReadyError
 
+from libs.bus import reach as watch
 from libs.bus.clients import BrokerAway
 from libs.bus.reach import BrokerReach
 from libs.policy.copies import UnreachableBroker, UnreachableBrokers
+from libs.runtime.tasks import end
 
 
 class Client:
@@ -55,3 +60,35 @@ async def test_nothing_is_known_while_no_broker_answers() -> None:
     client.described = False
     with pytest.raises(BrokerAway):
         await reach._probe(client)
+
+
+async def test_a_round_that_does_not_end_is_given_up_and_the_client_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Client):
+        async def force_metadata_update(self) -> bool:
+            await asyncio.Event().wait()
+            return True
+
+    opened, closed, again = [], [], asyncio.Event()
+
+    @asynccontextmanager
+    async def open_admin(*_: Any) -> AsyncIterator[SimpleNamespace]:
+        opened.append(Hanging())
+        if len(opened) == 2:
+            again.set()
+        try:
+            yield SimpleNamespace(_client=opened[-1])
+        finally:
+            closed.append(opened[-1])
+
+    monkeypatch.setattr(watch, "open_admin", open_admin)
+    monkeypatch.setattr(watch, "PROBE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(watch, "PROBE_S", 0.0)
+    reach = BrokerReach("k1:9092", "c", "test", "node-a")
+    reach.found = UnreachableBrokers("node-a")
+    running = asyncio.create_task(reach.run())
+    try:
+        async with asyncio.timeout(30):
+            await again.wait()
+        assert closed[0] is opened[0] and reach.found is None
+    finally:
+        await end(running)

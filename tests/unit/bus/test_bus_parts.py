@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from libs.bus.broker import Copies, few_copies, named_brokers, topic_settings, weak_topics
 from libs.bus.codec import UNREADABLE, Buffer, Outgoing, SkippedRecords, decode, encode
 from libs.bus.subscription import Progress, Subscription, Turns
-from libs.contracts.errors import QueueFull, RateLimited
+from libs.contracts.errors import MAX_RETRY_WAIT_S, QueueFull, RateLimited
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
 from libs.contracts.topics import ALL, DECISIONS, STEPS, Topic
@@ -276,6 +276,19 @@ def test_retry_after_is_never_early_and_spread_if_many_are_refused_at_once() -> 
 
 
 def test_clients_do_not_retry_by_themselves_if_the_wait_is_longer_than_two_minutes() -> None:
-    shorter, longer = (QueueFull("full", retry_after_s=seconds).http_headers for seconds in (120, 121))
+    shorter = RateLimited("used", retry_after_s=120, headers={}).http_headers
+    longer = QueueFull("full", retry_after_s=121).http_headers
     assert "x-should-retry" not in shorter
     assert longer["x-should-retry"] == "false" and int(longer["retry-after"]) >= 121
+
+
+@pytest.mark.parametrize(
+    ("share", "stated_s"), [(0.0, 115), (0.17, 120), (0.18, 120), (0.19, 120), (0.2, 121), (0.99, 143)]
+)
+def test_the_notice_against_retries_depends_on_the_time_in_the_header(
+    monkeypatch: pytest.MonkeyPatch, share: float, stated_s: int
+) -> None:
+    monkeypatch.setattr("random.random", lambda: share)
+    headers = QueueFull("full", retry_after_s=115).http_headers
+    assert int(headers["retry-after"]) == stated_s
+    assert ("x-should-retry" in headers) == (stated_s > MAX_RETRY_WAIT_S)

@@ -5,7 +5,8 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -20,8 +21,9 @@ from libs.cli.status.tables import show_occupancy_of
 from libs.cli.top import draw
 from libs.cli.top.detail import Detail
 from libs.cli.top.feed import Feed, NotShown
-from libs.cli.top.head import Workers
+from libs.cli.top.head import Workers, _planner
 from libs.cli.top.lists import REQUEST_HEADS, STEP_HEADS
+from libs.cli.top.model import TopModel
 from libs.cli.top.screen import GroupDetail, Top
 from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import ACTION_ROLE_MOVED, Decision
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
@@ -362,6 +364,16 @@ async def test_a_frame_updates_the_table_only_for_changed_figures(monkeypatch: p
         app.feed.model.workers["decode-0"].running += 1
         table.fill(workers, app.feed.model.last_ms)
         assert changed == [("decode-0", "run")]
+
+
+@pytest.mark.parametrize(("decided_unix_ms", "said"), [(None, ", decided: "), (8_000, ", decided 2.0 s ago: ")])
+def test_a_decision_of_unknown_time_is_shown_without_its_age(decided_unix_ms: int | None, said: str) -> None:
+    planner = SimpleNamespace(
+        heard=True, mode="auto", idle_because="", reason="decodes press", acts=True, decided_unix_ms=decided_unix_ms
+    )
+    status = SimpleNamespace(observed=None, planner=planner, as_of_unix_ms=10_000)
+    shown = _planner(cast("TopModel", SimpleNamespace(status=status)))
+    assert shown.plain == f"planner auto{said}decodes press"
 
 
 async def test_an_event_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Tests of `/v1/status`, its gauges and its alerts, over the real app and state."""
 
+import re
+
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -21,6 +23,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
     ModelQueue,
     RequestEvent,
 )
+from libs.contracts.roles import NO_REASON
 from libs.contracts.topics import DECISIONS, QUEUES, REQUESTS, STEPS
 from libs.perfmodel.learner import FittedModel, KindFit
 from libs.perfmodel.wire import step_time_message
@@ -348,6 +351,21 @@ async def test_beside_an_acting_planner_the_sentence_has_its_last_move_and_the_r
         "p moved gpu-1 to decode 1 s ago; its reason then: decode pressure 1.9 on 4 decode workers."
     )
     assert [each.now for each in cluster.alerts.book.firing()] == [verdict.causes[0].sentence]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"), [(NO_REASON, ""), ("more prompts at noon", " with the reason: more prompts at noon")]
+)
+async def test_a_move_by_a_person_is_shown_with_its_reason_if_one_was_given(cluster, given, shown):
+    await cluster.run(10)
+    auto = {"planner_id": "p", "decided_unix_ns": at(100 * cluster.tenth), "mode": MODE_AUTO}
+    cluster._take(DECISIONS, Decision(action=ACTION_KEEP, **auto))
+    moved = {"worker_id": "gpu-1", "assignment": Assignment(role=ROLE_MIXED), "actor": "anna"}
+    why = f"anna moved gpu-1 to decode: {given}"
+    cluster._take(DECISIONS, Decision(action=ACTION_ROLE_MOVED, reason=why, **moved, **auto))
+    await cluster.run(25, waiting_tokens=300_000, come=4_000)
+    sentence = cluster.status().verdict.sentence
+    assert re.search(rf" anna moved gpu-1 to decode \d+ s ago{shown}\.$", sentence), sentence
 
 
 async def test_the_end_of_an_imbalance_ends_its_alert_and_verdict(cluster):

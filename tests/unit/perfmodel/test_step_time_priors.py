@@ -106,6 +106,15 @@ def test_a_model_like_the_measured_one_has_its_large_batches_scaled_to_its_shape
         assert prior.step_ns(work) == pytest.approx(stated.step_ns(work), rel=0.08)
 
 
+def test_larger_weights_raise_the_floor_only_if_reading_them_sets_it() -> None:
+    compiled, uncompiled = (profile(f"llama3.1-8b-h200-aic{tail}").step_time for tail in ("", "-eager"))
+    scaled = prior_step_time("vllm", H200, QWEN3_8B).prefill_floor_ns / compiled.prefill_floor_ns
+    assert scaled == pytest.approx(QWEN3_8B.weight_bytes / LLAMA_31_8B.weight_bytes) != 1
+    launching = prior_step_time("vllm", H200, QWEN3_8B, variant=VARIANT_UNCOMPILED)
+    assert launching.prefill_floor_ns == uncompiled.prefill_floor_ns
+    assert launching.decode_fixed_ns != uncompiled.decode_fixed_ns
+
+
 @pytest.mark.parametrize(
     ("engine", "gpu", "compute", "gpus", "variant"),
     [

@@ -13,7 +13,7 @@ from libs.policy.pressure import WorkerProfile, Workload
 from libs.policy.roles import Role
 from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.advice import Action
-from libs.policy.verdict.causes import CauseCode, causes
+from libs.policy.verdict.causes import CauseCode, causes, figure
 from libs.policy.verdict.state import (
     CLEAR_DECODES,
     Grade,
@@ -157,7 +157,11 @@ def test_roles_that_relieve_prompts_by_making_decodes_press_are_named_and_not_ad
     assert subject.pressures.cluster < subject.pressures.prefill
     found = causes(subject, LIMITS)[0]
     assert (found.code, found.action) == (CauseCode.TOO_SMALL, None)
-    assert "and those would slow running answers too much" in found.sentence
+    assert (
+        f". The best roles would leave about {figure(subject.pressures.cluster)}, but slow running answers too much"
+        in found.sentence
+    )
+    assert "No other roles" not in found.sentence
 
 
 def test_a_sentence_predicts_no_move_where_a_planner_moves_workers_by_itself():
@@ -190,7 +194,10 @@ def test_several_workers_behind_a_slow_link_are_one_cause():
     behind = {f"gpu_{number}": {"kv_awaited": 0.9, "held_by_link": 2.0, "kv_awaited_s": 1.5} for number in (3, 4)}
     found = causes(state(prompts=0.5, decodes=20, **behind), LIMITS)
     assert [(each.code, each.workers) for each in found] == [(CauseCode.SLOW_LINK, ("gpu-3", "gpu-4"))]
+    assert found[0].sentence.startswith("Slow link: up to 90% of the time, gpu-3 and gpu-4 wait for KV")
     assert ", which holds up 4 sequences. Check the network from gpu-0" in found[0].sentence
+    alone = causes(state(prompts=0.5, decodes=20, gpu_3=behind["gpu_3"]), LIMITS)
+    assert alone[0].sentence.startswith("Slow link: 90% of the time, gpu-3 waits for KV")
 
 
 def test_kv_that_arrives_soon_is_no_cause_however_often_it_is_waited_for():
