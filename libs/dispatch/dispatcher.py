@@ -12,7 +12,7 @@ from typing import cast
 import structlog
 
 from libs.contracts.errors import FulcrumError, NoWorkers
-from libs.dispatch.early import early_news, kept_back, name_blocks
+from libs.dispatch.early import early_news, keep_back, name_blocks
 from libs.dispatch.generation import ApiFinishReason, EarlyNews, Ending, Experience, Generation
 from libs.dispatch.places import ModelPlaces, Others, TenantPlaces
 from libs.dispatch.ports import (
@@ -345,7 +345,7 @@ class Dispatcher:
     ) -> None:
         if generation.pooled:
             return  # an older worker generates instead of pooling, and ends without a vector
-        if generation.early is not None and kept_back(generation, EarlyNews(attempt, token_id, logprob)):
+        if generation.early is not None and keep_back(generation, EarlyNews(attempt, token_id, logprob)):
             return
         ended = generation.token(token_id, logprob, now_ns)
         attempt.tokens += 1
@@ -388,7 +388,7 @@ class Dispatcher:
         """Pass a worker's event to the choice's placement, and carry out the effects."""
         placement = generation.placement
         failed = isinstance(event, SequenceRefused | Failed)
-        if generation.early is not None and not failed and kept_back(generation, EarlyNews(attempt, event=event)):
+        if generation.early is not None and not failed and keep_back(generation, EarlyNews(attempt, event=event)):
             return
         complete = generation.complete() is not None
         if isinstance(event, KvOpened):

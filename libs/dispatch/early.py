@@ -29,7 +29,7 @@ def name_blocks(generation: Generation, prompt: Link | None, decode: Link) -> Bl
     return blocks
 
 
-def kept_back(generation: Generation, news: EarlyNews) -> bool:
+def keep_back(generation: Generation, news: EarlyNews) -> bool:
     """Keep news of the decode worker until the prompt's worker has reported; return False if it need not wait.
 
     The two workers' frames are not ordered, but tokens must be. There is no more news than output.
