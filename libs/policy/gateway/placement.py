@@ -32,7 +32,8 @@ class Attempt:
 class Blocks(NamedTuple):
     """The KV blocks of a sequence that its worker leaves behind, or serves while it computes them."""
 
-    source: object  # by which a decode worker finds the blocks; opaque here
+    # The data by which a decode worker finds the blocks; opaque here. Compiled by mypyc it must be quoted.
+    source: "object"
     worker_id: str
     kind: str
     """The kind of KV; workers of equal kind can exchange blocks."""
