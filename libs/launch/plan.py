@@ -26,6 +26,7 @@ from libs.model.fetch import Model
 
 DEVICES_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 SHARE_ARGUMENT: Final = "gpu_memory_utilization"
+REDIS_SOCKET: Final = "redis.sock"
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -143,7 +144,7 @@ class SuitePlan:
 def make_plan(options: SuiteOptions, model: Model, place: SuiteLocation, models: Sequence[PoolModel] = ()) -> SuitePlan:
     """Return every process with its name, program and settings. `models` are those of a pool, if there is one."""
     kafka = options.kafka or place.kafka
-    redis = options.redis or f"unix://{place.folder / 'redis.sock'}"
+    redis = options.redis or f"unix://{place.folder / REDIS_SOCKET}"
     shared = {
         "FULCRUM_KAFKA": kafka,
         "FULCRUM_REDIS": redis,
@@ -186,7 +187,7 @@ def _stores(options: SuiteOptions, place: SuiteLocation) -> tuple[ChildSpec, ...
         specs.append(ChildSpec("kafka", place.broker, {}))
     if options.redis is None:
         # A socket in a folder of our own: no port to collide on, nobody else's business.
-        settings = {"port": "0", "unixsocket": str(place.folder / "redis.sock"), "unixsocketperm": "700"}
+        settings = {"port": "0", "unixsocket": str(place.folder / REDIS_SOCKET), "unixsocketperm": "700"}
         settings |= {"dir": str(place.folder), "save": "", "appendonly": "no", "daemonize": "no"}
         words = [word for key, value in settings.items() for word in (f"--{key}", value)]
         specs.append(ChildSpec("redis", (place.redis_server, *words), {}, ready_text=_REDIS_READY))

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
@@ -22,7 +22,7 @@ from libs.contracts.errors import StartupError
 from libs.keys.store import keys_place
 from libs.launch import preflight
 from libs.launch.options import LaunchSettings, SuiteOptions
-from libs.launch.plan import PoolModel, SuiteLocation, SuitePlan, make_plan, visible_gpus
+from libs.launch.plan import REDIS_SOCKET, PoolModel, SuiteLocation, SuitePlan, make_plan, visible_gpus
 from libs.launch.processes.local import ProcessLauncher
 from libs.launch.processes.port import ChildSpec, Launcher, Reporter, StatusLine
 from libs.launch.ready import Ready, default_ready_file, logs_folder, write_ready
@@ -67,6 +67,8 @@ class Up:
         files = [default_ready_file(options.gateway_port), *([options.json_ready] if options.json_ready else [])]
         async with AsyncExitStack() as stack:
             folder = await stack.enter_async_context(suite_folder(*files))
+            if not options.redis:
+                check_socket_path(folder)
             spares_sock = bind(LOOPBACK, 0, "the launcher's port") if options.spare else None
             place = self._place(options, folder, broker_port, spares_sock)
             plan = make_plan(options, model, place, models)
@@ -168,6 +170,16 @@ def _ready(
 def _reachable(url: str) -> str:
     """Return the URL at which this machine reaches a service that listens on every address."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+# The longest path of a Unix socket on Linux. Redis cuts a longer one without a word, and nobody finds it.
+MAX_SOCKET_BYTES: Final = 107
+
+
+def check_socket_path(folder: Path) -> None:
+    """Raise StartupError if the path of the suite's Redis in this folder would be too long."""
+    if len(os.fsencode(folder / REDIS_SOCKET)) > MAX_SOCKET_BYTES:
+        raise StartupError(f"{folder} is too long a path for a Unix socket: set TMPDIR to a shorter folder")
 
 
 # A shell that waits for the end of its input, which the launcher's death brings in any case, even `kill -9`.

@@ -18,7 +18,7 @@ from libs.launch.processes.local import GRPC_EXPERIMENTS, ProcessLauncher
 from libs.launch.processes.port import ChildSpec
 from libs.launch.processes.supervisor import Supervisor
 from libs.launch.ready import Ready, read_ready, write_ready
-from libs.launch.up import run_helper, suite_folder
+from libs.launch.up import MAX_SOCKET_BYTES, check_socket_path, run_helper, suite_folder
 from libs.runtime.tasks import TaskOwner
 
 pytestmark = pytest.mark.system
@@ -280,3 +280,10 @@ def test_a_ready_file_of_a_dead_suite_is_ignored(tmp_path: Path) -> None:
 def test_images_set_the_same_grpc_poll_strategy_as_a_suite() -> None:
     image = Path(__file__).parents[3] / "deploy" / "images" / "Dockerfile"
     assert f"GRPC_EXPERIMENTS={GRPC_EXPERIMENTS} " in image.read_text()
+
+
+def test_a_folder_whose_path_is_too_long_for_a_socket_is_refused() -> None:
+    longest = "/" + "x" * (MAX_SOCKET_BYTES - len("//redis.sock"))
+    check_socket_path(Path(longest))
+    with pytest.raises(StartupError, match="set TMPDIR to a shorter folder"):
+        check_socket_path(Path(f"{longest}x"))
