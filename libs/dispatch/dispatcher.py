@@ -13,7 +13,7 @@ import structlog
 
 from libs.contracts.errors import FulcrumError, NoWorkers
 from libs.dispatch.early import early_news, keep_back, name_blocks
-from libs.dispatch.generation import ApiFinishReason, EarlyNews, Ending, Experience, Generation
+from libs.dispatch.generation import RETRY_AFTER_S, ApiFinishReason, EarlyNews, Ending, Experience, Generation
 from libs.dispatch.places import ModelPlaces, Others, TenantPlaces
 from libs.dispatch.ports import (
     AttemptEvent,
@@ -35,7 +35,7 @@ from libs.dispatch.ports import (
 )
 from libs.dispatch.rounds import Attempts, HandOvers, Router
 from libs.dispatch.suspects import BindingBatch, Suspects, poison_error
-from libs.dispatch.waiting import RETRY_AFTER_S, Arrivals, WaitingQueue, expired
+from libs.dispatch.waiting import Arrivals, WaitingQueue, expired
 from libs.engine.reports import Logprob
 from libs.policy.gateway.order import WaitBounds
 from libs.policy.gateway.outlook import lend_speeds

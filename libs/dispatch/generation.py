@@ -24,7 +24,8 @@ log = structlog.get_logger()
 
 _PHASES: Final = {Phase.PREFILL: pb.PHASE_PREFILL, Phase.DECODE: pb.PHASE_DECODE, Phase.BOTH: pb.PHASE_BOTH}
 
-GAVE_UP_RETRY_S: Final = 1.0
+# Retry-After of errors that do not depend on the queue.
+RETRY_AFTER_S: Final = 1.0
 
 
 class ApiFinishReason(Enum):
@@ -201,6 +202,8 @@ class Generation:
     @property
     def placed_images(self) -> Sequence[PlacedImage]:
         """The images of its prompt, in order."""
+        if not self.images:
+            return ()
         return [PlacedImage(first + tokens, digest) for first, tokens, digest in (each.span for each in self.images)]
 
     @property
@@ -249,7 +252,7 @@ class Generation:
         if end.why is EndReason.REFUSED:
             return InvalidRequest(end.detail)
         if end.why is EndReason.GAVE_UP:
-            return SequenceFailed(end.detail, retry_after_s=GAVE_UP_RETRY_S)
+            return SequenceFailed(end.detail, retry_after_s=RETRY_AFTER_S)
         return reason or self.complete()
 
     def message(self, attempt: Attempt, blocks: Blocks | None, epoch: int) -> pb.Submit:

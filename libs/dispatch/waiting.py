@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final
 
 from libs.contracts.errors import FulcrumError, NoWorkers, QueueFull
-from libs.dispatch.generation import Generation
+from libs.dispatch.generation import RETRY_AFTER_S, Generation
 from libs.dispatch.places import TenantPlaces
 from libs.dispatch.ports import ColdModels, Links, OneForAll, QueuedDemand, Tenancy
 from libs.policy.gateway.binding import fastest_speed, least_encode_ns
@@ -27,8 +27,6 @@ from libs.policy.gateway.view import (
 )
 from libs.policy.speed import Speed
 
-# Retry-After of errors that do not depend on the queue.
-RETRY_AFTER_S = 1.0
 # A choice bound within this time found room that was free. It shows nothing of how fast workers make more.
 AT_ONCE_NS = 50_000_000
 # Models whose pace is remembered while nothing waits for them.

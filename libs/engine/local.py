@@ -35,7 +35,7 @@ T = TypeVar("T")
 ANNOUNCE_AFTER_S = 0.1
 # Steps between two checks of the pool's reference counts. They are also checked whenever nothing holds blocks.
 POOL_CHECK_STEPS = 1000
-# How long a receiver may be here before the prompt of its named handle, which comes on another stream.
+# A receiver may be here this long before the prompt of its named handle, which comes on another stream.
 MAX_UNKNOWN_MS = 5_000
 # KV fetches at a time; others wait in order. Most of them wait for a prompt, not for bytes.
 MAX_FETCHES = 64

@@ -237,7 +237,7 @@ def _is_like(one: Compute, known: Compute) -> bool:
     )
     peaks, known_peaks = ((each.peak_flops_per_s, each.peak_bytes_per_s, each.parameter_bytes) for each in (one, known))
     plain = not one.kv_window_token_bytes and not one.kv_state_bytes
-    return plain and peaks == known_peaks and all(known / LIKE <= size <= known * LIKE for size, known in sizes)
+    return plain and peaks == known_peaks and all(wanted / LIKE <= size <= wanted * LIKE for size, wanted in sizes)
 
 
 def _rescaled(stated: StepTimeModel, compute: Compute, known: Compute) -> StepTimeModel:

@@ -34,7 +34,7 @@ TOWER: Final[dict[str, Any]] = {
     "image_size": 224, "patch_size": 16,
 }  # fmt: skip
 REPEATED: Final = 4
-"""Of so many requests, one has the image of an earlier one."""
+"""One request in this many has the image of an earlier one."""
 WARM_UP: Final = 6
 
 

@@ -19,6 +19,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS, check_protocol, kv_kind
 from libs.contracts.ranges import fault_of
 from libs.dispatch.ports import LinkListener, MalformedFrame, Prefilled, QueuedDemand, Work, read_update
+from libs.engine.kv_blocks import HANDLE_BYTES
 from libs.perfmodel.profiles import prior_speed
 from libs.perfmodel.wire import compute_of, speed_of
 from libs.policy.gateway.outlook import CreditBalance, SubmitLoad, WorkerOutlook
@@ -63,8 +64,6 @@ BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 # Bound on the submits in one frame, well below gRPC's message bound. The rest follows in the next frame.
 MAX_SUBMIT_BYTES = 4 * 1024 * 1024
-# A name cannot be guessed, so nobody can pull another's blocks by it.
-KV_NAME_BYTES = 16
 
 
 class _End(Enum):
@@ -181,7 +180,7 @@ class WorkerLink:
             worker_id=self.id,
             incarnation=self.incarnation,
             address=worker.address,
-            handle=token_bytes(KV_NAME_BYTES),
+            handle=token_bytes(HANDLE_BYTES),
             tokens=tokens,
             blocks=-(-tokens // worker.capabilities.block_size_tokens),
             kv_layout=worker.capabilities.kv_layout,
@@ -238,7 +237,7 @@ class WorkerLink:
         if self.prefill.spent or self.decode.spent:
             self._return_credits()
         images = 0
-        if work.placed_images and phase is not Phase.DECODE:
+        if phase is not Phase.DECODE:
             images = self.outlook.take_images(work.placed_images, work.cached_hints.get(self.id, 0))
         self.outlook.sent(sequence_id, SubmitLoad.of(work.tokens, work.cached_hints, self.id, phase, images))
         self._submits.append(work.message(attempt, blocks, self._worker.assignment.epoch))

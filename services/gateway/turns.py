@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import NoReturn
 
 from libs.contracts.errors import QueueFull
+from libs.dispatch.generation import RETRY_AFTER_S
 from libs.dispatch.ports import OneForAll, Tenancy
-from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.policy.gateway.fairness import ANYBODY, MOST_WAITING, IntakeLine, SlotLine, units_of
 
 

@@ -337,7 +337,7 @@ class VllmEngine:
             images_encoded=self._images.encoded,
             image_encode_ns=self._images.encode_ns,
             image_cache_bytes=report.image_cache_bytes,
-            waiting_encode_ns=self._images.waiting_ns(self._sequences.all()) if self._images.used else 0,
+            waiting_encode_ns=self._images.waiting_ns(self._sequences.all()),
             waiting_prefill_squares=report.waiting_prefill_squares + sum(each * each for each in tokens),
         )
 

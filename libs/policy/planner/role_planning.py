@@ -253,21 +253,18 @@ def assign(
     if not by_limits:
         wanted = turn.bounded(wanted, len(pool.prefill if wanted > 0 else pool.mixed), now_ns)
     moves = [] if turns else _role_changes(engine, wanted, pool, resting, apart=apart)[:most_moves]
-    then = now
+    then, moving = now, {change.worker_id for change in moves}
     if moves:
         turn = turn.after(wanted, work, now_ns)
         to_mixed = sum(1 if change.role is Role.MIXED else -1 for change in moves)
         roles = len(pool.prefill) - to_mixed, len(pool.mixed) + to_mixed
         then = rated.of(roles[0]) or split(engine, work, *roles, budgets=not apart, lending=lending)
         paid_ns = now_ns + evidence.pay_back_ns(_relieved(now, then))
-        resting |= dict.fromkeys((change.worker_id for change in moves), paid_ns)
+        resting |= dict.fromkeys(moving, paid_ns)
     calm = _is_calm(engine, work, pool)
     calm_since_ns = (memory.calm_since_ns or now_ns) if calm else 0
-    resized, going = (
-        _budget_changes(engine, pool.mixed, calm_since_ns, now_ns, apart=apart),
-        {e.worker_id for e in moves},
-    )
-    budgets = [change for change in resized if change.worker_id not in going]
+    resized = _budget_changes(engine, pool.mixed, calm_since_ns, now_ns, apart=apart)
+    budgets = [change for change in resized if change.worker_id not in moving]
     if any(each.budget_tokens for each in budgets) and not calm:
         parted = parted.lent(now_ns)
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)

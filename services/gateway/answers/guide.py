@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from libs.contracts.errors import QueueFull
+from libs.dispatch.generation import RETRY_AFTER_S
 from libs.dispatch.ports import Tenancy
-from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.model.grammar import MAX_CPU_S, MAX_MEMORY_BYTES, choice_rule, json_rule
 from services.gateway.answers.calls import (
     DeepSeekCalls,

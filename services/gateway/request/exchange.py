@@ -16,8 +16,8 @@ from msgspec import UNSET
 from starlette.types import Receive, Send
 
 from libs.contracts.errors import BodyTooLarge, FulcrumError, InvalidRequest, QueueFull
+from libs.dispatch.generation import RETRY_AFTER_S
 from libs.dispatch.ports import OneForAll, Tenancy
-from libs.dispatch.waiting import RETRY_AFTER_S
 from libs.policy.gateway.places import queue_room
 from services.gateway.request.choice import Choice, PromptShown, first_error
 from services.gateway.request.formats import (
