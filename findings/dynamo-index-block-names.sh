@@ -2,9 +2,9 @@
 # Dynamo's KV index: a worker that names a block otherwise than the worker that stored the same tokens first is counted
 # for that block, but its next blocks are refused and so is their removal. The index counts too little for it, and keeps
 # counting blocks that it has evicted.
-# Met by: routers over this index whose engines draw the root of their block hashes at random. vLLM does so in every
-# process unless PYTHONHASHSEED is set. One would expect block hashes to be looked up by worker, and tokens' hashes alone
-# to say what is equal.
+# Met by: routers over this index whose engines draw the root of their block hashes at random, as vLLM 0.32 does for
+# xxhash unless PYTHONHASHSEED is set. Its default, sha256, starts from a fixed root. One would expect block
+# hashes to be looked up by worker, and tokens' hashes alone to say what is equal.
 set -euo pipefail
 T=$(mktemp -d); trap 'rm -rf "$T"' EXIT
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=1
