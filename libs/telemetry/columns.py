@@ -18,6 +18,7 @@ from libs.contracts.step_row import COLUMN_NAMES, ENTRY_BYTES, StepRow, step_cou
 from libs.perfmodel.profiles import prior_step_time
 from libs.perfmodel.wire import fitted_model, step_work
 from libs.policy.step_time import StepTimeModel, split_step_ns
+from libs.telemetry.pages import untouched_zeros
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL
 from libs.telemetry.steps import FULL_SHARE, SHARE_BITS
 
@@ -106,7 +107,7 @@ def lay(gathered: StepBatchColumns, prefill_shares: Callable[[StepBatch], list[i
     if any(columns[ENCODED_IMAGES] for columns in gathered.columns):
         has_prefill |= column(ENCODED_IMAGES) != 0
     shares = np.where(has_prefill, FULL_SHARE, 0)
-    mixed = {*np.unique(of[has_prefill & has_decode]).tolist()}
+    mixed = set(of[has_prefill & has_decode].tolist())
     mixed.update(index for index, batch in fuller if batch.HasField("estimate"))
     for index in sorted(mixed):
         try:
@@ -230,7 +231,7 @@ class WindowAccumulator:
 
     def __init__(self, max_workers: int) -> None:
         self._max_workers = max_workers
-        self._sums = np.zeros((WINDOWS, max_workers, PARTS), np.int64)
+        self._sums: Ints = untouched_zeros((WINDOWS, max_workers, PARTS), np.int64)
         self._cells = self._sums.reshape(-1)
         self._numbers = np.full(WINDOWS, -1, np.int64)
         """The number of the window in each row; -1 for none yet."""
@@ -307,7 +308,7 @@ class WindowAccumulator:
 
     def _open(self, numbers: Ints) -> None:
         """Reset rows for windows that are newer than what the rows hold, the newest first."""
-        for number in np.unique(numbers)[::-1].tolist():
+        for number in sorted(set(numbers.tolist()), reverse=True):
             row = number % WINDOWS
             if number > self._numbers[row]:
                 self._numbers[row] = number

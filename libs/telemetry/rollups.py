@@ -1,6 +1,6 @@
 """Arrays of windows: the cells of many workers in one window, and rings of windows of one length. Pure."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.contracts.roles import ROLE_NAMES
+from libs.telemetry.pages import untouched_zeros
 from libs.telemetry.steps import PhaseTime
 
 NO_ROLE: Final = 0
@@ -29,34 +30,28 @@ class Ring:
     def __init__(self, tier: Tier, slots: int) -> None:
         self.tier = tier
         # Nanoseconds of up to four seconds fit 32 bits.
-        kind = np.uint32 if tier.window_ns < 2**32 else np.int64
-        self._times: NDArray[np.uint32 | np.int64] = np.zeros((tier.windows, slots, 4), kind)
-        self._encode: NDArray[np.uint32 | np.int64] | None = None
-        """[windows, slots] the part of prefill in steps that encoded images; None until there is any."""
-        self._roles = np.zeros((tier.windows, slots), np.uint8)
+        self._kind = np.uint32 if tier.window_ns < 2**32 else np.int64
+        self._times: list[NDArray[np.uint32 | np.int64] | None] = [None] * WIDTH
+        """[windows, slots] for each time of `Cells.wide`; None until there is any, such as a wait of estimated time."""
+        self._roles: NDArray[np.uint8] = untouched_zeros((tier.windows, slots), np.uint8)
         self._starts = np.full(tier.windows, -1, np.int64)
         self._newest = 0
         self.changed: set[int] = set()
         """Starts of windows that were written since they were last stored elsewhere; bounded by the windows kept."""
 
     def grow(self, slots: int) -> None:
-        held, used = self._starts >= 0, self._times.shape[1]
-        # Untouched pages of later windows and workers take no memory yet.
-        times = np.zeros((self.tier.windows, slots, 4), self._times.dtype)
-        roles = np.zeros((self.tier.windows, slots), np.uint8)
-        times[held, :used] = self._times[held]
+        held, used = self._starts >= 0, self._roles.shape[1]
+        roles: NDArray[np.uint8] = untouched_zeros((self.tier.windows, slots), np.uint8)
         roles[held, :used] = self._roles[held]
-        self._times, self._roles = times, roles
-        if self._encode is not None:
-            encode = np.zeros((self.tier.windows, slots), self._times.dtype)
-            encode[held, :used] = self._encode[held]
-            self._encode = encode
+        self._roles = roles
+        for part, known in self._known():
+            times = self._times[part] = untouched_zeros(roles.shape, self._kind)
+            times[held, :used] = known[held]
 
     def clear(self, slot: int) -> None:
-        self._times[:, slot] = 0
         self._roles[:, slot] = NO_ROLE
-        if self._encode is not None:
-            self._encode[:, slot] = 0
+        for _, times in self._known():
+            times[:, slot] = 0
 
     def row(self, at_ns: int) -> int | None:
         """Return the row of the window that holds `at_ns`, cleared if new; None if the window is too old."""
@@ -68,10 +63,9 @@ class Ring:
         if self._starts[row] != start_ns:
             self.changed.discard(int(self._starts[row]))
             self._starts[row] = start_ns
-            self._times[row] = 0
             self._roles[row] = NO_ROLE
-            if self._encode is not None:
-                self._encode[row] = 0
+            for _, times in self._known():
+                times[row] = 0
         return int(row)
 
     def reaches(self, at_ns: int) -> bool:
@@ -84,15 +78,19 @@ class Ring:
 
     def get(self, row: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the times [slots, 5] int64 of one row, as in `Cells.wide`."""
-        return _wide(self._times[row, slots], None if self._encode is None else self._encode[row, slots])
+        found = np.zeros((len(slots), WIDTH), np.int64)
+        for part, times in self._known():
+            found[:, part] = times[row, slots]
+        return found
 
     def put(self, row: int, slots: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         """Replace the times [slots, 5] of one row."""
-        self._times[row, slots] = times[:, :ENCODE]
-        if self._encode is None and times[:, ENCODE].any():
-            self._encode = np.zeros(self._roles.shape, self._times.dtype)
-        if self._encode is not None:
-            self._encode[row, slots] = times[:, ENCODE]
+        for part in range(WIDTH):
+            known = self._times[part]
+            if known is None and times[:, part].any():
+                known = self._times[part] = untouched_zeros(self._roles.shape, self._kind)
+            if known is not None:
+                known[row, slots] = times[:, part]
 
     def add(self, row: int, slots: NDArray[np.int64], more: NDArray[np.int64]) -> None:
         """Change a window by `more` [slots, 5], which may be negative as long as the sums are not."""
@@ -124,10 +122,16 @@ class Ring:
         kept = self._starts[rows] == starts
         # Indexed in one step, so that reading a few workers does not copy the others.
         cells = rows[:, None], slots
-        times = np.where(kept[:, None, None], self._times[cells].astype(np.int64), 0)
+        encodes = self._times[ENCODE] is not None
+        times = np.zeros((len(starts), len(slots), WIDTH if encodes else ENCODE), np.int64)
+        for part, known in self._known():
+            times[:, :, part] = np.where(kept[:, None], known[cells], 0)
         roles = np.where(kept[:, None], self._roles[cells], NO_ROLE)
-        encode = None if self._encode is None else np.where(kept[:, None], self._encode[cells].astype(np.int64), 0)
-        return starts, times, roles.astype(np.uint8), encode
+        return starts, times[:, :, :ENCODE], roles.astype(np.uint8), times[:, :, ENCODE] if encodes else None
+
+    def _known(self) -> Iterator[tuple[int, NDArray[np.uint32 | np.int64]]]:
+        """Return the index of each time that any window has, with its array."""
+        return ((part, times) for part, times in enumerate(self._times) if times is not None)
 
     def _within(self, low_ns: int, high_ns: int) -> NDArray[np.int64]:
         length = self.tier.window_ns
@@ -200,7 +204,7 @@ TIERS: Final = (
 """Windows for two minutes, an hour, six hours and two days.
 
 A window takes 17 bytes a worker (33 from 10 s on), in total 250 MB for 1,000 workers once every window is filled. A
-quarter more where any worker has encoded images.
+time that no worker has takes nothing: without KV waits it is 13 bytes (25), in total 190 MB. Encoding takes a quarter.
 """
 
 

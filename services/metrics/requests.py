@@ -21,6 +21,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import OUTCOME_FAILED,
 from libs.policy.alerts.burn import JudgedRequest, missed_levels
 from libs.policy.newest import put_newest
 from libs.telemetry.gateways import AwaitedTokens
+from libs.telemetry.pages import untouched_zeros
 from libs.telemetry.timeline import HISTORY_NS
 
 OK: Final = "ok"
@@ -167,8 +168,8 @@ class RequestTable:
     """A ring of rows, whose owner decides which row is next and which is free."""
 
     def __init__(self, rows: int) -> None:
-        self._numbers = np.full((rows, COLUMNS), NONE, np.int64)
-        self._names = np.zeros((rows, 2), np.int32)
+        self._numbers: NDArray[np.int64] = untouched_zeros((rows, COLUMNS), np.int64)  # an unused row ended at 0
+        self._names: NDArray[np.int32] = untouched_zeros((rows, 2), np.int32)
         self._models, self._outcomes = Names(), Names()
 
     def put(self, row: int, finished: FinishedRequest) -> None:
@@ -195,7 +196,7 @@ class RequestTable:
     def within(self, low_ns: int, high_ns: int) -> RequestRows:
         """Return the requests that ended in [low, high)."""
         ends = self._numbers[:, END]
-        inside = np.flatnonzero((ends >= max(low_ns, 0)) & (ends < high_ns))
+        inside = np.flatnonzero((ends >= max(low_ns, 1)) & (ends < high_ns))
         return RequestRows(self._numbers[inside], self._names[inside])
 
     def by_model(self, rows: RequestRows) -> list[tuple[str, RequestRows]]:
@@ -280,8 +281,7 @@ report.
 REPORT_NS: Final = 1_000_000_000
 """The time for which a report is reused. Every open page requests one each two seconds."""
 NOBODY_WAITS: Final[Mapping[str, AwaitedTokens]] = MappingProxyType({})
-MAX_REPORTS: Final = 8
-"""The maximum number of windows whose report is cached."""
+MAX_REPORTS: Final = 8  # windows whose report is cached
 MAX_ID: Final = 140
 """The characters kept of a request's id. A client's own id has up to 128, and the number of a choice follows."""
 MIN_PREFIX_CHARS: Final = 6
