@@ -121,18 +121,45 @@ class _MadeSeries:
         return history_from_rates(np.arange(len(count)) * STEP_S, rates, STEP_S)
 
 
-def _base(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12, hours: float = 4) -> _MadeSeries:
+@dataclass(frozen=True, slots=True)
+class DrawnParts:
+    """The parts of a made series in logarithms: what a forecaster could know of it at best, and noise."""
+
+    rng: np.random.Generator
+    at_day: Floats
+    season: Floats
+    level: Floats
+    """Correlated noise, which halves in `hours`."""
+    hours: float
+    noise: Floats
+    burst: Floats
+    prompts: Floats
+    outputs: Floats
+
+
+# Half-lives, in bins, of the correlated noise in lengths.
+PROMPT_BINS: Final = 30
+OUTPUT_BINS: Final = 60
+
+
+def draw_parts(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12, hours: float = 4) -> DrawnParts:
     """Draw a day with its own shape, noise of minutes and of hours, and bursts of one client."""
     rng = np.random.default_rng(seed)
     at_day = np.arange(bins) / DAY
     phase, second = rng.random(2)
     shape = np.sin(2 * np.pi * (at_day - phase)) + 0.35 * np.sin(4 * np.pi * (at_day - second))
-    arrivals = day * shape + _wander(rng, bins, noise, hours * 6) + rng.normal(0, noise / 2, bins)
+    level, quick = _wander(rng, bins, noise, hours * 6), rng.normal(0, noise / 2, bins)
     burst = np.zeros(bins)
     for start in np.flatnonzero(rng.random(bins) < 0.008).tolist():
         burst[start : start + int(rng.integers(1, 9))] += rng.exponential(0.4)
-    prompts, outputs = _wander(rng, bins, 0.1, 30), _wander(rng, bins, 0.1, 60)
-    return _MadeSeries(rng, at_day, arrivals + burst, prompts + 0.5 * burst, outputs)
+    prompts, outputs = _wander(rng, bins, 0.1, PROMPT_BINS), _wander(rng, bins, 0.1, OUTPUT_BINS)
+    return DrawnParts(rng, at_day, day * shape, level, hours, quick, burst, prompts, outputs)
+
+
+def _base(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12, hours: float = 4) -> _MadeSeries:
+    made = draw_parts(seed, bins, day=day, noise=noise, hours=hours)
+    arrivals = made.season + made.level + made.noise + made.burst
+    return _MadeSeries(made.rng, made.at_day, arrivals, made.prompts + 0.5 * made.burst, made.outputs)
 
 
 def _shifted(made: _MadeSeries, arrivals: Floats, *, outputs: Floats | float = 0.0) -> _MadeSeries:

@@ -43,6 +43,15 @@ def test_a_permanent_shift_of_level_is_followed() -> None:
     assert found[1] == pytest.approx(300, rel=0.15)
 
 
+def test_a_level_that_doubled_half_a_day_ago_is_predicted_a_day_ahead() -> None:
+    """No error a day ahead is known since then."""
+    at, changed = np.arange(9 * 144), 8 * 144
+    day = 100 * np.exp(np.sin(2 * np.pi * at / 144)) * np.where(at >= changed, 2.0, 1.0)
+    seen = changed + 72
+    found = [_medians(_demand(day[:seen] * _noise(seen, 0.05, seed)))[3] for seed in range(1, 6)]
+    assert np.mean(found) == pytest.approx(2 * day[71], rel=0.05)
+
+
 def test_a_burst_fades_from_the_forecast_if_earlier_bursts_faded() -> None:
     values = 100 * _noise(1200, 0.05)
     values[np.arange(50, 1150, 60)] *= 5
