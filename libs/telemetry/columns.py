@@ -29,6 +29,8 @@ START, END, PREFILL_TOKENS, DECODE_SEQUENCES, ENCODED_IMAGES = map(
 )
 NO_END: Final = bytes(ENTRY_BYTES)
 """The entry in the column of ends of a step that is only announced."""
+UNREPORTED: Final = -1
+"""The wait for a CPU of a worker that reports none."""
 INT64_END: Final = 1 << 62
 """The exclusive bound on times and numbers from the wire."""
 
@@ -39,7 +41,7 @@ PrefillShares = Callable[[StepBatch], list[int]]
 """A function that returns the prefill part of each step of a batch, 0..`FULL_SHARE`; it raises ValueError for
 malformed steps.
 """
-Followed = tuple[StepBatch, str, int, int, Sequence[bytes], int, str, bool]
+Followed = tuple[StepBatch, str, int, int, Sequence[bytes], int, str, bool, int]
 """A single batch with the fields of `StepBatchColumns` in order. It is a bare tuple, as millions are made."""
 
 
@@ -56,7 +58,11 @@ class StepBatchColumns(NamedTuple):
     arrived_ns: Sequence[int]
     nodes: Sequence[str]
     fuller: Sequence[bool]
-    """False for batches with nothing but steps and loads. Asking each part of them costs as much as their steps."""
+    """False for batches with nothing but steps, loads and waits for a CPU. Asking each part of them costs as much as
+    their steps.
+    """
+    cpu_waited_ns: Sequence[int]
+    """The time that each worker waited for a CPU; `UNREPORTED` without a report."""
 
     @classmethod
     def of(cls, followed: Sequence[Followed]) -> Self:

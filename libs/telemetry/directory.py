@@ -40,6 +40,7 @@ A process has one for each 1,000 of its workers. Steps have four partitions, and
 """
 
 
+_newest: Final = attrgetter("newest")
 _described: Final = attrgetter("reader", *(f"facts.{name}" for name in LISTED_FACTS))
 
 
@@ -189,7 +190,8 @@ class WorkerDirectory:
         """Return the latest loads of the workers of `listing`."""
         listing, relayed, timelines = self.listing(now_ns), self.relayed, self.timelines
         if not relayed:
-            return loads_of(listing, reported_of([timelines[name].newest for name in listing.ids]), now_ns)
+            newest = list(map(_newest, map(timelines.__getitem__, listing.ids)))
+            return loads_of(listing, reported_of(newest), now_ns)
         reported = np.zeros((len(listing.ids), len(REPORTED)), np.uint64)
         others = [relayed.get(name) for name in listing.ids]
         single = [place for place, each in enumerate(others) if not isinstance(each, RelayedRow)]

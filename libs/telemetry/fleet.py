@@ -14,6 +14,7 @@ from libs.policy.kv_links import KvLink
 from libs.telemetry.columns import (
     ENCODED_IMAGES,
     NEVER,
+    UNREPORTED,
     WINDOW_NS,
     Followed,
     Ints,
@@ -372,6 +373,12 @@ class FleetTelemetry:
         worker_ids = gathered.worker_ids
         self._batches[BatchOutcome.COUNTED] += len(worker_ids)
         self._nodes.note(gathered.nodes, gathered.highs_ns, gathered.arrived_ns)
+        add_wait = self.cpu_waits.add
+        for worker_id, low_ns, high_ns, waited_ns in zip(
+            worker_ids, gathered.lows_ns, gathered.highs_ns, gathered.cpu_waited_ns, strict=True
+        ):
+            if waited_ns != UNREPORTED:
+                add_wait(worker_id, low_ns, high_ns, waited_ns)
         # A worker with estimates drops them with the first batch that has none.
         noted = gathered.batches if len(self.estimates) else list(compress(gathered.batches, gathered.fuller))
         self._note_asides(noted)

@@ -241,6 +241,8 @@ WAIT_FALLS_NS: Final = 2_000_000_000
 CPU_WAIT_UNITS: Final = 1_000
 """Waits for a CPU are sent in thousandths of the time."""
 
+_NO_WAIT: Final = (0.0, 0)
+
 
 class CpuWaits:
     """The share of time that each worker waits for a CPU, as a running mean."""
@@ -254,13 +256,17 @@ class CpuWaits:
 
     def note(self, batch: StepBatch) -> None:
         """Record a worker's batch; one that is older than the known ones changes nothing."""
-        end_ns, span_ns = batch.covered_to_unix_ns, batch.covered_to_unix_ns - batch.covered_from_unix_ns
-        mean, known_ns = self._known.get(batch.worker_id, (0.0, 0))
+        self.add(batch.worker_id, batch.covered_from_unix_ns, batch.covered_to_unix_ns, batch.sched_delay_ns)
+
+    def add(self, worker_id: str, start_ns: int, end_ns: int, waited_ns: int) -> None:
+        """Record what a worker waited in [start, end); a span that ends before the known ones changes nothing."""
+        span_ns = end_ns - start_ns
+        mean, known_ns = self._known.get(worker_id, _NO_WAIT)
         if span_ns <= 0 or end_ns <= known_ns:
             return
-        share = min(batch.sched_delay_ns / span_ns, 1.0)
+        share = min(waited_ns / span_ns, 1.0)
         mean += (share - mean) * (1 - math.exp(-span_ns / (WAIT_RISES_NS if share > mean else WAIT_FALLS_NS)))
-        put_newest(self._known, batch.worker_id, (mean, end_ns), MAX_WORKERS)
+        put_newest(self._known, worker_id, (mean, end_ns), MAX_WORKERS)
 
     def put(self, worker_id: str, share: float, end_ns: int) -> None:
         """Record a share that another process has computed; one that is older than the known one changes nothing."""

@@ -19,6 +19,7 @@ from libs.telemetry.columns import (
     LONGEST_NS,
     NO_END,
     START,
+    UNREPORTED,
     Followed,
     PrefillShares,
     well_formed,
@@ -52,8 +53,9 @@ MAX_NEW: Final = 16
 """The maximum number of batches held back from the history, nearly two seconds of a worker's."""
 # attrgetter reads protobuf fields in C, several times faster than one by one.
 _HEAD: Final = attrgetter(
-    "incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps", "description"
-)
+    "incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps", "description",
+    "sched_delay_ns",
+)  # fmt: skip
 _MORE: Final = attrgetter("kv_waits", "starved", "kv_transfers", "gpu_readings")
 """The lists that a batch may have beside its steps."""
 
@@ -126,7 +128,9 @@ class Timeline:
         """The bound on steps, which the fleet lowers as workers become many."""
         self.last_step_end_ns = 0
         """The latest end of a finished step; the start of the incarnation before there is one."""
-        self._newest: StepBatch | None = None
+        # The batch that describes the worker's present state. Only this class sets it; a property would cost readers of
+        # all workers more than what they read.
+        self.newest: StepBatch | None = None
         self._stays: tuple[object, ...] = ()
         """The worker's description as of the newest batch, in the fields of `what_stays`."""
         self.revision = 0
@@ -151,7 +155,7 @@ class Timeline:
         refused = self._refusal(batch)
         if refused is not None:
             return refused
-        if self._newest is None or batch.incarnation > self._incarnation:
+        if self.newest is None or batch.incarnation > self._incarnation:
             self._start_anew(batch)
         self._note_sequence(batch)
         self._enter_all(batch, steps)
@@ -163,7 +167,7 @@ class Timeline:
         None if its times must be sorted in among others, or if it changes the worker's description. Raise
         ValueError for steps that are malformed.
         """
-        incarnation, number, low_ns, high_ns, last, steps, description = _HEAD(batch)
+        incarnation, number, low_ns, high_ns, last, steps, description, waited_ns = _HEAD(batch)
         if not (
             self._goes_on
             and not last
@@ -180,15 +184,18 @@ class Timeline:
             return None
         if number == self._next:  # the usual case
             self._next += 1
-            self._newest, self._facts = batch, None
+            self.newest, self._facts = batch, None
         else:
             self._note_sequence(batch)
         self.known_to_ns, self.changed_from_ns = high_ns, low_ns
         has = batch.HasField
-        fuller = any(_MORE(batch)) or has("sched_delay_ns") or has("dummy_steps") or has("estimate")
+        if not waited_ns and not has("sched_delay_ns"):
+            waited_ns = UNREPORTED
+        # Nearly all workers report their waits for a CPU, so those alone make no batch fuller.
+        fuller = any(_MORE(batch)) or has("dummy_steps") or has("estimate")
         if fuller or columns[ENCODED_IMAGES]:
             self._phase_parts.take(batch)
-        return batch, self._worker_id, low_ns, high_ns, columns, arrived_ns, self._node, fuller
+        return batch, self._worker_id, low_ns, high_ns, columns, arrived_ns, self._node, fuller, waited_ns
 
     def enter(self, batch: PlainBatch, last_end_ns: int) -> None:
         """Enter a plain batch that `follow` accepted, whose last step ended at `last_end_ns`; 0 without steps."""
@@ -212,11 +219,6 @@ class Timeline:
         return (*self._stays, self._left)
 
     @property
-    def newest(self) -> StepBatch | None:
-        """The batch that describes the worker's present state."""
-        return self._newest
-
-    @property
     def incarnation(self) -> int:
         """The incarnation of the newest batch; 0 before the first one."""
         return self._incarnation
@@ -224,8 +226,8 @@ class Timeline:
     @property
     def facts(self) -> WorkerFacts | None:
         """The worker's description by its newest batch; None before the first one."""
-        if self._facts is None and self._newest is not None:
-            self._facts = facts_of(self._newest, self._shape.compute)
+        if self._facts is None and self.newest is not None:
+            self._facts = facts_of(self.newest, self._shape.compute)
         return self._facts
 
     @property
@@ -350,7 +352,7 @@ class Timeline:
         return steps if well_formed(batch, steps) else None
 
     def _refusal(self, batch: StepBatch) -> BatchOutcome | None:
-        if self._newest is None or batch.incarnation > self._incarnation:
+        if self.newest is None or batch.incarnation > self._incarnation:
             return None
         if batch.incarnation < self._incarnation:
             return BatchOutcome.VOID
@@ -378,7 +380,7 @@ class Timeline:
             self.revision += 1
             self._node = batch.node
             self._stays = deepcopy(stays)  # copied, as a submessage keeps its whole batch in memory
-        self._newest, self._facts = batch, None
+        self.newest, self._facts = batch, None
 
     def _note_sequence(self, batch: StepBatch) -> None:
         number = batch.sequence
@@ -425,7 +427,7 @@ class Timeline:
 
     def _judge(self) -> None:
         # The result stays valid across batches that `follow` accepts.
-        steady = self._newest is not None and role_name(self._newest.assignment) == self._roles.newest
+        steady = self.newest is not None and role_name(self.newest.assignment) == self._roles.newest
         self._goes_on = steady and not self._left and not self._steps.any_announced
 
     def _enter_times(self, batch: StepBatch, steps: Sequence[StepRow]) -> None:

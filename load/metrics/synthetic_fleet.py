@@ -22,6 +22,8 @@ ARRIVAL_NS: Final = 30_000_000
 SLICE_NS: Final = 5_000_000
 DECODE_STEP_NS: Final = 20_000_000
 PREFILL_STEP_NS: Final = 50_000_000
+# Workers on Linux report it with every batch.
+SCHED_DELAY_NS: Final = 100_000
 PREFILL_SHARE: Final = 0.3
 _STEP_TIME: Final = StepTime(
     prefill_floor_ns=5e6, prefill_fixed_ns=2e6, prefill_token_ns=2e4, decode_fixed_ns=8e6, decode_sequence_ns=1e5,
@@ -59,7 +61,7 @@ class SyntheticWorker:
             worker_id=f"worker-{number:04}", incarnation=1, node=f"node-{number // WORKERS_PER_NODE:03}", gpus=1,
             engine="sim", assignment=Assignment(model=f"model-{number % 3}", role=role, budget_tokens=budget, epoch=1),
             load=Load(running=8, waiting=2, waiting_prefill_tokens=512), steps=step_columns([step] * steps),
-            step_time=_STEP_TIME, compute=_COMPUTE, description=1,
+            step_time=_STEP_TIME, compute=_COMPUTE, description=1, sched_delay_ns=SCHED_DELAY_NS,
         )  # fmt: skip
 
     @property

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from libs.contracts.step_row import step_count, whole_columns
 from libs.telemetry.columns import (
     MAX_AHEAD,
+    UNREPORTED,
     WINDOW_NS,
     WINDOWS,
     StepBatchColumns,
@@ -122,7 +123,9 @@ def test_steady_workers_are_accumulated_from_their_second_batch_on(monkeypatch):
 
 def laid(batch):
     cover = (batch.covered_from_unix_ns, batch.covered_to_unix_ns)
-    return lay(StepBatchColumns.of([(batch, "", *cover, whole_columns(batch.steps), 0, "", True)]), prefill_shares)
+    return lay(
+        StepBatchColumns.of([(batch, "", *cover, whole_columns(batch.steps), 0, "", True, UNREPORTED)]), prefill_shares
+    )
 
 
 def test_a_worker_that_reuses_the_slot_of_a_forgotten_one_starts_empty():
