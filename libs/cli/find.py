@@ -35,6 +35,9 @@ CALL_VARIABLES: Final = ("FULCRUM_TLS_", "FULCRUM_TOKEN", "FULCRUM_ALLOW_PLAINTE
 """The prefixes of the variables that secure calls to workers."""
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 OK: Final = range(200, 300)
+UP: Final = b"up"
+OBSERVE: Final = b"observe"
+"""The commands whose processes are suites, as in their command line."""
 KEY_VARIABLE: Final = "FULCRUM_API_KEY"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _TOKENS: Final[dict[str, str]] = {}
@@ -109,7 +112,7 @@ def find_one_suite(ready_file: Path | None) -> Ready:
         if len(running) > 1:
             # A killed suite leaves its file. Its port shows nothing, because a service of a live suite may be
             # restarting.
-            running = [each for each in running if is_suite(each[1].pid, (b"up", b"observe"))] or running
+            running = [each for each in running if is_suite(each[1].pid, (UP, OBSERVE))] or running
         if len(running) > 1:
             raise _several(running)
         if running:
@@ -117,7 +120,7 @@ def find_one_suite(ready_file: Path | None) -> Ready:
     return find_suite(ready_file)
 
 
-def is_suite(pid: int, commands: Sequence[bytes] = (b"up",)) -> bool:
+def is_suite(pid: int, commands: Sequence[bytes]) -> bool:
     """Return whether the process is one of Fulcrum's `commands`; True if the system does not show the command.
 
     A ready file that outlived a restart of the machine may name another program's process.

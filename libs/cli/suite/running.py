@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from libs.cli.console import make_console
-from libs.cli.find import find_one_suite, find_suite, get_json, is_suite
+from libs.cli.find import UP, find_one_suite, find_suite, get_json, is_suite
 from libs.cli.keys.book import span_s
 from libs.contracts.errors import StartupError
 from libs.contracts.foreign_text import plain
@@ -215,7 +215,7 @@ def stop_suite(ready_file: Path | None, *, now: bool, as_json: bool) -> None:
     suite = find_one_suite(ready_file)
     if not suite.pid:
         raise StartupError("no suite runs on this machine: `fulcrum up` starts one")
-    if not is_suite(suite.pid):
+    if not is_suite(suite.pid, (UP,)):
         raise StartupError(f"process {suite.pid} is not `fulcrum up`: its ready file is old and can be removed")
     started_s = time.monotonic()
     if not as_json:
