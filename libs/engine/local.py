@@ -67,7 +67,7 @@ class LocalEngine:
         self._kv_waiting: set[Callable[[], None]] = set()
         """Callbacks for when blocks have become ready for other workers, or never will."""
         self._unannounced_ns = 0
-        """A pending measurement: the number of tokens and the future of its result."""
+        """The start of the running step while it is not announced; otherwise 0."""
         self._trial: tuple[int, asyncio.Future[int | None]] | None = None
         """A pending measurement: its tokens and the future of its result."""
         self._encoded: set[bytes] = set()
@@ -148,9 +148,7 @@ class LocalEngine:
         self._settle()
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
-        """Continue a streamed sequence from the tokens sampled by the worker that computed its prompt. Raise
-        InvalidRequest.
-        """
+        """Continue a streamed sequence from the tokens that its prompt's worker sampled. Raise InvalidRequest."""
         self._core.proceed(sequence_id, token_ids, self._clock.now_ns())
         self._settle()
 
@@ -165,9 +163,7 @@ class LocalEngine:
         self._wake.set()
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Set the upper bound of prompt tokens per step, regardless of the budget. The initial bound is the configured
-        one.
-        """
+        """Set the upper bound of prompt tokens per step, regardless of the budget. It is configured at first."""
         self._core.set_prefill_chunk(tokens)
         self._wake.set()
 

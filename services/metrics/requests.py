@@ -349,9 +349,7 @@ class RequestLog:
         return list(islice((each for each in newest if _has_part(each, worker_id)), limit))
 
     def slowest(self, limit: int, start_ns: int, end_ns: int, worker_id: str | None = None) -> list[FinishedRequest]:
-        """Return the requests that ended in [start, end) by TTFT, the longest first; those without a token are left
-        out.
-        """
+        """Return the requests that ended in [start, end) with a token, by TTFT, the longest first."""
         inside = (
             (each.ttft_ns, -number, each)
             for number, (_, each) in enumerate(self._log)
@@ -460,19 +458,15 @@ class RequestMetrics:
         )
         self._slos = PromCounter(
             names.SLO_REQUESTS_TOTAL,
-            "Requests by whether they met their targets.",
+            "Requests by whether they met it.",
             ("model", "slo", "kept"),
             registry=registry,
         )
         self._prompt_tokens = _counter(names.REQUEST_PROMPT_TOKENS_TOTAL, "Tokens of computed prompts.", registry)
         self._cached_tokens = _counter(names.REQUEST_CACHED_TOKENS_TOTAL, "Prompt tokens found cached.", registry)
         self._output_tokens = _counter(names.REQUEST_OUTPUT_TOKENS_TOTAL, "Tokens generated.", registry)
-        self._queue = _histogram(
-            names.REQUEST_QUEUE_SECONDS, "Time from arrival until bound.", QUEUE_BUCKETS_S, registry
-        )
-        self._ttft = _histogram(
-            names.REQUEST_TTFT_SECONDS, "Time from arrival until the first token.", TTFT_BUCKETS_S, registry
-        )
+        self._queue = _histogram(names.REQUEST_QUEUE_SECONDS, "Arrival until bound.", QUEUE_BUCKETS_S, registry)
+        self._ttft = _histogram(names.REQUEST_TTFT_SECONDS, "Arrival until the first token.", TTFT_BUCKETS_S, registry)
         self._tpot = _histogram(names.REQUEST_TPOT_SECONDS, "Mean time per output token.", TPOT_BUCKETS_S, registry)
 
     def observe(self, finished: FinishedRequest) -> None:

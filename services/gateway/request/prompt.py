@@ -359,9 +359,7 @@ def _check_length(text: str, parsed: ParsedRequest, model: ServedModel, most_tok
 
 
 MAX_PROBES = 64
-"""The number of blocks of one prompt that are looked up. In a longer prompt they are evenly spaced, so a prefix is
-found to within this share of the prompt's length.
-"""
+"""The number of blocks of one prompt that are looked up. In a longer prompt they are evenly spaced."""
 # Longer prompts are hashed in a thread (8,192 tokens take about half a millisecond).
 INLINE_TOKENS = 8192
 
@@ -406,9 +404,7 @@ class PrefixHints:
     def __init__(
         self, index: KvIndex, fleet: WorkerLinks, tasks: TaskOwner, threads: Executor, *, max_hold_ms: float
     ) -> None:
-        """Create the look-ups. A request waits at most `max_hold_ms`. Later answers still serve the binding rounds for
-        which it waits.
-        """
+        """Create the look-ups. A request waits at most `max_hold_ms`. Later answers still serve later rounds."""
         self._max_hold_s = max_hold_ms / 1000
         self._index = index
         self._fleet = fleet

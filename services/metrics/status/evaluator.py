@@ -121,9 +121,7 @@ def _late(running: RanStep, usual: StepTimeModel) -> list[float]:
 
 
 def _lately(took_ns: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
-    """Return the least slowness among the newest steps, so that a single stall does not count; 0 if they are too
-    short.
-    """
+    """Return the least slowness among the newest steps, so that one stall does not count; 0 if they are too short."""
     took, most = took_ns[-LAST_STEPS:], np.maximum(expected[-LAST_STEPS:], 1.0)
     return float((took / most).min()) if took.sum() >= LAST_NS else 0.0
 
