@@ -62,16 +62,17 @@ class Progress(Generic[PartitionT]):
 
 
 class Turns:
-    """The polls of a consumer, in which every partition has its turn."""
+    """The polls of a consumer, in which every partition has its turn, and the partitions that they do not advance."""
 
     def __init__(self, consumer: AIOKafkaConsumer, now_s: Callable[[], float]) -> None:
         self._consumer = consumer
+        self._progress: Progress[TopicPartition] = Progress(STALL_S)
         self._now_s = now_s
         self._polled_at_s = now_s()
         self._served: set[TopicPartition] = set()
-        self.full = False
+        self._full = False
         """True if the last poll returned as many records as one may."""
-        self.stall_clock_s = 0.0
+        self._stall_clock_s = 0.0
         """The time for which polls have had the chance to return a record.
 
         A poll adds at most its own timeout. The time of a slow reader, or of a stopped process, is no sign of a lost
@@ -87,12 +88,18 @@ class Turns:
         if not found:
             self._served.clear()
             found = await self._consumer.getmany(timeout_ms=POLL_MS, max_records=MAX_POLL_RECORDS)
-        self.full = sum(map(len, found.values())) >= MAX_POLL_RECORDS
-        self._served = {*self._served, *found} if self.full else set()
+        self._full = sum(map(len, found.values())) >= MAX_POLL_RECORDS
+        self._served = {*self._served, *found} if self._full else set()
         now_s = self._now_s()
-        self.stall_clock_s += min(now_s - self._polled_at_s, POLL_MS / 1000)
+        self._stall_clock_s += min(now_s - self._polled_at_s, POLL_MS / 1000)
         self._polled_at_s = now_s
         return found
+
+    def stalled(
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> list[TopicPartition]:
+        """Return the partitions whose next record has not arrived for `STALL_S` of polling."""
+        return self._progress.stalled(self._stall_clock_s, positions, ends, full=self._full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +187,11 @@ class Subscription:
         now_s = asyncio.get_running_loop().time
         check_at_s = now_s()
         assigned: set[TopicPartition] = set()
-        progress: Progress[TopicPartition] = Progress(STALL_S)
         turns = Turns(consumer, now_s)
         while not closed():
             if now_s() >= check_at_s:
                 async with asyncio.timeout(CHECK_TIMEOUT_S):
-                    assigned = await self._check(admin, consumer, assigned, progress, turns)
+                    assigned = await self._check(admin, consumer, assigned, turns)
                 check_at_s = now_s() + (CHECK_S if self._on_replayed is None else REPLAY_CHECK_S)
             gather(consumer, self._gather_ms())
             if not assigned:
@@ -203,7 +209,6 @@ class Subscription:
         admin: AIOKafkaAdminClient,
         consumer: AIOKafkaConsumer,
         assigned: set[TopicPartition],
-        progress: Progress[TopicPartition],
         turns: Turns,
     ) -> set[TopicPartition]:
         """Start reading new partitions. Raise one of CONNECTION_ERRORS if the clients cannot continue."""
@@ -216,7 +221,7 @@ class Subscription:
             # A fetch on a closing connection can end aiokafka's fetching for good without any error.
             ends = await consumer.end_offsets(found)
             positions = {partition: await consumer.position(partition) for partition in found}
-            if stalled := progress.stalled(turns.stall_clock_s, positions, ends, full=turns.full):
+            if stalled := turns.stalled(positions, ends):
                 raise BrokerAway(f"{len(stalled)} partitions have records that do not arrive")
             self._look_at_replay(positions)
             if self._jumps is not None:
