@@ -76,7 +76,7 @@ class AlignedSteps(NamedTuple):
     """The covers, steps and KV waits of many batches as arrays."""
 
     covers: Spans
-    """The cover of each batch, one per batch."""
+    """The time that each batch covers."""
     steps: Spans
     shares: Ints
     """The prefill part of each step, 0..`FULL_SHARE`."""

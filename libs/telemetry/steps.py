@@ -22,9 +22,7 @@ FULL_SHARE: Final = 1 << SHARE_BITS
 FEW_STEPS: Final = 32
 """The number of steps up to which a loop is cheaper than arrays: 10 us instead of 45 for a window of 100 ms."""
 _TURN_NS: Final = 1 << (61 - SHARE_BITS)
-"""The modulus of the time since a step's start by which prefill parts are counted, under five minutes. With a window of
-ten minutes more the product fits an int64, and the modulo rounds nothing.
-"""
+"""The modulus, under five minutes, of times since a step's start. It lets products with prefill parts fit an int64."""
 
 
 class StepCounts(NamedTuple):

@@ -46,7 +46,7 @@ MAX_BLOCK_TOKENS: Final = 2**16
 
 
 class WorkerColumns:
-    """Arrays over the workers, [workers] each, in the registry's order."""
+    """Arrays with one element per worker, in the order of the registry."""
 
     def __init__(self, workers: Sequence[Worker], planner_id: str) -> None:
         self.workers = workers

@@ -64,7 +64,7 @@ class PlannerPorts:
     store: PlannerStore | None = None
     """The store of mode, limits and lead. Without one they last until a restart, and this planner leads."""
     actuators: Sequence[Actuator] = ()
-    """Start and end workers, at most one actuator for each model. Without any, the planner only recommends."""
+    """The actuators that start and end workers, at most one per model. Without any, the planner only recommends."""
     models: ModelCatalogue | None = None
     """The catalogue of a pool of workers, if there is one."""
     keys: KeyTable | None = None

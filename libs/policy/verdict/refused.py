@@ -1,4 +1,4 @@
-"""The cause for most requests being refused because of their content, so that nothing runs although clients call."""
+"""The verdict that nothing runs although clients call, because most requests are refused for their content."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final

@@ -352,7 +352,7 @@ class Connection(HttpToolsProtocol):
         self.expect_100_continue = b"expect" in found and version == "1.1"
         if not self.url.startswith(b"/"):
             target = httptools.parse_url(self.url)
-            if target.host:  # it replaces Host, whatever its value (RFC 9112, 3.2.2)
+            if target.host:  # it replaces Host regardless of its value (RFC 9112, 3.2.2)
                 name = b"[%b]" % target.host if b":" in target.host else target.host
                 found[b"host"] = name if target.port is None else b"%b:%d" % (name, target.port)
                 self.headers[:] = found.items()
