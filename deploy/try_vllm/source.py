@@ -30,8 +30,6 @@ class Found:
 
 
 class Module:
-    """One parsed file."""
-
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
         self.is_package = path.name == "__init__.py"

@@ -28,8 +28,6 @@ WITH_TEXT = frozenset({Kind.TEXT, Kind.METRIC, Kind.STAND_IN})
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The arguments of a call."""
-
     positional: int = 0
     names: tuple[str, ...] = ()
     partly: bool = False
@@ -41,8 +39,6 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """One touched name."""
-
     name: str
     """The dotted name. For a TEXT the module or package, for a FILE the beginning of its path."""
     kind: Kind

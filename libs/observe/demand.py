@@ -282,7 +282,6 @@ def _counts(rows: Mapping[tuple[str, bool], ServedWork], model: str, coverage: _
 
 
 def count_steps(counter: StepCounter, rows: Iterable[StepRow], role: str, budget_tokens: int) -> None:
-    """Count all finished steps."""
     for row in rows:
         if row.end_unix_ns:
             counter.add(row, role, budget_tokens)

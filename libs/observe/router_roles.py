@@ -57,8 +57,6 @@ class _Lost:
 
 
 class RouterRoles:
-    """The roles of a router's servers."""
-
     kind = "sglang-router"
 
     def __init__(self, url: str, names: Callable[[], Mapping[str, str]]) -> None:

@@ -46,8 +46,6 @@ class NoKv:
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A loaded encoder, ready to compute."""
-
     info: ModelInfo
     device: torch.device
     device_name: str

@@ -26,9 +26,7 @@ class Queued(Protocol):
         ...
 
     @property
-    def images(self) -> Sized:
-        """The images of the prompt."""
-        ...
+    def images(self) -> Sized: ...
 
     @property
     def decodes_next(self) -> bool:

@@ -112,8 +112,6 @@ def _input(text: str) -> Any:
 
 
 class MessageExchange(OneChoiceExchange):
-    """The sending of one message."""
-
     def __init__(
         self, choice: Choice, model: str, request_id: str, *, signal: OutputSignal, headers: Mapping[str, str]
     ) -> None:

@@ -82,7 +82,6 @@ class StepReports:
             raise
 
     def refused(self, error: FulcrumError) -> None:
-        """Count a report that was refused."""
         self.counts.refused[error.code] += 1
 
     def is_exact(self, server: str, now_ns: int) -> bool:

@@ -347,7 +347,6 @@ class ObservedFleet(Collector):
             self.take(server, exposition)
 
     def failed(self, server: ServerTelemetry, state: ServerState, reason: str, message: str) -> None:
-        """Record a failed scrape."""
         self._failures[reason] += 1
         server.failed(state, message, self._clock.now_ns())
 

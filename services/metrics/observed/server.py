@@ -52,8 +52,6 @@ class ServerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """The result of one scrape."""
-
     batches: list[StepBatch]
     before: ServerSample | None
     """The sample that counters are compared with; None if there is none, as after a restart."""
@@ -103,7 +101,6 @@ class ServerTelemetry:
         return round(waiting * max(self._prompt_tokens, LEAST_PROMPT_TOKENS))
 
     def failed(self, state: ServerState, trouble: str, now_ns: int) -> None:
-        """Record that a scrape failed."""
         self._enter(state, now_ns)
         self.trouble = trouble
 
