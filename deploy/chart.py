@@ -31,7 +31,7 @@ OWN: Final = frozenset({
     "FULCRUM_WORKER_DRAIN_S", "FULCRUM_WORKER_ENGINE", "FULCRUM_WORKER_MODEL", "FULCRUM_WORKER_MODEL_PATH",
     "FULCRUM_WORKER_COMPANIONS",
 })  # fmt: skip
-"""Variables that the chart sets from values of its own."""
+"""The variables that the chart sets from other values."""
 OTHERS: Final = "^(CUDA|HF|HTTP|HTTPS|NCCL|NO|NVIDIA|OMP|PYTORCH|TORCH|UCX|VLLM)_[A-Z0-9_]+$"
 """The variables of libraries that the chart passes on."""
 NAME: Final[Json] = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}

@@ -176,7 +176,7 @@ DECISIONS: Final = MODULES[: MODULES.index("libs/dispatch/*.py")]
 DIGEST: Final = "built-from"
 LAB_BUILD: Final = ROOT / "build" / "lab"
 SERVICES_BUILD: Final = ROOT / "build" / "services"
-# Runs in a process of its own, since it works in the folder. `make check` checks types strictly.
+# Runs in a separate process, because its working directory is the folder. `make check` checks types strictly.
 _BUILD: Final = """
 import sys
 from mypyc.build import mypycify
@@ -190,7 +190,7 @@ setup(name="lab", packages=[], ext_modules=extensions, script_args=["-q", "build
 
 
 def missing() -> str:
-    """Return what this machine lacks to compile; empty if nothing."""
+    """Return the requirements of compilation that this machine lacks; empty if there are none."""
     if shutil.which(_compiler()) is None:
         return f"no C compiler ({_compiler()})"
     found = subprocess.run([sys.executable, "-c", "import mypyc.build, setuptools"], capture_output=True, check=False)
@@ -224,7 +224,7 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
         raise SystemExit(f"{folder} holds something else: name a new folder")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    mark.write_text("")  # ours from now on, and not complete yet
+    mark.write_text("")  # from now on a build folder, not yet complete
     for top in _tops(globs):
         shutil.copytree(ROOT / top, folder / top, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
     modules = [str(path.relative_to(ROOT)) for glob in globs for path in sorted(ROOT.glob(glob))]

@@ -160,7 +160,7 @@ def build_broker(arch: str) -> Path:
 
 
 def main() -> None:
-    """Build everything and print what there is."""
+    """Build everything and print the files."""
     OUT.mkdir(exist_ok=True)
     for old in OUT.iterdir():
         if re.match(r"fulcrum[-_]", old.name):

@@ -143,7 +143,7 @@ class NvmlCounters:
         return _share(tensor), _share(dram)
 
     def _query(self, function: Callable[..., T], *arguments: Any) -> T | None:
-        """Call the library; return None for whatever this GPU or driver does not support or cannot report now."""
+        """Call the library; return None if this GPU or driver does not support it or cannot report it now."""
         try:
             return function(*arguments)
         except self._library.NVMLError:

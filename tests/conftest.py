@@ -17,7 +17,7 @@ from libs.testing.servers.stores import (
     real_kafka,
     real_redis,
 )
-from tests.programs import skip_unless_ci
+from tests.programs import skip_or_fail_in_ci
 
 pytest_plugins = ["tests.hung_tasks", "tests.tiers"]
 
@@ -51,7 +51,7 @@ def real_kafka_server() -> Iterator[KafkaServer]:
         context = real_kafka()
         server = context.__enter__()
     except KafkaUnavailable as error:
-        skip_unless_ci(error)
+        skip_or_fail_in_ci(error)
     else:
         yield server
         context.__exit__(None, None, None)
@@ -69,7 +69,7 @@ def real_redis_server() -> Iterator[RedisServer]:
         context = real_redis()
         server = context.__enter__()
     except RedisUnavailable as error:
-        skip_unless_ci(error)
+        skip_or_fail_in_ci(error)
     else:
         yield server
         context.__exit__(None, None, None)
@@ -83,7 +83,7 @@ def chromium() -> str:
     try:
         return find_browser()
     except BrowserUnavailable as error:
-        skip_unless_ci(error)
+        skip_or_fail_in_ci(error)
         raise
 
 

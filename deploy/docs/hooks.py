@@ -38,7 +38,7 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 
 def on_post_template(output_content: str, **_: Any) -> str:
-    """Do the same for the page of what is not found, which may be served at any depth."""
+    """Do the same for the 404 page, which may be served at any depth."""
     return SHIM_URL.sub(f"/assets/{SHIM.name}", output_content)
 
 

@@ -45,7 +45,7 @@ LIMIT_S = 300
 
 
 def tried(code: str) -> tuple[str, str]:
-    """("works" | "wants the driver" | "fails", the last line of what it said)."""
+    """("works" | "wants the driver" | "fails", the last line of its output)."""
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     lines = [line for line in (run.stderr or run.stdout).splitlines() if line.strip()]
     last = lines[-1].strip() if lines else ""

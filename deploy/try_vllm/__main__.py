@@ -37,7 +37,7 @@ def requirements(folder: Path) -> Iterator[str]:
 
 
 def main(words: list[str]) -> int:
-    """Print what a version lacks, and return the exit code."""
+    """Print the names that a version lacks, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m deploy.try_vllm", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("version", nargs="?", help="a version on the package index, e.g. 0.33.0")
     parser.add_argument("--list", action="store_true", help="print every touched name with its place here, and end")

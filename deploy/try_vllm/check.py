@@ -15,7 +15,7 @@ from deploy.try_vllm.source import Found, Function, Signature, Sources, is_bound
 from deploy.try_vllm.touched import WITH_TEXT, CallArguments, Kind, Touched
 from deploy.try_vllm.wheel import FILE_LIST
 
-# Packages in which vLLM's engine calls what we replace.
+# Packages in which vLLM's engine calls functions that this project replaces.
 CALLERS: Final = ("vllm.v1", "vllm.distributed")
 MOST_HINTS: Final = 3
 CODE: Final = frozenset({Kind.NAME, Kind.CALL, Kind.OVERRIDE})
@@ -42,7 +42,7 @@ class Check:
         self._sources = Sources(root)
 
     def problems(self, touched: list[Touched]) -> list[Problem]:
-        """Return what is missing or changed, optional names aside, and what of ours hides a name of vLLM's."""
+        """Return the missing or changed names that are not optional, and our names that hide one of vLLM."""
         needed = [each for each in touched if not each.optional]
         found = [Problem(each, reason) for each in needed for reason in self._reasons(each)]
         return found + list(self._collisions(touched))
@@ -189,7 +189,7 @@ def _without_docstrings(node: ast.AST) -> ast.AST:
 
 
 def _follows_no_further(found: Found, name: str) -> bool:
-    """Return whether a function was found in place of an attribute of what it returns."""
+    """Return whether a function was found in place of an attribute of its result."""
     assert isinstance(found.node, Function)
     return found.node.name != name.rpartition(".")[2]
 

@@ -260,7 +260,7 @@ def _foreign_bases(name: str, classes: dict[str, ast.ClassDef], names: Names) ->
 
 
 def _own_members(name: str, classes: dict[str, ast.ClassDef]) -> set[str]:
-    """Return what a class and its bases in the same file define, attributes of instances included."""
+    """Return the names that a class and its bases in the same file define, including instance attributes."""
     found: set[str] = set()
     for each in _lineage(name, classes):
         for node in ast.walk(each):

@@ -30,8 +30,6 @@ class Found:
 
 
 class Module:
-    """One parsed file."""
-
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
         self.is_package = path.name == "__init__.py"
@@ -312,7 +310,7 @@ def _bound(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
 
 @cache
 def _members(node: ast.ClassDef) -> dict[str, ast.AST]:
-    """Return what a class binds in its body, and what its methods assign to `self`."""
+    """Return the names that a class binds in its body and those that its methods assign to `self`."""
     found: dict[str, ast.AST] = {}
     for method in node.body:
         if isinstance(method, Function):

@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """The way in which a name is touched, which says what of it must be there."""
+    """The way in which a name is used, which decides what must exist."""
 
     NAME = "name"
     """A module, class, function, constant, or an attribute of one."""
@@ -18,7 +18,7 @@ class Kind(Enum):
     METRIC = "metric"
     """A metric that vLLM defines; its library adds `_total` to the name of a counter."""
     STAND_IN = "stand-in"
-    """An object of ours that vLLM keeps under an attribute: it has all that vLLM asks of that attribute."""
+    """An object of this project that vLLM stores in an attribute. It has all that vLLM uses of it."""
     FILE = "file"
     """A file of the wheel, compiled modules among them, by the beginning of its path."""
 
@@ -28,8 +28,6 @@ WITH_TEXT = frozenset({Kind.TEXT, Kind.METRIC, Kind.STAND_IN})
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """The arguments of a call."""
-
     positional: int = 0
     names: tuple[str, ...] = ()
     partly: bool = False
@@ -41,8 +39,6 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """One touched name."""
-
     name: str
     """The dotted name. For a TEXT the module or package, for a FILE the beginning of its path."""
     kind: Kind

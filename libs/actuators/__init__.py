@@ -1,1 +1,1 @@
-"""Actuators start and end workers when the planner requests another number of them."""
+"""Actuators, which start and end workers when the planner requests another number of them."""

@@ -37,7 +37,9 @@ class DockerActuator:
     kind = "docker"
 
     def __init__(self, *, service: str, most: int, engine_url: str = "", project: str = "") -> None:
-        """`project` is the Compose project, needed if the engine has several with such a service."""
+        """Create the actuator. `project` is the Compose project, needed if the engine has several with such a
+        service.
+        """
         self._service = service
         self._most = most
         self._engine_url = engine_url

@@ -86,7 +86,7 @@ class PodView:
                 await asyncio.sleep(FIRST_PAUSE_S)
             except ActuatorDown as error:
                 if isinstance(error, ApiRefusal):
-                    version = ""  # a server restored to an older state does not have our version
+                    version = ""  # a server restored to an older state does not know the version
                 if not self._failed:
                     log.warning("a Deployment's pods cannot be watched: retrying", error=str(error))
                 self._failed = str(error)
@@ -105,13 +105,13 @@ class PodView:
 
 
 CONFLICTS: Final = 3
-"""The number of times that somebody else may change the scale between a read and a write."""
+"""The number of times that the scale may change between a read and a write."""
 TRIES: Final = 10
-"""The largest number of attempts to write the scale at once; the request is pursued in the background after them."""
+"""The largest number of attempts to write the scale at once; after that, the request is pursued in the background."""
 ORDER_S: Final = 20.0
-"""The longest time for which starting pods may delay the removal of others that are to go first."""
+"""The longest time for which starting pods may delay the removal of others that should be removed first."""
 PURSUED_S: Final = 60.0
-"""The time after which an unfulfilled request is dropped; the planner repeats what it still needs."""
+"""The time after which an unfulfilled request is dropped; the planner repeats requests that it still needs."""
 PACE_S: Final = 0.1
 LOOK_AGAIN_S: Final = 1.0
 # A scale written by somebody else is not lowered for this long, since a person who scales by hand has a reason.
@@ -120,7 +120,7 @@ SHOWN_AT_ONCE: Final = 8
 """The maximum number of role labels written by one call; the next call continues."""
 
 SAID_AT_ONCE: Final = 5
-"""The maximum number of pods that are named in an event and get an event of their own."""
+"""The maximum number of pods that are named in an event and get their own event."""
 
 
 class KubernetesActuator:
@@ -145,7 +145,7 @@ class KubernetesActuator:
         self._replicas: int | None = None
         """The scale as last read or written."""
         self._held = 0
-        """The scale that somebody else wrote, which holds until `_held_until_s`."""
+        """The scale written by somebody else, which holds until `_held_until_s`."""
         self._held_until_s = 0.0
         self._shown: dict[str, str] = {}
         """Role labels written so far, of workers that still exist."""
@@ -203,7 +203,7 @@ class KubernetesActuator:
             for _ in range(TRIES):
                 pool, pods = await self._known()
                 replicas, version = await self._api.scale()
-                # A version changes with the controller's writes of status too: no conflict with anybody.
+                # A version also changes with the controller's writes of status, which are not conflicts.
                 conflicts += before is not None and replicas != before
                 if conflicts == CONFLICTS:
                     raise ActuatorDown(f"somebody else scales the Deployment as well: {CONFLICTS} conflicts")

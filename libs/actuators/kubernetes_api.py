@@ -77,8 +77,8 @@ def oldest_first(pods: Sequence[Pod]) -> list[Pod]:
 def next_step(pods: Sequence[Pod], replicas: int, request: ScaleRequest, *, most: int, in_order: bool = True) -> Step:
     """Return the next step.
 
-    `replicas` is the Deployment's present scale. `in_order` is whether unnamed pods that are still starting may
-    delay the removal of the named ones. A ReplicaSet would end those first.
+    `replicas` is the Deployment's present scale. With `in_order`, unnamed pods that are still starting may delay the
+    removal of the named ones, since a ReplicaSet would end them first.
     """
     count = min(request.count, most)
     staying = [pod for pod in oldest_first(pods) if not pod.ending]
@@ -202,7 +202,7 @@ class DeploymentPool:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A watch event about a pod, or about none if the server only reports the watch's progress."""
+    """A watch event about a pod, or without a pod if the server only reports the watch's progress."""
 
     version: str
     """The resource version from which a watch can continue."""
@@ -234,7 +234,7 @@ class KubeApi:
         return DeploymentPool(found.metadata.uid, variables.get(MODEL, ""), selector)
 
     async def pods(self, selector: str) -> tuple[dict[str, Pod], str]:
-        """Return the pods that have not ended, by name, and the version to watch from."""
+        """Return the pods that have not ended, by name, and the version from which to watch."""
         core = client.CoreV1Api(await self._client.connected())
         found = await self._client.call(
             lambda: core.list_namespaced_pod(

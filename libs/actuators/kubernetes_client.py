@@ -1,4 +1,4 @@
-"""A connection to a Kubernetes API server: where it is, and calls with a timeout whose failures have a type."""
+"""A connection to a Kubernetes API server: its address, and calls with a timeout and typed failures."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
@@ -37,11 +37,11 @@ class ScaledMeanwhile(ApiRefusal):
 
 
 class TooOld(ApiRefusal):
-    """A version whose changes the server no longer keeps; the pods have to be listed again."""
+    """A version whose changes the server no longer keeps; the pods must be listed again."""
 
 
 class KubeClient:
-    """One client of the API server, made at the first call.
+    """One client of the API server, created at the first call.
 
     `kubeconfig` is a file; if empty, the service account of this pod is used. Every method raises ActuatorDown.
     """
@@ -82,7 +82,7 @@ class KubeClient:
 
 
 class ShellClient(KubeClient):
-    """A client that finds its server as kubectl does: outside a pod by KUBECONFIG or ~/.kube/config."""
+    """A client that finds its server like kubectl: outside a pod by KUBECONFIG or ~/.kube/config."""
 
     namespace = DEFAULT_NAMESPACE
     """The namespace of the configuration, once connected."""
@@ -102,7 +102,7 @@ class ShellClient(KubeClient):
             _, context = config.list_kube_config_contexts(file)
         except ConfigException:
             raise
-        except Exception as error:  # a file that is no YAML, or of another form, raises whatever the reader meets
+        except Exception as error:  # a file that is not YAML, or of another form, raises arbitrary errors in the reader
             raise ConfigException(f"the kubeconfig cannot be read: {error}") from None
         self.namespace = context["context"].get("namespace") or DEFAULT_NAMESPACE
 
@@ -158,7 +158,7 @@ def said(body: bytes) -> str:
 
 
 async def watch_events(response: Any) -> AsyncIterator[WatchEvent]:
-    """Yield the events of a watch. Raise ApiException for an error that the server sends as one."""
+    """Yield the events of a watch. Raise ApiException for an event that is an error."""
     async for line in watch_lines(response):
         event = msgspec.json.decode(line, type=WatchEvent)
         if event.type == "ERROR":
@@ -168,9 +168,11 @@ async def watch_events(response: Any) -> AsyncIterator[WatchEvent]:
 
 
 async def watch_lines(response: Any) -> AsyncIterator[bytes]:
-    """Yield the lines of a watch. One too long for aiohttp is refused as outdated, since a list has its object too."""
+    """Yield the lines of a watch. A line too long for aiohttp is refused as outdated, since a list also contains its
+    object.
+    """
     try:
         async for line in response.content:
             yield line
-    except (ValueError, HttpProcessingError) as error:  # the second since aiohttp 3.14, which is no ClientError
+    except (ValueError, HttpProcessingError) as error:  # the second since aiohttp 3.14, where it is not a ClientError
         raise ApiException(status=HTTPStatus.GONE, reason=f"an event is too long: {error}") from None

@@ -1,4 +1,4 @@
-"""The actuator port, which sets the number of workers wherever they run. Repeating a request is safe."""
+"""The actuator port, which sets the number of workers on any platform. Repeating a request is safe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Actuator(Protocol):
         ...
 
     async def show(self, roles: Mapping[str, str]) -> None:
-        """Display the roles of workers, by name, where they run; do nothing if that is not supported. Raises
+        """Display the roles of workers, by name, where they run; do nothing if that is not supported. Raise
         ActuatorDown.
         """
         ...
@@ -52,7 +52,7 @@ class Actuator(Protocol):
 
 
 def to_end(worker_ids: Sequence[str], count: int, first_to_end: Sequence[str]) -> list[str]:
-    """Return the workers that have to end so that `count` are left: those named first, then the newest."""
+    """Return the workers that must end so that `count` are left: those in `first_to_end`, then the newest."""
     going = [name for name in dict.fromkeys(first_to_end) if name in worker_ids]
     going += [name for name in reversed(worker_ids) if name not in going]
     return going[: max(len(worker_ids) - count, 0)]

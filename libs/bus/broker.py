@@ -20,9 +20,9 @@ log = structlog.get_logger()
 
 REPLICATION = 3
 """The copies of each partition, if there are as many brokers."""
-# Copies that must have a record before it counts as written, given at least REPLICATION copies. Acknowledged
-# records then survive the loss of any one broker, and one broker may be away. With two copies both would be needed,
-# and any restart would stop writing.
+# Copies that must have a record before it counts as written, given at least REPLICATION copies. Acknowledged records
+# then survive the loss of any one broker, and one broker may be away. With two copies, both would be needed, and any
+# restart would stop writing.
 IN_SYNC = 2
 IN_SYNC_SETTING = "min.insync.replicas"
 # A topic that has not appeared within these polls does not exist.
@@ -38,12 +38,14 @@ class Copies:
     each: int = 0
     """The copies of each partition; 0 is REPLICATION, or one for each broker if there are fewer."""
     in_sync: int = 0
-    """The copies that must have a record before it counts as written; 0 is IN_SYNC of three or more copies, else 1."""
+    """The copies that must have a record before it counts as written; 0 is IN_SYNC of three or more copies, otherwise
+    1.
+    """
 
     def wanted(self, brokers: int, named: int) -> int:
         """Return the copies of a new topic, given the brokers that are up and the addresses that name them.
 
-        A cluster of which some brokers are still starting must not leave topics with fewer copies for ever.
+        A cluster of which some brokers are still starting must not leave topics with fewer copies forever.
         """
         return self.each or min(REPLICATION, max(brokers, named))
 
@@ -97,12 +99,12 @@ def topic_settings(topic: Topic, copies: int, wanted: Copies | None = None) -> d
 
 
 def few_copies(described: Iterable[Mapping[str, Any]], wanted: int) -> list[str]:
-    """Return the names of the described topics of which a partition has fewer copies than `wanted`."""
+    """Return the names of the described topics with a partition of fewer copies than `wanted`."""
     return sorted(entry["topic"] for entry in described if min(map(_copies, entry["partitions"])) < wanted)
 
 
 def _tell_few(described: Iterable[Mapping[str, Any]], wanted: int) -> None:
-    """Warn of topics that were made while there were fewer brokers. Only an operator can move their partitions."""
+    """Warn of topics that were created while there were fewer brokers. Only an operator can move their partitions."""
     if few := few_copies(described, wanted):
         log.warning(
             f"topics have fewer than {wanted} copies, and stop or lose records with one broker: add copies with"
@@ -149,7 +151,7 @@ def _copies(partition: Mapping[str, Any]) -> int:
 async def named_partitions(admin: AIOKafkaAdminClient, name: str) -> Sequence[int]:
     """Return the partition numbers of a topic by its full name, or nothing if it does not exist.
 
-    All topics are listed, since a broker may create one that is named. This is repeated, since brokers list a new
+    All topics are listed, since a broker may create a topic on request. This is repeated, since brokers list a new
     topic only after a moment.
     """
     for again_s in (*(SEEN_POLL_S,) * SEEN_POLLS, 0.0):
@@ -178,14 +180,14 @@ def copies(described: Iterable[Mapping[str, Any]]) -> Iterator[PartitionCopies]:
 
 
 async def describe(admin: AIOKafkaAdminClient, topics: Sequence[Topic], cluster: str) -> list[Mapping[str, Any]]:
-    """Return the descriptions of the topics that exist. All are listed, since naming one may create it."""
+    """Return the descriptions of the topics that exist. All are listed, since requesting one may create it."""
     wanted = {topic.name(cluster) for topic in topics}
     return [entry for entry in await admin.describe_topics() if entry["topic"] in wanted and entry["partitions"]]
 
 
 NONE = OffsetAndMetadata(-1, "")
-"""The committed offset of a partition that nobody has worked on."""
-# The state that a coordinator reports for a group it does not have, once it has read everything committed.
+"""The committed offset of a partition without progress."""
+# The state that a coordinator reports for an unknown group, once it has read all commits.
 _DEAD = "Dead"
 
 

@@ -1,4 +1,6 @@
-"""Opening and closing of aiokafka's clients, secured by settings, in the one way that is safe when the broker goes."""
+"""The opening and closing of aiokafka's clients, secured by settings, in the one way that is safe when the broker
+disappears.
+"""
 
 import asyncio
 import logging
@@ -74,10 +76,10 @@ def client_options(brokers: Brokers) -> dict[str, Any]:
 
 @cache
 def _lose_closed_connections() -> None:
-    """Make aiokafka raise KafkaConnectionError for a request over a connection that uvloop has closed already.
+    """Make aiokafka raise KafkaConnectionError for a request over a connection that uvloop has already closed.
 
-    uvloop 0.23 refuses the write with a RuntimeError, and aiokafka 0.14 expects OSError alone. Raised from a fetch or
-    a commit, it would end the service.
+    uvloop 0.23 refuses the write with a RuntimeError, and aiokafka 0.14 only expects OSError. Raised from a fetch or a
+    commit, it would end the service.
     """
     send = AIOKafkaConnection.send
 
@@ -94,12 +96,14 @@ def _lose_closed_connections() -> None:
 
 
 def _context(settings: CommonSettings) -> ssl.SSLContext:
-    """Return a context that verifies the broker's certificate and name, and presents ours if there is one."""
+    """Return a context that verifies the broker's certificate and name, and presents the own certificate if there is
+    one.
+    """
     try:
         context = ssl.create_default_context(cafile=settings.kafka_ca or None)
         if settings.kafka_cert:
             context.load_cert_chain(settings.kafka_cert, settings.kafka_key or None)
-    except OSError as error:  # this includes ssl's own errors
+    except OSError as error:  # includes ssl's own errors
         raise StartupError(
             f"FULCRUM_KAFKA_CA, _CERT or _KEY cannot be read as PEM files: {error.strerror or error}"
         ) from None
@@ -112,16 +116,18 @@ METADATA_AGE_MS = 5000
 BATCH_BYTES = 512 * 1024
 MAX_RECORD_BYTES = 1024 * 1024
 MEMBER_FETCH_BYTES = 128 * 1024
-"""The bytes of each partition that a group member prefetches beyond what it has processed."""
+"""The bytes of each partition that a group member prefetches ahead of its processing."""
 TRANSACTION_TIMEOUT_MS = 20_000
 """The longest time for which an open transaction may block readers, unless its producer's successor ends it sooner."""
 SESSION_TIMEOUT_MS = 6_000
 """The silence after which a group member loses its partitions to others."""
 REBALANCE_TIMEOUT_MS = 10_000
-# Joining a group is answered once all of its members have joined or been given up.
+# The broker answers a join once all members of the group have joined or been dropped.
 JOIN_TIMEOUT_MS = REBALANCE_TIMEOUT_MS + 2_000
 MAX_WORK_MS = 24 * 3_600_000
-"""The longest time for which a member may process what it has read. Its heartbeats show that it is alive."""
+"""The longest time for which a member may process the records that it has read. Its heartbeats show that it is
+alive.
+"""
 # For a transactional producer, whose predecessor's open transactions are ended first.
 OPEN_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 3.0
@@ -148,7 +154,7 @@ def quiet_client_log() -> None:
 
 @asynccontextmanager
 async def open_admin(bootstrap: Brokers, client_id: str) -> AsyncIterator[AIOKafkaAdminClient]:
-    """Open a connected admin client. Raises one of CONNECTION_ERRORS while the broker is away."""
+    """Open a connected admin client. Raise one of CONNECTION_ERRORS while the broker is away."""
     admin = AIOKafkaAdminClient(**client_options(bootstrap), client_id=client_id, request_timeout_ms=REQUEST_TIMEOUT_MS)
     try:
         await _start(admin.start())
@@ -172,7 +178,9 @@ def _producer(bootstrap: Brokers, client_id: str, **own: Any) -> AIOKafkaProduce
 
 @asynccontextmanager
 async def open_producer(bootstrap: Brokers, client_id: str) -> AsyncIterator[AIOKafkaProducer]:
-    """Open a connected producer. Leaving waits for its queued records, which it abandons after REQUEST_TIMEOUT_MS."""
+    """Open a connected producer. Leaving the context waits for its queued records, which it abandons after
+    REQUEST_TIMEOUT_MS.
+    """
     producer = _producer(bootstrap, client_id)
     try:
         await _start(producer.start())
@@ -187,8 +195,8 @@ async def open_transactions(
 ) -> AsyncIterator[AIOKafkaProducer]:
     """Open a connected transactional producer.
 
-    Any other producer of the same id is fenced from now on, and its open transactions are aborted or committed.
-    Raises one of CONNECTION_ERRORS, including when no coordinator answers within OPEN_TIMEOUT_S.
+    Any other producer of the same id is fenced from now on, and its open transactions are aborted or committed. Raise
+    one of CONNECTION_ERRORS, also if no coordinator answers within OPEN_TIMEOUT_S.
     """
     producer = _producer(
         bootstrap, client_id, transactional_id=transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
@@ -196,7 +204,7 @@ async def open_transactions(
     try:
         await _start(producer.client.bootstrap())
         # The rest of `producer.start`, which retries until a coordinator answers. It can be cancelled at any time: its
-        # connections are the client's, which is closed below.
+        # connections belong to the client, which is closed below.
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             await producer._sender.start()
         yield producer
@@ -275,7 +283,7 @@ def gather(consumer: AIOKafkaConsumer, gather_ms: int) -> None:
 
 
 async def _start(starting: Coroutine[Any, Any, None]) -> None:
-    """Connect, delaying a cancellation until the timeouts below: aiokafka would leave its connection open."""
+    """Connect, delaying a cancellation until the timeouts below, because aiokafka would leave its connection open."""
     await finish("kafka client start", starting)
 
 
@@ -295,13 +303,13 @@ async def _stop(consumer: AIOKafkaConsumer) -> None:
 SPAN_POLL_MS = 500
 SPAN_POLL_RECORDS = 500
 SPAN_STALL_POLLS = 20
-"""The number of consecutive polls at one position after which a span has failed. They are counted, since time passes in
-a process that does not run as well.
+"""The number of consecutive polls at one position after which a span has failed. They are counted, because time also
+passes while the process does not run.
 """
 
 
 async def read_span(consumer: AIOKafkaConsumer, part: TopicPartition, start: int, end: int) -> AsyncIterator[Any]:
-    """Yield aiokafka's committed records with offsets in [start, end). Raises one of CONNECTION_ERRORS."""
+    """Yield aiokafka's committed records with offsets in [start, end). Raise one of CONNECTION_ERRORS."""
     consumer.assign([part])
     consumer.seek(part, start)
     position, empty_polls = start, 0

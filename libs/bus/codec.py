@@ -42,7 +42,7 @@ class Buffer:
         return len(self._records)
 
     def append(self, record: Outgoing) -> int:
-        """Append a record and return how many others were dropped for it."""
+        """Append a record and return the number of others dropped for it."""
         self._records.append(record)
         self._bytes += len(record.value)
         return self._drop_oldest()
@@ -54,7 +54,7 @@ class Buffer:
         return taken
 
     def put_back(self, records: Sequence[Outgoing]) -> int:
-        """Return taken records to the front in their order, and return how many were dropped for them."""
+        """Return taken records to the front in their order, and return the number dropped for them."""
         self._records.extendleft(reversed(records))
         self._bytes += sum(len(record.value) for record in records)
         return self._drop_oldest()

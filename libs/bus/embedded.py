@@ -14,7 +14,7 @@ PROGRAM = "fulcrum-broker"
 
 
 def embedded_broker() -> Path:
-    """Return the program's path, beside this environment's Python. Raise StartupError if it has not been built."""
+    """Return the program's path, next to this environment's Python. Raise StartupError if it has not been built."""
     program = Path(sys.prefix) / "bin" / PROGRAM
     if not program.is_file():
         raise StartupError("the embedded broker is not built: run `make setup`, or name a Kafka with --kafka")

@@ -47,10 +47,10 @@ class KafkaBus:
         gather_ms: Callable[[], int] = at_once,
         copies: Copies | None = None,
     ) -> None:
-        """`buffer_records` may wait for a broker that is away before the oldest are dropped.
+        """Create the bus. `buffer_records` may wait for a broker that is away before the oldest are dropped.
 
-        `gather_ms` is how much later subscriptions may be for fewer and larger responses, evaluated repeatedly. With
-        0, each record wakes its readers.
+        `gather_ms` returns the delay that subscriptions accept for fewer and larger responses; it is called repeatedly.
+        With 0, each record wakes its readers.
         """
         self._bootstrap = bootstrap
         self._cluster = cluster
@@ -82,7 +82,7 @@ class KafkaBus:
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
     ) -> AsyncIterator[Record]:
-        """Subscribe as `Bus.subscribe` does. The end of a partition is where it ends once reading has connected."""
+        """Subscribe as `Bus.subscribe` does. The end of a partition is its end once the reader has connected."""
         subscription = Subscription(
             self._bootstrap,
             topics,
@@ -115,25 +115,25 @@ class KafkaBus:
             log.warning("records were not sent", records=self._sender.buffered)
 
 
-# A reader jumps to the end of a partition if it takes this long to reach where the partition ended before.
+# The time after which a reader that has not reached a partition's earlier end jumps to its present end.
 BEHIND_S: Final = 3.0
 
 
 class KafkaBackReader:
-    """A reader of earlier parts of partitions, with a connection of its own."""
+    """A reader of earlier parts of partitions, with its own connection."""
 
     def __init__(self, consumer: AIOKafkaConsumer, cluster: str) -> None:
         self._consumer = consumer
         self._cluster = cluster
 
     async def held(self, topic: Topic, partition: int) -> OffsetSpan:
-        """Return the offsets that the broker holds now. Raises one of CONNECTION_ERRORS."""
+        """Return the offsets that the broker holds now. Raise one of CONNECTION_ERRORS."""
         part = TopicPartition(topic.name(self._cluster), partition)
         start, end = await self._consumer.beginning_offsets([part]), await self._consumer.end_offsets([part])
         return OffsetSpan(start[part], end[part])
 
     async def between(self, topic: Topic, partition: int, start: int, end: int) -> AsyncIterator[Record]:
-        """Yield the records with offsets in [start, end), which must be held. Raises one of CONNECTION_ERRORS."""
+        """Yield the records with offsets in [start, end), which must be held. Raise one of CONNECTION_ERRORS."""
         part = TopicPartition(topic.name(self._cluster), partition)
         async for raw in read_span(self._consumer, part, start, end):
             # Unreadable records are counted by their first reader.
@@ -142,7 +142,7 @@ class KafkaBackReader:
 
 
 class KafkaLiveBus(KafkaBus):
-    """A KafkaBus for a reader to whom the present matters most."""
+    """A KafkaBus for readers that prefer current records to complete ones."""
 
     def __init__(
         self,
@@ -201,6 +201,6 @@ class KafkaLiveBus(KafkaBus):
 
     @asynccontextmanager
     async def back_reader(self) -> AsyncIterator[KafkaBackReader]:
-        """Open a connected reader. Raises one of CONNECTION_ERRORS while the broker is away."""
+        """Open a connected reader. Raise one of CONNECTION_ERRORS while the broker is away."""
         async with open_consumer(self._bootstrap, f"{self._client_id}-back") as consumer:
             yield KafkaBackReader(consumer, self._cluster)

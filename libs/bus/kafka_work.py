@@ -40,7 +40,7 @@ class KafkaWork:
     """A WorkBus over the brokers at `bootstrap`. `member` is a unique name of this process."""
 
     def __init__(self, bootstrap: Brokers, cluster: str, member: str, skipped: SkippedRecords | None = None) -> None:
-        """`skipped` counts the records that are skipped as foreign or malformed."""
+        """Create the bus; `skipped` counts the records that are skipped as foreign or malformed."""
         self._bootstrap = bootstrap
         self._cluster = cluster
         self._member = member

@@ -40,11 +40,11 @@ TOPIC_ERRORS = (
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
-"""Errors caused by a topic, or by what is written to it, rather than by the broker."""
+"""Errors caused by a topic, or by the records written to it, rather than by the broker."""
 
 
 class Transactions:
-    """A sequence of transactions, possible for as long as nobody else opens the partition's transactional id."""
+    """A sequence of transactions, possible until another member opens the partition's transactional id."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Transactions:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Fence other producers of the partition, and set `committed` to where work begins."""
+        """Fence other producers of the partition, and set `committed` to the offset at which work begins."""
         async with self._held:
             self.committed = await self._take()
             yield
@@ -109,7 +109,7 @@ class Transactions:
         try:
             await self._producer.partitions_for(name)
         except UnknownTopicOrPartitionError:
-            # aiokafka raises this as well if no broker has answered. In that case the next call raises.
+            # aiokafka also raises this if no broker has answered. In that case the next call raises.
             found = await self._producer.client.fetch_all_metadata()
             if found.partitions_for_topic(name) is None:
                 raise
@@ -123,7 +123,7 @@ class Transactions:
             for raw in raws:
                 topic = raw.topic
                 sent.append(await self._send(raw))
-                if topic not in begun:  # the first record shows whether the topic may be written to
+                if topic not in begun:  # the first record shows whether the topic is writable
                     begun.add(topic)
                     await sent[-1]
             for raw, acknowledged in zip(raws, sent, strict=True):
@@ -136,8 +136,8 @@ class Transactions:
     async def _renew(self) -> None:
         """End the transaction by opening a new producer. Raise BrokerAway if another member has worked here.
 
-        aiokafka's own abort is not enough. It loses the sequence numbers of refused records, and forgets what else the
-        transaction holds if a topic may not be written to.
+        aiokafka's own abort is not enough. It loses the sequence numbers of refused records, and forgets the
+        transaction's other records if a topic is not writable.
         """
         await self._held.aclose()
         if await self._take() != self.committed:
@@ -183,8 +183,8 @@ log = structlog.get_logger()
 LANE_ERRORS = (*CONNECTION_ERRORS, ConsumerStoppedError, ProducerClosed)
 POLL_MS = 250
 STALL_POLLS = 12
-"""The number of consecutive empty polls after which a lane asks for the partition's end. If it stands at one position
-before that end for as many polls more, the records never arrive.
+"""The number of consecutive empty polls after which a lane requests the partition's end. If its position stays before
+that end for as many polls more, the records never arrive.
 """
 MAX_POLL_RECORDS = 100
 COMMIT_TIMEOUT_S = 10.0
@@ -203,7 +203,7 @@ class KafkaLane:
         end: int,
         skipped: SkippedRecords,
     ) -> None:
-        """`end` is the end of the partition when the lane began."""
+        """Create the lane. `end` is the end of the partition at that time."""
         self._topic = topic
         self._partition = partition
         self._consumer = consumer
@@ -233,7 +233,7 @@ class KafkaLane:
             if not self.replayed or stalled:
                 position = await self._consumer.position(self._partition)
                 self.replayed = self.replayed or position >= self.end
-                # The position passes aborted transactions too, in polls without records.
+                # The position also passes aborted transactions, in polls without records.
                 if stalled and stood_at == position < expected_end:
                     raise BrokerAway(f"{self._partition} has records that do not arrive")
                 if stalled:
@@ -242,11 +242,11 @@ class KafkaLane:
             yield batch
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
-        # A transaction left open would hold up every reader until it times out.
+        # An open transaction would delay every reader until it times out.
         await finish("commit", self._commit(produced, OffsetAndMetadata(next_offset, note)))
 
     async def _commit(self, produced: Sequence[Produced], offset: OffsetAndMetadata) -> None:
-        # A failed transaction is not aborted here; opening the lane again makes the broker abort it.
+        # A failed transaction is not aborted here; reopening the lane makes the broker abort it.
         async with asyncio.timeout(COMMIT_TIMEOUT_S):
             await self._transactions.commit(produced, offset)
 
@@ -268,7 +268,9 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
         handle: Handle,
         skipped: SkippedRecords,
     ) -> None:
-        """`uncommitted` is a consumer without partitions, which reports their ends including open transactions."""
+        """Create the listener. `uncommitted` is a consumer without partitions, which reports their ends including open
+        transactions.
+        """
         self._bootstrap = bootstrap
         self._topic = topic
         self._cluster = cluster
@@ -293,7 +295,7 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             self._failure.cancel()
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Let each revoked lane commit what it has, and end it, before the group reassigns partitions."""
+        """Let each revoked lane commit its work and end before the group reassigns partitions."""
         await end(*(task for partition in list(revoked) if (task := self._tasks.pop(partition, None))))
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
@@ -320,8 +322,8 @@ class Lanes(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no
             if begins < 0:
                 begins = (await self._consumer.beginning_offsets([partition]))[partition]
             self._consumer.seek(partition, begins)
-            # The end includes open transactions: its predecessor's commits may follow a transaction that another
-            # lane's predecessor has left open, and are readable once that has ended.
+            # The end includes open transactions: the predecessor's commits may follow a transaction that another lane's
+            # predecessor has left open, and are readable once that one has ended.
             lane = KafkaLane(
                 topic=self._topic,
                 partition=partition,

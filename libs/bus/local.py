@@ -14,7 +14,7 @@ from libs.contracts.topics import Topic
 from libs.policy.copies import LostCopies, UnreachableBrokers
 
 MAX_QUEUED_RECORDS: Final = 20_000
-"""The maximum number of records that one reader may be behind; the oldest are dropped and counted."""
+"""The maximum number of records by which one reader may be behind; the oldest are dropped and counted."""
 
 
 class _Queue:
@@ -25,7 +25,7 @@ class _Queue:
 
 
 class LocalBus:
-    """A LiveBus without a broker. Records are not kept: a reader gets those published after it has subscribed.
+    """A LiveBus without a broker. Records are not kept: readers get those published after their subscription.
 
     A published message belongs to its readers, so its publisher must not change it.
     """
@@ -62,7 +62,7 @@ class LocalBus:
         since_unix_ns: int | None = None,
         wanted: Wanted | None = None,
     ) -> AsyncIterator[Record]:
-        """Read what is published from now on; nothing earlier is held."""
+        """Read the records published from now on; earlier ones are not kept."""
         return self._records(self._queue(topics), at_once)
 
     def subscribe_live(

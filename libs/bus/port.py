@@ -17,13 +17,13 @@ from libs.contracts.topics import Topic
 from libs.policy.copies import LostCopies, UnreachableBrokers
 
 TAKEN_OVER_NS: Final = 10_000_000_000
-"""The age of the oldest records read of a newly wanted partition: its former reader may have been gone for some
+"""The age of the oldest records read from a newly wanted partition, whose former reader may have been gone for some
 seconds.
 """
 
 
 class Record(NamedTuple):
-    """A record as a reader receives it."""
+    """A record in the form in which readers receive it."""
 
     topic: Topic
     key: str
@@ -62,14 +62,14 @@ class OffsetSpan:
 
 
 Wanted = Callable[[Topic, int], bool]
-"""Return whether a partition of a topic has to be read now; evaluated about once a second."""
+"""A function that returns whether a partition of a topic must be read now; called about once a second."""
 
 
 class Bus(Protocol):
     """Publishing and subscribing. Publishing never blocks, and never raises while the broker is away."""
 
     async def start(self) -> None:
-        """Connect and create topics. If the broker is away, return as well and keep trying in the background."""
+        """Connect and create topics. If the broker is away, return and keep trying in the background."""
         ...
 
     def publish(self, topic: Topic, value: Message) -> None:
@@ -86,9 +86,9 @@ class Bus(Protocol):
     ) -> AsyncIterator[Record]:
         """Read all partitions without a group, from the end unless `from_start`, continuing through outages.
 
-        `since_unix_ns` begins at the first record published then or later, by its publisher's clock. Earlier ones may
-        come too, since a broker that cannot look up times is read from its start. `wanted` selects partitions; one that
-        becomes wanted later is read from ten seconds before that.
+        With `since_unix_ns`, reading begins at the first record published then or later, by its publisher's clock.
+        Earlier ones may also arrive, since a broker that cannot look up times is read from its start. `wanted` selects
+        partitions; one that becomes wanted later is read from ten seconds before that.
         """
         ...
 
@@ -126,13 +126,13 @@ class LiveBus(Bus, Protocol):
     ) -> AsyncIterator[Record]:
         """Subscribe, but jump to the end of partitions that stay behind in the topics of `jumping`.
 
-        `on_gap` is called with the skipped records. `gather_ms` is how much later records may come for fewer and
-        larger responses, evaluated repeatedly.
+        `on_gap` is called with the skipped records. `gather_ms` returns the accepted delay of records for fewer and
+        larger responses; it is called repeatedly.
         """
         ...
 
     def lost_copies(self) -> LostCopies | None:
-        """Return what the subscribed topics lacked of their copies in the last seconds; None without an answer."""
+        """Return the recently missing copies of the subscribed topics; None without an answer."""
         ...
 
     def unreachable_brokers(self) -> UnreachableBrokers | None:
@@ -140,7 +140,7 @@ class LiveBus(Bus, Protocol):
         ...
 
     def back_reader(self) -> AbstractAsyncContextManager[BackReader]:
-        """Open a reader for skipped records, with a connection of its own. Raise the errors of `BackReader`."""
+        """Open a reader for skipped records, with its own connection. Raise the errors of `BackReader`."""
         ...
 
 

@@ -11,16 +11,16 @@ from libs.policy.copies import UnreachableBroker, UnreachableBrokers
 PROBE_S: Final = 2.0
 """The pause between two rounds of requests to every broker."""
 PROBE_TIMEOUT_S: Final = 10.0
-"""The longest time of one round. A broker that accepts connections and answers nothing could extend it otherwise."""
+"""The longest time of one round, which a silent broker that accepts connections could otherwise extend."""
 ALONE_PROBE_S: Final = 30.0
-"""The pause while the cluster has one broker, which no other can report as up."""
+"""The pause while the cluster has one broker, which no other broker can report as up."""
 
 
 class BrokerReach:
     """A watch over the brokers of a cluster, from this process."""
 
     def __init__(self, bootstrap: Brokers, cluster: str, client_id: str, node: str) -> None:
-        """`node` names this host in the result."""
+        """Create the watch; `node` names this host in the result."""
         self._bootstrap = bootstrap
         self._prefix = f"fulcrum.{cluster}."
         self._client_id = client_id
@@ -41,7 +41,9 @@ class BrokerReach:
                 await asyncio.sleep(PROBE_S)
 
     async def _probe(self, client: Any) -> int:
-        """Ask every broker that another one lists, and return how many are listed. Raise one of CONNECTION_ERRORS."""
+        """Send a request to every broker listed by another one, and return the number of listed brokers. Raise one of
+        CONNECTION_ERRORS.
+        """
         if not await client.force_metadata_update():
             raise BrokerAway("no broker describes the cluster")
         brokers = sorted(client.cluster.brokers(), key=lambda broker: broker.nodeId)
@@ -55,7 +57,7 @@ class BrokerReach:
         return len(brokers)
 
     def _led(self, client: Any, node: int) -> int:
-        """Return how many partitions of this suite's topics the broker leads."""
+        """Return the number of partitions of this suite's topics that the broker leads."""
         led = client.cluster.partitions_for_broker(node) or ()
         return sum(partition.topic.startswith(self._prefix) for partition in led)
 

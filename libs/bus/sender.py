@@ -24,7 +24,7 @@ PAUSE_S = 0.05
 # Above aiokafka's own timeout of a batch, and reached only if that one fails.
 SEND_TIMEOUT_S = 2 * REQUEST_TIMEOUT_MS / 1000
 
-# No attempt can succeed, and retrying such a record would block all others.
+# Errors after which no attempt can succeed, and retrying such a record would block all others.
 _NEVER_TAKEN = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidTopicError)
 
 
@@ -98,10 +98,10 @@ class Sender:
             yield producer
 
     async def _send_queued(self, producer: AIOKafkaProducer) -> None:
-        """Send until `finish`. Raises one of CONNECTION_ERRORS if the broker does not accept a batch."""
+        """Send until `finish`. Raise one of CONNECTION_ERRORS if the broker does not accept a batch."""
         while self._buffer or not self._closing:
             self._wake.clear()
-            # Send before waiting: records left over from the last connection have not set the event.
+            # Send before waiting, because records left over from the last connection have not set the event.
             while batch := self._buffer.take(MAX_BATCH_RECORDS):
                 await self._send_batch(producer, batch)
             if not self._closing:
@@ -119,7 +119,7 @@ class Sender:
         finally:
             self._in_flight = 0
             for confirmation in confirmations:
-                confirmation.cancel()  # a late confirmation is useless, since its record is sent again
+                confirmation.cancel()  # a late confirmation is useless, because its record is sent again
             unsent = [record for index, record in enumerate(batch) if not self._settled(confirmations, index)]
             self.dropped += self._buffer.put_back(unsent)
         if unsent:

@@ -25,11 +25,11 @@ log = structlog.get_logger()
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 2.0
 CHECK_S = 1.0
-"""The interval of checks for new partitions and for a broker that has gone."""
+"""The interval of checks for new partitions and for a broker that has gone away."""
 REPLAY_CHECK_S = 0.1
 """The interval of checks for the end of a replay, while a caller waits for it."""
 CHECK_TIMEOUT_S = 10.0
-# If existing records do not arrive for this long, the client has become unusable.
+# The time without existing records after which a client counts as unusable.
 STALL_S = 3.0
 POLL_MS = 500
 MAX_POLL_RECORDS = 500
@@ -39,7 +39,7 @@ PartitionT = TypeVar("PartitionT", bound=Hashable)
 
 
 class Progress(Generic[PartitionT]):
-    """A tracker of how long each partition has had unread records."""
+    """A tracker of the time for which each partition has had unread records."""
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
@@ -51,7 +51,8 @@ class Progress(Generic[PartitionT]):
     ) -> list[PartitionT]:
         """Return the partitions that have been short of their end, at one position, for longer than the bound.
 
-        After a `full` poll there are none: records of a partition may have arrived and wait for those of another.
+        After a `full` poll there are none, because records of a partition may have arrived and wait for those of
+        another.
         """
         for partition, position in positions.items():
             if full or position >= ends[partition] or position != self._positions.get(partition):
@@ -61,37 +62,44 @@ class Progress(Generic[PartitionT]):
 
 
 class Turns:
-    """The polls of a consumer, in which every partition has its turn."""
+    """The polls of a consumer, in which every partition has its turn, and the partitions that they do not advance."""
 
     def __init__(self, consumer: AIOKafkaConsumer, now_s: Callable[[], float]) -> None:
         self._consumer = consumer
+        self._progress: Progress[TopicPartition] = Progress(STALL_S)
         self._now_s = now_s
         self._polled_at_s = now_s()
         self._served: set[TopicPartition] = set()
-        self.full = False
+        self._full = False
         """True if the last poll returned as many records as one may."""
-        self.stall_clock_s = 0.0
+        self._stall_clock_s = 0.0
         """The time for which polls have had the chance to return a record.
 
-        A poll adds at most its own timeout. The time of a slow reader, or of a process that did not run, is no sign of
-        a lost broker.
+        A poll adds at most its own timeout. The time of a slow reader, or of a stopped process, is no sign of a lost
+        broker.
         """
 
     async def poll(self, assigned: Collection[TopicPartition]) -> Mapping[TopicPartition, list[Any]]:
         """Return the next records, at most MAX_POLL_RECORDS."""
         found: Mapping[TopicPartition, list[Any]] = {}
-        # aiokafka empties partition after partition, so a backlog of one would hold up the others.
+        # aiokafka empties one partition after another, so a backlog of one would delay the others.
         if self._served and (waiting := [each for each in assigned if each not in self._served]):
             found = await self._consumer.getmany(*waiting, timeout_ms=0, max_records=MAX_POLL_RECORDS)
         if not found:
             self._served.clear()
             found = await self._consumer.getmany(timeout_ms=POLL_MS, max_records=MAX_POLL_RECORDS)
-        self.full = sum(map(len, found.values())) >= MAX_POLL_RECORDS
-        self._served = {*self._served, *found} if self.full else set()
+        self._full = sum(map(len, found.values())) >= MAX_POLL_RECORDS
+        self._served = {*self._served, *found} if self._full else set()
         now_s = self._now_s()
-        self.stall_clock_s += min(now_s - self._polled_at_s, POLL_MS / 1000)
+        self._stall_clock_s += min(now_s - self._polled_at_s, POLL_MS / 1000)
         self._polled_at_s = now_s
         return found
+
+    def stalled(
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> list[TopicPartition]:
+        """Return the partitions whose next record has not arrived for `STALL_S` of polling."""
+        return self._progress.stalled(self._stall_clock_s, positions, ends, full=self._full)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +107,11 @@ class Jumps:
     """The handling of partitions on which a subscription is behind."""
 
     topics: Collection[Topic]
-    """The topics in which it jumps to the end."""
+    """The topics in which the subscription jumps to the end."""
     after_s: float
     """The delay after which `Behind` reports a partition."""
     on_gap: Callable[[Gap], None]
-    """Called with the skipped records, before any record that follows."""
+    """The callback for skipped records, called before any record that follows."""
 
 
 class Subscription:
@@ -141,7 +149,7 @@ class Subscription:
         self._since_unix_ns = since_unix_ns
         self._wanted = wanted
         self._unwanted: set[TopicPartition] = set()
-        """Partitions that exist but are not to be read at present."""
+        """Partitions that exist but must not be read at present."""
         self._gather_ms = gather_ms
         self._on_replayed = on_replayed
         self._jumps = jumps
@@ -151,7 +159,7 @@ class Subscription:
         self._positions: dict[TopicPartition, int] = {}
 
     async def records(self, closed: Callable[[], bool]) -> AsyncGenerator[Record, None]:
-        """Yield records, in order within each partition, until `closed()`. Continues through outages."""
+        """Yield records, in order within each partition, until `closed()`. Continue through outages."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         now_s = asyncio.get_running_loop().time
         while not closed():
@@ -175,16 +183,15 @@ class Subscription:
     async def _read(
         self, admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, closed: Callable[[], bool]
     ) -> AsyncGenerator[Record, None]:
-        """Yield records over one connection. Raises one of CONNECTION_ERRORS when it becomes unusable."""
+        """Yield records over one connection. Raise one of CONNECTION_ERRORS when it becomes unusable."""
         now_s = asyncio.get_running_loop().time
         check_at_s = now_s()
         assigned: set[TopicPartition] = set()
-        progress: Progress[TopicPartition] = Progress(STALL_S)
         turns = Turns(consumer, now_s)
         while not closed():
             if now_s() >= check_at_s:
                 async with asyncio.timeout(CHECK_TIMEOUT_S):
-                    assigned = await self._check(admin, consumer, assigned, progress, turns)
+                    assigned = await self._check(admin, consumer, assigned, turns)
                 check_at_s = now_s() + (CHECK_S if self._on_replayed is None else REPLAY_CHECK_S)
             gather(consumer, self._gather_ms())
             if not assigned:
@@ -202,10 +209,9 @@ class Subscription:
         admin: AIOKafkaAdminClient,
         consumer: AIOKafkaConsumer,
         assigned: set[TopicPartition],
-        progress: Progress[TopicPartition],
         turns: Turns,
     ) -> set[TopicPartition]:
-        """Start to read new partitions. Raises one of CONNECTION_ERRORS if the clients cannot continue."""
+        """Start reading new partitions. Raise one of CONNECTION_ERRORS if the clients cannot continue."""
         found = await self._partitions(admin)
         if found != assigned:
             await self._assign(consumer, found)
@@ -215,7 +221,7 @@ class Subscription:
             # A fetch on a closing connection can end aiokafka's fetching for good without any error.
             ends = await consumer.end_offsets(found)
             positions = {partition: await consumer.position(partition) for partition in found}
-            if stalled := progress.stalled(turns.stall_clock_s, positions, ends, full=turns.full):
+            if stalled := turns.stalled(positions, ends):
                 raise BrokerAway(f"{len(stalled)} partitions have records that do not arrive")
             self._look_at_replay(positions)
             if self._jumps is not None:

@@ -15,7 +15,7 @@ from libs.contracts.topics import Topic
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A record in the client's own format, for a topic of the client's."""
+    """A record in the client's own format, for a topic of that client."""
 
     topic: str
     """The full name of the topic on the broker."""
@@ -45,11 +45,13 @@ class Lane(Protocol):
 
     @property
     def replayed(self) -> bool:
-        """Return whether everything that existed when the lane began has been read."""
+        """Return whether all records that existed when the lane began have been read."""
         ...
 
     def batches(self) -> AsyncIterator[list[Record]]:
-        """Yield records as they arrive, from the committed offset on. The list is empty if none came for a moment."""
+        """Yield records as they arrive, from the committed offset on. The list is empty if none arrived for a
+        moment.
+        """
         ...
 
     async def commit(self, produced: Sequence[Produced], *, next_offset: int, note: str = "") -> None:
@@ -65,7 +67,7 @@ class Lane(Protocol):
 
 
 Handle = Callable[[Lane], Coroutine[Any, Any, None]]
-"""A callback that works on one lane until it is cancelled, because another member takes over the lane."""
+"""A function that works on one lane until cancelled, because another member takes over the lane."""
 
 
 class WorkBus(Protocol):
@@ -84,7 +86,7 @@ class WorkBus(Protocol):
         ...
 
     async def committed(self, topic: Topic, group: str) -> list[int]:
-        """Return where the group's lane of each partition begins, 0 if nothing was committed. Raises
+        """Return the offset at which the group's lane of each partition begins; 0 if nothing was committed. Raise
         BrokerUnavailable.
         """
         ...
@@ -99,14 +101,14 @@ class WorkBus(Protocol):
         ...
 
     def values(self, name: str) -> AsyncIterator[bytes]:
-        """Yield committed values of a client's topic by partition, up to where it ended at the time of the call.
+        """Yield committed values of a client's topic by partition, up to its end at the time of the call.
 
         Raise TopicNotFound, and BrokerUnavailable at any moment.
         """
         ...
 
     async def check_topic(self, name: str, *, param: str) -> None:
-        """Raise TopicNotFound that names `param` if the topic does not exist, or BrokerUnavailable. Never creates
+        """Raise TopicNotFound, which names `param`, if the topic does not exist, or BrokerUnavailable. Never creates
         topics.
         """
         ...

@@ -1,1 +1,1 @@
-"""Capacity plans: demand's sample paths over tables that the lab makes, and the lab's check of what comes of them."""
+"""Capacity plans: demand's sample paths over tables made by the lab, and the lab's check of the result."""

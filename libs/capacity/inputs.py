@@ -16,7 +16,7 @@ from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 
 HOUR_S: Final = 3600.0
-# Spikes within an hour are those of the mean over this time; shorter ones are in the arrivals' dispersion.
+# Spikes within an hour are those of the mean over this time; shorter ones are part of the arrivals' dispersion.
 PEAK_S: Final = 600.0
 MOST_PEAKS: Final = 1344
 LONG_TRACE_S: Final = 4 * HOUR_S
@@ -25,7 +25,7 @@ MOST_LENGTHS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """The data that a plan for one model is based on."""
+    """The data for the plan of one model."""
 
     model: str
     history: DemandHistory
@@ -43,7 +43,9 @@ class PlanInput:
     known: bool = False
     """True if the history itself is planned for, as with a trace, rather than a forecast from it."""
     outlook: DemandOutlook | None = None
-    """The forecast that agrees with those of other models; None if there are none, and it is made from the history."""
+    """The forecast that agrees with those of other models; None if there are no others; the forecast is then made from
+    the history.
+    """
 
 
 def input_of(
@@ -170,7 +172,7 @@ def input_from_json(row: dict[str, Any]) -> PlanInput:
     kind = None
     if row["workers"] is not None:
         reported = row["workers"]
-        # Services of earlier versions leave out what large batches cost.
+        # Services of earlier versions leave out the cost of large batches.
         defaults = {each.name: each.default for each in fields(StepTimeModel) if each.default is not MISSING}
         times = {each.name: (defaults | reported["step_time"])[each.name] for each in fields(StepTimeModel)}
         speed = Speed(StepTimeModel(**times), reported["chunk_tokens"], measured=True)

@@ -1,7 +1,7 @@
 """The work that pools can take while the SLO holds: a lab search by phase, and a check of both phases.
 
-A queue finds the edge roughly, and the lab finds it for the smallest pool. To isolate one phase, the other one is
-made free: prompts with almost no answer, or answers whose prompts take no time. The check runs both at their cost.
+A simple queue finds the edge roughly, and the lab finds it for the smallest pool. To isolate one phase, the other one
+is made free: prompts with almost no answer, or answers whose prompts take no time. The check runs both at their cost.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ from libs.policy.worker.pace import IN_HAND
 from libs.policy.worker.saturation import knee_of
 
 # Prompts are served one after the other. Decoding sequences share their worker: between two events all its sequences
-# advance together. The number of tokens in a given time, with KV that grows meanwhile, has a closed form.
+# advance together. The number of tokens in a given time, with KV that grows in that time, has a closed form.
 
 
 LimitS = Callable[[TraceRequest], float]
@@ -77,7 +77,7 @@ class _QueueWorker:
         return (self.model.reading_ns(count) + own_ns) / 1e9
 
     def advance(self, now_s: float) -> None:
-        """Advance all sequences to `now_s`; a token takes `step`, and `growth` more for each one before it."""
+        """Advance all sequences to `now_s`; a token takes `step`, plus `growth` for each previous one."""
         passed_s, self.at_s = now_s - self.at_s, now_s
         count = len(self.running)
         if not count or passed_s <= 0:
@@ -170,7 +170,7 @@ SIZES: Final = (1, 2, 4)
 STEP: Final = 1.3
 HALVINGS: Final = 2
 NEAR_STEP: Final = 1.15
-"""The factor used instead of `STEP` when a smaller pool has shown roughly where the edge is."""
+"""The factor used instead of `STEP` if a smaller pool has shown the approximate edge."""
 # The edge of the queue is found to 2 %.
 ROUGH_HALVINGS: Final = 4
 ROUNDING: Final = 1.000001
@@ -179,7 +179,7 @@ MOST_STEPS: Final = 12
 MOST_REQUESTS: Final = 1000
 LEAST_REQUESTS: Final = 300
 LEAST_S: Final = 20.0
-# A run lasts at least this many answers, so that a queue has time to grow.
+# The minimum length of a run in answers, so that a queue has time to grow.
 STAYS: Final = 3.0
 SPREAD: Final = 0.8
 """Standard deviation of the logarithms of lengths when only means are known."""
@@ -215,7 +215,7 @@ class PlanTraffic:
 
 
 def made_lengths(prompt_tokens: float, output_tokens: float, seed: int = 1) -> Lengths:
-    """Return log-normal lengths with these means, for when no single request is known."""
+    """Return log-normal lengths with these means, for use without known requests."""
     rng = np.random.default_rng(seed)
     prompts = log_normal_tokens(rng, max(prompt_tokens, 1.0), SPREAD, DRAWN)
     outputs = log_normal_tokens(rng, max(output_tokens, 1.0), SPREAD, DRAWN)
@@ -244,7 +244,7 @@ class Bench:
     traffic: PlanTraffic
     max_sequences: int
     objective: float = 0.99
-    """The share of requests that must keep the SLO."""
+    """The share of requests that must meet the SLO."""
     seed: int = 1
 
     @property
@@ -261,10 +261,10 @@ class Bench:
         }
 
     def tables(self, note: Note = lambda line: None, sizes: Sequence[int] = SIZES) -> dict[Phase, PoolTable]:
-        """Return the most work that pools of each phase can take.
+        """Return the maximum work of pools of each phase.
 
-        It is the edge of the queue in `libs.capacity.measure`, scaled by the lab's result for the smallest pool.
-        Raise InvalidRequest if the SLO cannot be met at all.
+        It is the edge of the queue in `libs.capacity.measure`, scaled by the lab's result for the smallest pool. Raise
+        InvalidRequest if the SLO cannot be met at all.
         """
         found: dict[Phase, PoolTable] = {}
         seconds = {phase: self._seconds_each(phase) for phase in PHASES}
@@ -282,15 +282,15 @@ class Bench:
         """Search the table of one phase by the lab alone."""
         measured: list[tuple[int, float]] = []
         for workers in sizes:
-            # Each worker of a larger pool takes as much work or a little more.
+            # Each worker of a larger pool can do as much work or slightly more.
             known = measured[-1][1] / measured[-1][0] if measured else 0.0
             measured.append((workers, self.most_work(phase, workers, known, note)))
         return make_table(measured)
 
     def most_work(self, phase: Phase, workers: int, known: float = 0.0, note: Note = lambda line: None) -> float:
-        """Return the most work of a pool, in permanently busy workers.
+        """Return the maximum work of a pool, in permanently busy workers.
 
-        `known` is the work that each worker of a smaller pool can take; 0 if unknown.
+        `known` is the work that each worker of a smaller pool can do; 0 if unknown.
         """
         each = self._seconds_each(phase)
         good = self._good(phase, workers, note)
@@ -305,7 +305,7 @@ class Bench:
         return each
 
     def _obstacle(self) -> str:
-        """Explain why one worker does not even decode one sequence in time."""
+        """Explain why one worker cannot decode even one sequence in time."""
         kind, mean = self.kind, self.traffic.prompt_tokens + self.traffic.output_tokens
         if kind.kv_tokens and kind.kv_tokens < mean + 1:
             return f"a request has {mean:,.0f} tokens, and a worker's KV holds {kind.kv_tokens:,}; take a larger device"
@@ -317,7 +317,7 @@ class Bench:
         )
 
     def _good(self, phase: Phase, workers: int, note: Note, top: float = inf) -> Callable[[float], bool]:
-        """Return a test of whether the lab keeps the objective at a rate; rates above `top` fail untried."""
+        """Return a test of whether the lab meets the objective at a rate; rates above `top` fail untried."""
 
         def good(rate: float) -> bool:
             if rate > top * ROUNDING:

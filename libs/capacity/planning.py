@@ -42,7 +42,7 @@ MOST_FILES: Final = 200
 
 
 def kept_tables(bench: Bench, folder: Path | None, note: Note = lambda line: None) -> dict[Phase, PoolTable]:
-    """Return tables from the folder, or measure and store them; a folder of None stores nothing.
+    """Return tables from the folder, or measure and store them; with None, nothing is stored.
 
     Raise InvalidRequest if the SLO cannot be met.
     """
@@ -62,7 +62,7 @@ def kept_tables(bench: Bench, folder: Path | None, note: Note = lambda line: Non
 
 
 def fingerprint(bench: Bench) -> str:
-    """Return a hash of everything that a table depends on."""
+    """Return a hash of all inputs of a table."""
     profile = bench.hardware.profile
     what = [
         LAYOUT, SIZES, asdict(profile.step_time), profile.kv_bytes_per_token, profile.kv_memory_bytes, profile.gpus,
@@ -74,11 +74,11 @@ def fingerprint(bench: Bench) -> str:
 
 PATHS: Final = 500
 # The default allowance for growth. On the tuning half of `make bench-forecast`, about 3 % of hours up to a day ahead
-# of two days of history pass it.
+# exceed it, given two days of history.
 MOST_GROWTH: Final = 2.0
-# A plan for this many times the busiest stretch so far says so.
+# A plan for more than this many times the busiest stretch so far carries a note.
 MOST_BEYOND: Final = 2.0
-# A larger plan is checked at a part of its size, with work and workers reduced alike.
+# A larger plan is checked at a fraction of its size, with work and workers reduced alike.
 MOST_CHECKED: Final = 24
 CHECKED_S: Final = 20.0
 # A check must take only seconds, but covers at least `CHECKED_S` of the lab's time.
@@ -102,7 +102,7 @@ class PlanQuery:
     osl: float = 1.0
     """Factors on the lengths of prompts (`isl`) and outputs (`osl`)."""
     growth: float = MOST_GROWTH
-    """The most that demand may exceed the busiest stretch so far around the same time of day, as a factor."""
+    """The maximum of demand, as a multiple of the busiest stretch so far around the same time of day."""
     spare: int = 0
     gpu_hour: float = 0.0
     """The price of a GPU-hour; 0 if unknown."""
@@ -111,7 +111,7 @@ class PlanQuery:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A capacity plan with the data that it is based on."""
+    """A capacity plan with its input data."""
 
     plan: CapacityPlan
     """The plan, in the time of its input."""
@@ -146,7 +146,7 @@ def bench_of(found: PlanInput, asked: PlanQuery, hardware: Hardware) -> Bench:
 
 
 def rounded(bench: Bench) -> Bench:
-    """Return the nearest bench on the grid of tables, as learned step times vary slightly all the time."""
+    """Return the nearest bench on the grid of tables, since learned step times keep varying slightly."""
     model = bench.hardware.profile.step_time
     times: dict[str, Any] = {
         each.name: _round(value) if (value := getattr(model, each.name)) else 0.0
@@ -240,7 +240,7 @@ def busiest_stretch(workers: Sequence[int], work: Floats) -> int:
 
 
 def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase, int]]:
-    """Return (share, workers) of the part of the pools that changes their balance least, the larger of equal ones.
+    """Return (share, workers) of the part of the pools that changes their balance least; of equal ones, the larger.
 
     Each pool keeps at least one worker; beyond that the share is at most `limit`.
     """
@@ -258,7 +258,7 @@ def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase
 def limited(
     history: DemandHistory, outlook: DemandOutlook, rates: Floats, asked: PlanQuery
 ) -> tuple[Floats, tuple[str, ...]]:
-    """Return sampled rates within what history and `asked.growth` support, and the plan's notes.
+    """Return sampled rates within the support of history and `asked.growth`, and the plan's notes.
 
     `rates` are [paths, phases, stretches].
     """
@@ -282,7 +282,7 @@ def limited(
 
 
 def _beyond_history(seen: DemandHistory, rates: Floats, confidence: float, days: float) -> tuple[str, ...]:
-    """Return a sentence if the plan is for far more than ever came; `rates` are [paths, phases, stretches]."""
+    """Return a sentence if the plan is for far more demand than ever seen; `rates` are [paths, phases, stretches]."""
     busiest = [float(np.nanmax(each, initial=0.0)) for each in (seen.prefill, seen.decode)]
     planned = np.quantile(rates, confidence, axis=0).max(axis=1)
     times = max((float(most) / came for most, came in zip(planned, busiest, strict=True) if came > 0), default=0.0)
@@ -295,7 +295,7 @@ def _beyond_history(seen: DemandHistory, rates: Floats, confidence: float, days:
 
 
 def plan_json(found: PlanInput, asked: PlanQuery, planned: Planned, check: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the output of `fulcrum capacity plan --json` and of the REST route, in GPUs and by the clock."""
+    """Return the output of `fulcrum capacity plan --json` and of the REST route, in GPUs and clock time."""
     plan, gpus, speed = planned.plan, planned.bench.hardware.profile.gpus, found.speed
     moving, still = gpu_hours(plan, gpus)
     moving, still = moving / speed, still / speed
@@ -414,5 +414,5 @@ def make_plan_row(
 
 
 def step_back() -> None:
-    """Lower this process's priority, so that everything else on the machine goes first."""
+    """Lower this process's priority, so that all other processes on the machine come first."""
     os.nice(10)

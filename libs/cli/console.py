@@ -1,4 +1,4 @@
-"""Consoles and tables as all commands print them. Text from elsewhere is never taken as markup."""
+"""The consoles and tables of all commands. Text from elsewhere is never interpreted as markup."""
 
 import sys
 from collections.abc import Collection, Iterable
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from libs.contracts.foreign_text import plain
 
-# The width of output that goes to no terminal.
+# The width of output that does not go to a terminal.
 PIPE_COLUMNS: Final = 200
 
 

@@ -1,6 +1,6 @@
-"""Finding the suite that a command talks to, calling its services, and saying so when there is none.
+"""The suite that a command talks to: finding it, calling its services, and reporting its absence.
 
-It uses plain `http.client`: importing httpx takes 0.2 s, for which people would wait at every printed table.
+It uses plain `http.client`, because importing httpx takes 0.2 s, a noticeable delay before every printed table.
 """
 
 import json
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 0.5
 FORECAST_TIMEOUT_S: Final = 60.0
-"""The timeout of forecasts, of which a suite of several models makes some before it answers."""
+"""The timeout of forecasts, several of which a suite with several models makes before it answers."""
 CALL_VARIABLES: Final = ("FULCRUM_TLS_", "FULCRUM_TOKEN", "FULCRUM_ALLOW_PLAINTEXT_TOKEN")
 """The prefixes of the variables that secure calls to workers."""
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 OK: Final = range(200, 300)
+UP: Final = b"up"
+OBSERVE: Final = b"observe"
+"""The commands whose processes are suites, as in their command line."""
 KEY_VARIABLE: Final = "FULCRUM_API_KEY"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _TOKENS: Final[dict[str, str]] = {}
@@ -62,8 +65,8 @@ class _Unset:
 def call_settings() -> "CallSettings":
     """Return how calls to workers are secured. Raise StartupError.
 
-    The settings class is loaded only if the environment sets any of this: importing it takes longer than all else
-    that a command does.
+    The settings class is loaded only if the environment sets any of this: importing it takes longer than the rest of a
+    command.
     """
     if not any(name.startswith(CALL_VARIABLES) for name in os.environ):
         return _Unset()
@@ -73,9 +76,10 @@ def call_settings() -> "CallSettings":
 
 
 def find_suite(ready_file: Path | None, *, quiet: bool = False) -> Ready:
-    """Return the suite of the named file, else the one at the default addresses, else the only one there is.
+    """Return the suite of the named file, or the one at the default addresses, or the only one there is.
 
-    The last is named on stderr unless `quiet`. Raise StartupError if there are several, all at other addresses.
+    In the last case it is named on stderr unless `quiet`. Raise StartupError if there are several, all at other
+    addresses.
     """
     if ready_file is not None:
         ready = read_ready(ready_file)
@@ -88,7 +92,7 @@ def find_suite(ready_file: Path | None, *, quiet: bool = False) -> Ready:
     if at_default is not None:
         return remember(at_default)
     default = _default()
-    # A suite that was killed leaves its file, whose process id another program may have by now.
+    # A killed suite leaves its file, whose process id may by now belong to another program.
     running = [(file, ready) for file, ready in _running() if _listens(ready.metrics)]
     if not running or _listens(default.metrics):  # containers serve there without a ready file
         return remember(default)
@@ -97,7 +101,7 @@ def find_suite(ready_file: Path | None, *, quiet: bool = False) -> Ready:
     file, only = running[0]
     if not quiet:
         sys.stderr.write(f"suite at {only.gateway or only.metrics} ({file})\n")
-    # An observed fleet has no gateway: calls of one fail with the usual error at the default address.
+    # An observed fleet has no gateway, so calls of one fail with the usual error at the default address.
     return remember(only if only.gateway else msgspec.structs.replace(only, gateway=default.gateway))
 
 
@@ -106,8 +110,9 @@ def find_one_suite(ready_file: Path | None) -> Ready:
     if ready_file is None:
         running = _running()
         if len(running) > 1:
-            # One that was killed leaves its file. Its port does not tell: a service of a live suite may be restarting.
-            running = [each for each in running if is_suite(each[1].pid, (b"up", b"observe"))] or running
+            # A killed suite leaves its file. Its port shows nothing, because a service of a live suite may be
+            # restarting.
+            running = [each for each in running if is_suite(each[1].pid, (UP, OBSERVE))] or running
         if len(running) > 1:
             raise _several(running)
         if running:
@@ -115,8 +120,8 @@ def find_one_suite(ready_file: Path | None) -> Ready:
     return find_suite(ready_file)
 
 
-def is_suite(pid: int, commands: Sequence[bytes] = (b"up",)) -> bool:
-    """Return whether the process is one of Fulcrum's `commands`; True if the system does not say what it runs.
+def is_suite(pid: int, commands: Sequence[bytes]) -> bool:
+    """Return whether the process is one of Fulcrum's `commands`; True if the system does not show the command.
 
     A ready file that outlived a restart of the machine may name another program's process.
     """
@@ -154,7 +159,7 @@ def _running() -> list[tuple[Path, Ready]]:
 def key_headers(url: str) -> dict[str, str]:
     """Return the headers that identify the caller to the service at `url`.
 
-    They hold FULCRUM_API_KEY if it is set, else the token of a suite on this machine, which is sent nowhere else.
+    They hold FULCRUM_API_KEY if it is set, or else the token of a suite on this machine, which is sent nowhere else.
     """
     address = urlsplit(url)
     token = _TOKENS.get(f"{address.scheme}://{address.netloc}", "") if address.hostname in _LOOPBACK else ""
@@ -176,9 +181,9 @@ def no_suite(url: str) -> StartupError:
 
 
 def get_json(base_url: str, path: str, timeout_s: float = TIMEOUT_S, /, *, exact: bool = False, **params: str) -> Any:
-    """Return a service's answer with its text escaped for people. Raise StartupError that says what to do.
+    """Return a service's answer with its text escaped for people. Raise StartupError, which says what to do.
 
-    `exact` leaves the text as it is, for programs and for values that are sent back.
+    `exact` leaves the text unchanged, for programs and for values that are sent back.
     """
     query = f"{path}?{urlencode(params)}" if params else path
     found = _answer(base_url, "GET", query, {}, None, timeout_s=timeout_s)
@@ -186,14 +191,14 @@ def get_json(base_url: str, path: str, timeout_s: float = TIMEOUT_S, /, *, exact
 
 
 def put_json(base_url: str, path: str, body: dict[str, Any], *, token: str, exact: bool = False) -> Any:
-    """Return the answer to a PUT on an admin route. Raise StartupError that says what to do."""
+    """Return the answer to a PUT on an admin route. Raise StartupError, which says what to do."""
     return ask_json(base_url, "PUT", path, body, token=token, exact=exact)
 
 
 def ask_json(
     base_url: str, method: str, path: str, body: dict[str, Any] | None, *, token: str, exact: bool = False
 ) -> Any:
-    """Return the answer to a call of any method. Raise StartupError that says what to do."""
+    """Return the answer to a call of any method. Raise StartupError, which says what to do."""
     own = {"authorization": f"Bearer {token}"} if token else {}
     headers = {"content-type": "application/json", **own}
     found = _answer(base_url, method, path, headers, None if body is None else json.dumps(body).encode())
@@ -224,7 +229,7 @@ def _answer(
 
 
 def _no_key(status: int, sent: Mapping[str, str]) -> str:
-    """Return what a caller without a key can do about a refusal; empty for other refusals."""
+    """Return the remedy for a caller without a key after a refusal; empty for other refusals."""
     if status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) or "authorization" in sent:
         return ""
     return f". Set {KEY_VARIABLE}, or wait until `fulcrum up` says that its suite serves: then its token is used"
@@ -239,7 +244,7 @@ def checked(answer: "httpx.Response") -> dict[str, Any]:
 
 
 def error_text(answer: "httpx.Response") -> str:
-    """Return the message of an error in OpenAI's or FastAPI's shape, else its status."""
+    """Return the message of an error in OpenAI's or FastAPI's shape, or else its status."""
     return _message(answer.status_code, answer.content)
 
 

@@ -1,8 +1,8 @@
 """The `fulcrum` command, with one module for the subcommands of one subject.
 
-A subcommand imports what it needs only when it runs. Typer itself is imported only if a command line is not plain
-(see `QUICK`): it and pydantic take longer to import than a frequent command takes to run. Help, abbreviations and
-mistakes are left to typer; a test checks that both have the same signatures.
+A subcommand imports what it needs only when it runs. Typer itself is imported only if a command line is not plain (see
+`QUICK`): it and pydantic take longer to import than a frequent command takes to run. Help, abbreviations and errors are
+left to typer; a test checks that both have the same signatures.
 """
 
 import os
@@ -55,7 +55,7 @@ QUICK: Final[Mapping[str, Quick]] = {  # keys are one or two words of the comman
 
 
 def plain_call(arguments: Sequence[str]) -> Callable[[], None] | None:
-    """Return the call that a command line stands for, or None if it is not plain."""
+    """Return the call for a command line, or None if it is not plain."""
     named_by = next((count for count in (2, 1) if " ".join(arguments[:count]) in QUICK), 0)
     quick = QUICK[" ".join(arguments[:named_by])] if named_by else None
     if quick is None or any(name.startswith("_FULCRUM_COMPLETE") for name in os.environ):

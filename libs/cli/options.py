@@ -1,4 +1,4 @@
-"""Options that several commands share, those of `fulcrum` itself, and shell completion from the running suite."""
+"""Options that several commands share, the options of `fulcrum` itself, and shell completion from the running suite."""
 
 from pathlib import Path
 from typing import Annotated

@@ -41,7 +41,7 @@ def html_page(title: str, body: str) -> str:
 
 
 def check_plots(option: str = "--report") -> None:
-    """Raise InvalidRequest if matplotlib is missing: before minutes of computing, not after."""
+    """Raise InvalidRequest if matplotlib is missing, before minutes of computation rather than after."""
     try:
         import matplotlib as mpl  # noqa: PLC0415 (only where a report is asked for)
     except ImportError:
@@ -50,7 +50,9 @@ def check_plots(option: str = "--report") -> None:
 
 
 def draw_svg(draw: Callable[[Any], None]) -> str:
-    """Return an HTML element with what `draw` puts on matplotlib's axes. Raise InvalidRequest without matplotlib."""
+    """Return an HTML element with the output of `draw` on matplotlib's axes. Raise InvalidRequest without
+    matplotlib.
+    """
     check_plots()
     from matplotlib import pyplot  # noqa: PLC0415 (only where a report is asked for)
 

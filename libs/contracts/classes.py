@@ -1,4 +1,4 @@
-"""Service classes with a meaning to gateways and workers (a client may name others), and the terms of batch jobs."""
+"""Service classes with a meaning to gateways and workers (clients may use others), and the terms of batch jobs."""
 
 import re
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from libs.contracts.errors import InvalidRequest
 
 DEFAULT_CLASS: Final = "online"
-# No one waits for it in person, so it yields to every other class.
+# Nobody waits for it in person, so it yields to every other class.
 BATCH_CLASS: Final = "batch"
 
 

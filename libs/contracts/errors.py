@@ -39,7 +39,7 @@ AUTH: Final = "authentication_error"
 RATE: Final = "rate_limit_error"
 AWAY: Final = "service_unavailable_error"
 
-# Bounds how much of a client's text a message repeats.
+# Limits the amount of a client's text that a message repeats.
 MAX_QUOTED_CHARS = 80
 
 
@@ -54,9 +54,9 @@ def one_line(error: BaseException, most_chars: int) -> str:
 
 
 class FulcrumError(Exception):
-    """An error that its caller sees as one line. `message` says what to do if anything can be done.
+    """An error that is shown to its caller as one line. `message` says what to do if there is a remedy.
 
-    A subclass states its row of the table as `wire`, or inherits that of its base.
+    A subclass sets its row of the table as `wire`, or inherits that of its base.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -97,7 +97,7 @@ class FulcrumError(Exception):
             spread = 1 + self.retry_spread * random.random()  # noqa: S311 - not a secret
             seconds = max(1, round(self.retry_after_s * spread))
             headers["retry-after"] = str(seconds)
-            # anthropic 2.10.0 and openai 6.49.0 for Node sleep inside a call through any Retry-After, hours too
+            # anthropic 2.10.0 and openai 6.49.0 for Node sleep inside a call through any Retry-After, even for hours
             # (findings/clients-disagree-on-retry-after.sh).
             if seconds > MAX_RETRY_WAIT_S:
                 headers["x-should-retry"] = "false"
@@ -118,11 +118,13 @@ class TopicNotFound(InvalidRequest,    wire=("topic_not_found",         INVALID,
 class TopicNotAllowed(InvalidRequest,  wire=("topic_not_allowed",       INVALID, 403, "INVALID_ARGUMENT")):
     """The operator has not allowed clients to name this topic, or it is Kafka's or Fulcrum's own."""
 class TopicRefused(InvalidRequest,     wire=("topic_refused",           INVALID, 400, "INVALID_ARGUMENT")):
-    """A client's topic does not accept what is written to it."""
+    """A client's topic that does not accept records."""
 class TooLargeForTopic(TopicRefused,   wire=("too_large_for_topic",     INVALID, 400, "INVALID_ARGUMENT")):
     """The topic does not accept this record because of its size, but does accept others."""
 class PoisonRequest(FulcrumError,      wire=("poison_request",          INVALID, 422, "FAILED_PRECONDITION")):
-    """Two workers died of this request, so no other tries it. Neither clients nor proxies retry on this status."""
+    """Two workers died of this request, so no other worker receives it. Neither clients nor proxies retry on this
+    status.
+    """
     repeatable = False
 # Things that do not exist, or not here.
 class NotFound(FulcrumError,           wire=("not_found",               INVALID, 404, "NOT_FOUND")): ...
@@ -135,24 +137,24 @@ class UnknownWorker(NotFound,          wire=("worker_not_found",        INVALID,
 class DecisionNotFound(NotFound,       wire=("decision_not_found",      INVALID, 404, "NOT_FOUND")): ...
 class RequestNotFound(NotFound,        wire=("request_not_found",       INVALID, 404, "NOT_FOUND")): ...
 class SilenceNotFound(NotFound,        wire=("silence_not_found",       INVALID, 404, "NOT_FOUND")):
-    """No silence of alerts has this id, or it is over."""
+    """No silence of alerts has this id, or it has ended."""
 class KeyNotFound(NotFound,            wire=("key_not_found",           INVALID, 404, "NOT_FOUND")): ...
 class NoLongerStored(FulcrumError,       wire=("no_longer_kept",          INVALID, 410, "NOT_FOUND")):
-    """It existed, or may have, and is not stored any more."""
+    """The data existed, or may have, and is no longer stored."""
 class StoredElsewhere(FulcrumError,      wire=("kept_elsewhere",          INVALID, 421, "FAILED_PRECONDITION")):
-    """Another instance of this service holds it."""
+    """The data is held by another instance of this service."""
 # Callers, quotas and bounds.
 class Unauthenticated(FulcrumError,    wire=("unauthenticated",         AUTH,    401, "UNAUTHENTICATED")): ...
 class PermissionDenied(FulcrumError,   wire=("permission_denied",       INVALID, 403, "PERMISSION_DENIED")):
     """The caller is known and may not do this."""
     repeatable = False
 class Conflict(FulcrumError,           wire=("conflict",                INVALID, 409, "FAILED_PRECONDITION")):
-    """The request contradicts the present state of what it would change."""
+    """The request contradicts the present state of its target."""
     repeatable = False
 class QueueFull(FulcrumError,          wire=("queue_full",              RATE,    429, "RESOURCE_EXHAUSTED")):
     """A bounded queue is full. The client may retry after `retry_after_s`."""
 class QuotaUsed(FulcrumError,          wire=("insufficient_quota",      RATE,    429, "RESOURCE_EXHAUSTED")):
-    """A tenant has stored as much as it may. Only deleting files helps."""
+    """A tenant's storage is full. Only deleting files helps."""
     repeatable = False
 class StoreFull(FulcrumError,          wire=("store_full",              SERVER,  507, "RESOURCE_EXHAUSTED")):
     """The file store has no room until files are deleted."""
@@ -163,7 +165,7 @@ class StoreUnavailable(FulcrumError,   wire=("store_unavailable",       AWAY,   
 class BrokerUnavailable(FulcrumError,  wire=("broker_unavailable",      AWAY,    503, "UNAVAILABLE")):
     """Kafka did not confirm a call in time, so its outcome is unknown."""
 class PlannerUnavailable(FulcrumError, wire=("planner_unavailable",     SERVER,  503, "INTERNAL")):
-    """The planner does not answer a service that asks on a client's behalf."""
+    """The planner does not answer a service that calls it on a client's behalf."""
 class NoWorkers(FulcrumError,          wire=("no_workers",              AWAY,    503, "UNAVAILABLE")): ...
 class SequenceFailed(FulcrumError,     wire=("sequence_failed",         AWAY,    503, "UNAVAILABLE")):
     """No worker that was tried finished the sequence. A later retry may succeed on others."""
@@ -172,7 +174,7 @@ class VersionMismatch(FulcrumError,    wire=("version_mismatch",        SERVER, 
 class StaleRole(FulcrumError,          wire=("stale_role",              SERVER,  409, "FAILED_PRECONDITION")):
     """The call was made for an assignment that the worker no longer has."""
 class StaleLead(StaleRole,             wire=("stale_lead",              SERVER,  409, "FAILED_PRECONDITION")):
-    """The calling planner has lost the lead: the worker knows a later one."""
+    """The calling planner has lost the lead: the worker knows a later leader."""
 class KvLost(FulcrumError,             wire=("kv_lost",                 SERVER,  500, "DATA_LOSS")):
     """KV blocks are gone: their holder died, evicted them, or its lease ended."""
 class KvMismatch(FulcrumError,         wire=("kv_mismatch",             SERVER,  500, "FAILED_PRECONDITION")):
@@ -182,7 +184,7 @@ class AnswerFailed(FulcrumError,       wire=("answer_failed",           SERVER, 
 class SleepFailed(FulcrumError,        wire=("sleep_failed",            SERVER,  500, "INTERNAL")):
     """A model could not be put to sleep, and its engine must be closed."""
 class StartupError(FulcrumError,       wire=("startup_failed",          SERVER,  500, "INTERNAL")):
-    """A service cannot start. The message is the one line that its user sees."""
+    """A service cannot start. The message is the one line shown to the user."""
 # fmt: on
 
 
@@ -193,17 +195,17 @@ class InvalidApiKey(Unauthenticated, wire=("invalid_api_key", INVALID, 401, "UNA
 
     @property
     def http_headers(self) -> dict[str, str]:
-        """The headers with the authentication scheme, which HTTP requires of a 401."""
+        """The headers with the authentication scheme, which HTTP requires for a 401."""
         return super().http_headers | {"www-authenticate": "Bearer"}
 
 
 class RateLimited(FulcrumError, wire=("rate_limit_exceeded", RATE, 429, "RESOURCE_EXHAUSTED")):
-    """A tenant has used up one of its limits. The message names it and says when there is more."""
+    """A tenant has used up one of its limits. The message names the limit and the time at which more is available."""
 
     retry_spread = 0.0  # the time is the tenant's own, and headers state it as well
 
     def __init__(self, message: str, *, retry_after_s: float, headers: Mapping[str, str]) -> None:
-        """`headers` state how much of the tenant's limits is left."""
+        """Create the error; `headers` state the remainder of the tenant's limits."""
         super().__init__(message, retry_after_s=math.ceil(retry_after_s))
         self._headers = headers
 
@@ -223,7 +225,7 @@ class BodyTooLarge(InvalidRequest,       wire=("body_too_large",           INVAL
 class HeadersTooLarge(InvalidRequest,    wire=("headers_too_large",        INVALID, 431, "INVALID_ARGUMENT")):
     """The request's target, one of its headers, or all of them exceed a bound."""
 class RepeatedHeader(InvalidRequest,     wire=("repeated_header",          INVALID, 400, "INVALID_ARGUMENT")):
-    """A header with one value was sent twice, and a proxy may have checked the other one."""
+    """A single-valued header was sent twice, and a proxy may have checked the other one."""
 class ExpectationFailed(InvalidRequest,  wire=("expectation_failed",       INVALID, 417, "INVALID_ARGUMENT")):
     """The request has an expectation that no service supports."""
 class UnsupportedTransferCoding(InvalidRequest,
@@ -239,7 +241,7 @@ class RequestTooSlow(InvalidRequest,     wire=("request_too_slow",         INVAL
 class TooManyPipelined(InvalidRequest,   wire=("too_many_pipelined",       INVALID, 429, "RESOURCE_EXHAUSTED")):
     """Too many requests wait on one connection. Unanswered ones can be sent again on another."""
 class TooManyConnections(FulcrumError,   wire=("too_many_connections",     AWAY,    503, "RESOURCE_EXHAUSTED")):
-    """The server has as many connections as it accepts, in all or from one address."""
+    """The server has as many connections as it accepts, in total or from one address."""
 class WrongHost(InvalidRequest,          wire=("wrong_host",               INVALID, 403, "INVALID_ARGUMENT")):
-    """The request is for, or from a page of, a name that this service does not answer to."""
+    """The request is for, or from a page of, a name that this service does not accept."""
 # fmt: on

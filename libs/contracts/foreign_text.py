@@ -1,6 +1,4 @@
-"""Text of clients or other processes, made safe: escaped where a person reads it, and without keys where it is
-stored.
-"""
+"""Text of clients or other processes, made safe: escaped for display, and without keys for storage."""
 
 import re
 from typing import Any, Final
@@ -25,7 +23,9 @@ MASK: Final = "***"
 
 
 def plain(text: str, *, lines: bool = False) -> str:
-    """Escape what a terminal would obey or not show. `lines` keeps line ends and tabs, for text of many lines."""
+    """Escape characters that a terminal would interpret or not show. `lines` keeps line ends and tabs, for text of many
+    lines.
+    """
     return (_CONTROLS_IN_LINES if lines else _CONTROLS).sub(_escaped, text)
 
 

@@ -22,7 +22,7 @@ def generate(out: Path) -> int:
     code: int = protoc.main(["protoc", f"-I{ROOT / 'proto'}", *flags, *sources])
     for path in out.rglob("*.py*"):
         text = path.read_text()
-        # protoc emits imports relative to the proto root; ours lives inside this package.
+        # protoc emits imports relative to the proto root, but the generated code lives inside this package.
         path.write_text(re.sub(r"^from fulcrum\.", "from libs.contracts.pb.fulcrum.", text, flags=re.MULTILINE))
     for path in out.rglob("*_pb2_grpc.py"):
         if "Stub" not in path.read_text():

@@ -1,8 +1,8 @@
 """Chained block hashes: equal hashes mean equal tokens from the very start, on equal weights, for one tenant.
 
-Both gateway and engine compute them, so the definition is a contract: `h[i] = blake2b-128(h[i-1] || tokens of block
-i as little-endian uint32 || images)`. The root is a hash of all else that makes KV differ. `images` is empty for text.
-For each image with tokens in the block it holds the image's hash and its first position.
+Both gateway and engine compute them, so the definition is a contract: `h[i] = blake2b-128(h[i-1] || tokens of block i
+as little-endian uint32 || images)`. The root is a hash of all other inputs of KV. `images` is empty for text. For each
+image with tokens in the block it holds the image's hash and its first position.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ IMAGE_HASH_BYTES = 32
 
 
 class ImageSpan(NamedTuple):
-    """The tokens [first, first + tokens) of a prompt, which stand for one image."""
+    """The tokens [first, first + tokens) of a prompt, which represent one image."""
 
     first: int
     tokens: int
@@ -26,7 +26,7 @@ class ImageSpan(NamedTuple):
 
 
 def image_hash(data: bytes) -> bytes:
-    """Return the hash by which an image's KV and embeddings are known."""
+    """Return the hash that identifies an image's KV and embeddings."""
     return blake2b(data, digest_size=IMAGE_HASH_BYTES).digest()
 
 

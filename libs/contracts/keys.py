@@ -15,7 +15,7 @@ def worker(cluster: str, worker_id: str) -> str:
 
 
 def kept_role(cluster: str, worker_id: str) -> str:
-    """Return the key of the role that a person gave a worker; it expires.
+    """Return the key of the role that a person set for a worker; it expires.
 
     The value is a serialised Worker of id, assignment and change.
     """
@@ -94,7 +94,9 @@ def model_changes(cluster: str) -> str:
 
 
 def model_gateways(cluster: str) -> str:
-    """Return the key of the set of ids of gateways that report their use of models. One without a use key is dead."""
+    """Return the key of the set of ids of gateways that report their use of models. A gateway without a use key is
+    dead.
+    """
     return f"fulcrum:{cluster}:model-gateways"
 
 

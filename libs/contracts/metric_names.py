@@ -1,7 +1,7 @@
 """All Prometheus metrics of the control plane and of routing. Dashboards and alerts are checked against this module.
 
 Units are Prometheus's base units, last in the name. `phase` is prefill, decode, kv_wait or idle; a ratio of phases
-is of covered time.
+refers to covered time.
 """
 
 from typing import Final

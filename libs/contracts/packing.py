@@ -1,4 +1,6 @@
-"""Repeated numbers as packed bytes: pure-Python protobuf objects for each would cost more than the rest of a frame."""
+"""Repeated numbers as packed bytes, since pure-Python protobuf objects for each would cost more than the rest of a
+frame.
+"""
 
 import struct
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,8 @@
-"""The agreement of gateways and workers: protocol versions, the least rate of frames, and KV that fits. Pure.
+"""The agreement of gateways and workers: protocol versions, the least rate of frames, and KV compatibility. Pure.
 
-Each side states the protocol it speaks and the oldest that it still understands. A release that changes the meaning
-of a frame increments PROTOCOL; one that drops an older meaning increments OLDEST. A peer that states nothing
-predates the handshake, which is protocol 1.
+Each side states the protocol it speaks and the oldest that it still understands. A release that changes the meaning of
+a frame increments PROTOCOL; one that drops an older meaning increments OLDEST. A peer that states no version predates
+the handshake, which is protocol 1.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ OLDEST: Final = 1
 
 
 def check_protocol(peer: str, protocol: int, oldest: int) -> None:
-    """Raise VersionMismatch if `peer`, which stated these versions, and this process do not understand each other."""
+    """Raise VersionMismatch if `peer`, which stated these versions, and this process are not compatible."""
     protocol, oldest = protocol or 1, oldest or 1
     if protocol < OLDEST:
         raise VersionMismatch(
@@ -33,7 +33,7 @@ def check_protocol(peer: str, protocol: int, oldest: int) -> None:
 # Longest pause between two frames to a gateway whose work a worker has, even if nothing changed. An idle worker also
 # answers a first submit within it.
 SIGN_OF_LIFE_MS = 100
-# The same to a gateway without work here, for which nothing depends on it.
+# The same for a gateway without work here, for which nothing depends on it.
 RESTING_SIGN_OF_LIFE_MS = 500
 
 # Workers report at least three times a second; an older report does not describe the present.
@@ -44,7 +44,7 @@ FRESH_NS = 2_000_000_000
 class Unpaired:
     """A worker without work because no worker of its model in the other phase has compatible KV, though some exist.
 
-    `str` gives the explanation that people read.
+    `str` returns the explanation for people.
     """
 
     worker_id: str

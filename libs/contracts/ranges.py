@@ -1,8 +1,8 @@
 """The valid range of every field of messages from outside: one table, and checks compiled from it.
 
-`libs/bus/codec.py` applies them to each record when it is decoded, so that consumers only see what our own writers
-could have sent. A field without an entry has the range of its type: see `_default`. The ranges bound the work that
-one record can cause. What depends on the time of day or on earlier records is left to the consumer.
+`libs/bus/codec.py` applies them to each record when it is decoded, so that consumers only see values that Fulcrum's own
+writers could have sent. A field without an entry has the range of its type: see `_default`. The ranges bound the work
+that one record can cause. Checks that depend on the time of day or on earlier records is left to the consumer.
 
 protovalidate 2.1 was tried instead. It takes 17 us for the thirteen counts of a `Load`; this module takes 4, and
 parsing them 1. On ten thousand step batches a second that is a sixth of a core more.
@@ -32,7 +32,7 @@ MOST_CHARS: Final = 16_384
 MOST_NAME_CHARS: Final = 1_024
 # Most elements of a repeated field.
 MOST_ITEMS: Final = 65_536
-# GPUs of one worker, which weigh in every figure of the cluster.
+# GPUs of one worker, which are the weight of the worker in cluster figures.
 MOST_GPUS: Final = 65_536
 MOST_JOB_LINES: Final = 2**24
 # Length of the note that a broker stores beside an offset.
@@ -169,9 +169,9 @@ RANGES: Final[Mapping[str, Mapping[str, Range | Length | Pattern]]] = {
     "batch.v1.Submission": {"body": Length(2**24)},
     "batch.v1.Result": {"job_id": _NAME, "place": _LINES, "custom_id": _NAME},
 }  # fmt: skip
-# Parts that are not checked here: ten thousand step batches come a second, and reading all of one takes six times
-# as long as parsing it. `libs/telemetry` checks them where it reads them, by arrays of many batches or after a
-# change, and `libs/perfmodel/wire.py` checks step times and shapes.
+# Parts that are not checked here, because ten thousand step batches arrive per second, and reading a whole batch takes
+# six times as long as parsing it. `libs/telemetry` checks them where it reads them, by arrays of many batches or after
+# a change, and `libs/perfmodel/wire.py` checks step times and shapes.
 READ_RARELY: Final = {
     "telemetry.v1.StepBatch": (
         "assignment", "load", "steps", "kv_waits", "starved", "kv_transfers", "gpu_readings", "dummy_steps",
@@ -193,7 +193,9 @@ def fault_of(message: Message, size_bytes: int) -> str:
 
 
 Check = Callable[[Any, bool], str]
-"""Returns the fault of a message. The flag says whether it is large enough for a text or list to be too long."""
+"""A function that returns the fault of a message. The flag is true if it is large enough for a text or list to be too
+long.
+"""
 
 
 @cache
@@ -238,7 +240,7 @@ def _compiled(descriptor: Descriptor, known: dict[str, Check]) -> Check:
 
 
 def _numbers(kind: str, found: Mapping[str, Range | None]) -> Callable[[Any], str]:
-    """Check single numbers; those that cannot be negative against one end only."""
+    """Check single numbers; non-negative ones only against the upper end."""
     ranges = {name: each for name, each in found.items() if each is not None}
     if not ranges:
         return lambda _: ""

@@ -33,7 +33,7 @@ def is_by_hand(change: RoleChange) -> bool:
 
 
 def role_from_name(name: str, budget_tokens: int = 0) -> tuple[Role, int]:
-    """Return role and budget as on the wire. Raise ValueError that names what is allowed."""
+    """Return role and budget as on the wire. Raise ValueError, which names the allowed values."""
     if name == "prefill":
         return ROLE_PREFILL, 0
     if name == "decode":

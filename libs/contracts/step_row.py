@@ -1,4 +1,4 @@
-"""Engine steps in telemetry: rows in memory, columns on the wire, and the form that `/v1/steps` reports. Pure."""
+"""Engine steps in telemetry: rows in memory, columns on the wire, and the form of `/v1/steps`. Pure."""
 
 from array import array
 from collections.abc import Iterable

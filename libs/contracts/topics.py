@@ -19,8 +19,8 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import (
 )
 
 HOUR_MS = 3_600_000
-# Segment size of each partition's log. A broker that was killed rereads the segment it was writing; at Kafka's
-# default of a gigabyte, that takes as long as the job is large.
+# Segment size of each partition's log. A broker that was killed rereads the segment it was writing; at Kafka's default
+# of a gigabyte, that takes long.
 SEGMENT_BYTES = 32 * 1024 * 1024
 
 
@@ -35,7 +35,7 @@ class Topic:
     partitions: int
     retention_ms: int
     wraps: str = ""
-    """The field of the value that holds a record's bytes, if any client may write records without our header."""
+    """The field of the value with a record's bytes, if clients may write records without Fulcrum's header."""
     spread_by: tuple[str, str] | None = None
     """The fields of a group and of a record's number in it, if the records of a transaction go to the partitions in
     turn. Otherwise the key's hash decides, which gives some partitions more than twice the mean.

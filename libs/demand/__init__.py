@@ -1,1 +1,1 @@
-"""Demand as counted at gateways, folded into time bins, and turned into histories for forecasts."""
+"""Demand counted at gateways, folded into time bins, and turned into histories for forecasts."""

@@ -1,4 +1,4 @@
-"""The counts kept of arrivals with the keys of their rows, and the counting at one gateway; without clock or I/O."""
+"""The counts of arrivals with the keys of their rows, and the counting at one gateway; without clock or I/O."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence, Sized
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 OTHER: Final = "other"
-"""Stands for a tenant or class without a row of its own."""
+"""The name of a tenant or class without its own row."""
 MAX_ROWS: Final = 256
 """The maximum number of combinations of model, class and tenant at one gateway, without those in `OTHER`."""
-# Clients name classes freely, so further ones of a model are counted as `OTHER`.
+# Clients choose class names freely, so further ones of a model are counted as `OTHER`.
 MAX_CLASSES: Final = 8
 
 
@@ -57,7 +57,7 @@ class RowCounts:
         self._classes: dict[str, set[str]] = {}
 
     def add(self, key: DemandKey, counts: Counts) -> DemandKey:
-        """Add counts and return the row that they went into."""
+        """Add counts and return the row that received them."""
         row = self._row_of(key)
         self._rows[row] = self._rows.get(row, NOTHING).plus(counts)
         return row
@@ -81,12 +81,12 @@ class RowCounts:
 
 # Refused arrivals are remembered to recognise their retries; the oldest is forgotten first.
 MAX_REFUSED: Final = 4096
-# A client that comes back later than this counts as a new arrival.
+# A client that returns later than this counts as a new arrival.
 REMEMBER_NS: Final = 300_000_000_000
 
 
 class AdmittedChoice(Hashable, Protocol):
-    """An admitted choice with the figures that are counted."""
+    """An admitted choice with the figures to be counted."""
 
     @property
     def output(self) -> Sized:
@@ -110,13 +110,13 @@ class _OpenAnswer:
 class _Refused:
     at_ns: int
     known: bool
-    """True if it had been admitted, so that its prompt was counted."""
+    """True if the arrival had been admitted, so that its prompt was counted."""
 
 
 class ArrivalCounter:
     """A counter that counts each arrival once, recognising retries by their mark.
 
-    A mark is anything that a client repeats, such as tenant and body.
+    A mark is any value that a client repeats, such as tenant and body.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class ArrivalCounter:
         self._open: dict[AdmittedChoice, _OpenAnswer] = {}
         self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
         self.queue_full: Counter[DemandKey] = Counter()
-        """Refused arrivals that a full queue turned away, by row."""
+        """Refused arrivals that were rejected because the queue was full, by row."""
         self.retries = 0
         """Arrivals recognised as retries of a refused one."""
 
@@ -156,7 +156,7 @@ class ArrivalCounter:
     ) -> None:
         """Count an arrival that was turned away; without a mark every refusal counts.
 
-        `known` says that it had been admitted and counted already. `full` says that a full queue turned it away.
+        `known` means that it had already been admitted and counted. `full` means that a full queue rejected it.
         """
         before = self._refused.pop(mark, None) if mark else None
         if before is not None and now_ns - before.at_ns <= REMEMBER_NS:
@@ -172,7 +172,7 @@ class ArrivalCounter:
                 self._refused.popitem(last=False)
 
     def ended(self, answer: AdmittedChoice, *, well: bool) -> None:
-        """Stop tracking an answer; `well` says that it ended by itself, so its length is complete."""
+        """Stop tracking an answer; `well` means that it ended by itself, so its length is complete."""
         held = self._open.pop(answer, None)
         if held is not None:
             self._grow(answer, held, ended=int(well))

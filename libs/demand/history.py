@@ -1,4 +1,4 @@
-"""Recorded bins as the rates, lengths and bursts that forecasts are fitted on, and recent changes with their cause."""
+"""Recorded bins, converted to the rates, lengths and bursts for forecasts, and recent changes with their cause."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from libs.policy.forecast.history import DemandHistory, Floats, history_from_rat
 Ints = NDArray[np.int64]
 FIELDS: Final = len(Counts._fields)
 REQUESTS, KNOWN, PROMPT, CACHED, OUTPUT, ENDED, REFUSED = range(FIELDS)
-# The mean output is taken over the fewest of these bins in which `LEAST_ENDED` answers ended, else over all.
+# The mean output is taken over the fewest of these bins in which `LEAST_ENDED` answers ended, or over all.
 LENGTH_BINS: Final = (1, 3, 12, 36, 144)
 LEAST_ENDED: Final = 30
 SECOND_NS: Final = 1_000_000_000
@@ -63,9 +63,9 @@ def demand_history(
 ) -> DemandHistory:
     """Return the rates of bins with counts of shape [n, fields].
 
-    `start_s` and `step_s` are times as forecasts see them; `seconds` is a bin's length, by which rates are taken.
-    Output tokens are arrived requests times the recent mean length. That mean is tokens generated over answers
-    ended, so that long answers in progress do not count as short.
+    `start_s` and `step_s` are in the time of forecasts; `seconds` is a bin's length, by which rates are taken. Output
+    tokens are arrived requests times the recent mean length. That mean is tokens generated over answers ended, so that
+    long answers in progress do not count as short.
     """
     n = len(counts)
     if not n:
@@ -82,7 +82,7 @@ def demand_history(
 def mean_outputs(counts: Ints) -> Floats:
     """Return the mean output tokens of an answer for each bin and the ones before it, of shape [n].
 
-    Lengths are taken to be exponential, so the mean is tokens generated over answers ended, with those of running
+    Lengths are assumed to be exponential, so the mean is tokens generated over answers ended, with those of running
     answers included (censored data; Epstein and Sobel 1953).
     """
     sums = np.concatenate([np.zeros((1, FIELDS), np.int64), np.cumsum(counts, axis=0)])
@@ -189,7 +189,7 @@ def last_trends(
     """Return the last visible change of the balance and of each phase, the newest first.
 
     `bins` and `history` cover the same time. `each` holds the GPU-seconds of a prompt token and of an output token.
-    `day` is the number of bins of a day. `gpus` says that `each` is known, so that levels of phases are busy GPUs.
+    `day` is the number of bins of a day. `gpus` means that `each` is known, so that levels of phases are busy GPUs.
     """
     prefill_s, decode_s = history.prefill * each[0], history.decode * each[1]
     found: list[Trend] = []
@@ -218,10 +218,10 @@ def last_trends(
 
 
 def spans(began: int, end: int, day: int, step_s: float) -> tuple[slice, slice]:
-    """Return two stretches to compare: the newest bins since a change, a day at most, and as many before it.
+    """Return two stretches to compare: the newest bins since a change, at most a day, and equally many before it.
 
-    The earlier ones are of the same hours one or more days before, if those are known. Comparing a morning with a
-    night would show the daily season instead of the change.
+    The earlier ones are of the same hours one or more days before, if those are known. Comparing a morning with a night
+    would show the daily season instead of the change.
     """
     most = min(day, round(MOST_SPAN_S / step_s))
     length = min(max(end - began, min(LEAST_SPAN, end)), most)

@@ -15,7 +15,7 @@ from libs.policy.forecast.reconcile import MEDIAN, reconcile, share_out
 
 By = Literal["model", "tenant", "class"]
 MOST_PARTS: Final = 6
-"""The maximum number of parts that are predicted apart; the smallest are one part, `OTHER`."""
+"""The maximum number of parts that are predicted separately; the smallest ones form one part, `OTHER`."""
 RANKED_BINS: Final = 96
 """The number of last bins by whose requests parts are ranked, a day of quarters of an hour."""
 MOST_MISSING: Final = 0.1
@@ -35,7 +35,7 @@ class FleetOutlook:
     """The largest models, and `OTHER` for the rest if there are more than `MOST_PARTS`."""
 
     def model(self, model: str) -> DemandOutlook:
-        """Return the forecast of a model, as a part of `OTHER`'s if it is none of the largest."""
+        """Return the forecast of a model, or a share of `OTHER`'s if it is not among the largest."""
         pooled = len({key.model for key in self.bins.rows}) > MOST_PARTS
         if model in self.models and not (pooled and model == OTHER):
             return self.models[model]

@@ -15,7 +15,7 @@ from libs.policy.forecast.model import DemandForecaster, HorizonExplanation, has
 
 # A week of hours is the most that a forecast covers.
 MOST_STRETCHES: Final = 168
-# The nearest stretches are each predicted; of later ones every few are, and the others are interpolated.
+# The nearest stretches are all predicted; of later ones every few are, and the rest are interpolated.
 CLOSE: Final = 6
 FAR: Final = 48
 EXPLAINED_S: Final = (600.0, 3600.0, 10_800.0, 86_400.0)
@@ -204,7 +204,7 @@ def _carried(demand: ModelDemand, outlook: DemandOutlook) -> list[dict[str, Any]
 
 def _bands(quantiles: Floats, gpu_s: float | None) -> dict[str, Any]:
     # Medians of models add up to the last digit, so these are not rounded. A band that rounding moves beyond the median
-    # is the median.
+    # is set to the median.
     median = quantiles[:, LEVELS.index(0.5)].tolist()
     found: dict[str, Any] = {}
     for name, level in BANDS:

@@ -13,19 +13,19 @@ from libs.demand.counts import MAX_ROWS, NOTHING, OTHER, Counts, DemandKey
 from libs.policy.capacity import MOST_WORKERS, PHASES, CapacityPlan, Phase, PoolHour
 
 # The difference of two records of a gateway is spread evenly over the time between them. A late record splits such a
-# stretch in two, and a repeated one changes nothing. Bins therefore depend on which records came and not on their
-# order. There is no clock and no I/O.
+# stretch in two, and a repeated one changes nothing. Bins therefore depend on the records but not on their order. There
+# is no clock and no I/O.
 
 
-# Two minutes of records of a gateway are kept for late ones to fall between; older ones add nothing to them.
+# Two minutes of a gateway's records are kept, between which late ones may fall; older ones add nothing.
 KEPT_MARKS: Final = 64
 # The incarnation that has been silent for longest is dropped first.
 MAX_GATEWAYS: Final = 256
-# After a longer stretch without a record it is unknown when arrivals came, so its bins count as not covered.
+# After a longer stretch without a record, the times of arrivals are unknown, so its bins count as not covered.
 HEARD_NS: Final = 900_000_000_000
 # The arrivals of a longer stretch are spread over its last bins.
 MOST_SPREAD_BINS: Final = 1440
-# Bins times rows of a stretch bound the cost of one record; one with more rows is spread over fewer bins.
+# Bins times rows of a stretch limit the cost of one record; one with more rows is spread over fewer bins.
 MOST_SPREAD: Final = 16_384
 
 
@@ -67,10 +67,10 @@ GatewayKey = tuple[str, int]
 
 
 class DemandFold:
-    """The latest records of gateways, and the changes of bins that have not been taken yet."""
+    """The latest records of gateways, and the changes of bins that have not been collected yet."""
 
     def __init__(self, bin_ns: int, marks: Mapping[GatewayKey, Mark] | None = None) -> None:
-        """Start from `marks`, the records up to which gateways are already counted (see `newest`)."""
+        """Create the fold from `marks`, the records up to which gateways are already counted (see `newest`)."""
         self._bin_ns = bin_ns
         self._marks: dict[GatewayKey, list[Mark]] = {key: [mark] for key, mark in (marks or {}).items()}
         self._deltas: Deltas = {}
@@ -81,7 +81,7 @@ class DemandFold:
 
     def take(self, gateway: GatewayKey, mark: Mark) -> None:
         """Fold a record of a gateway into the bins."""
-        # The gateway with the latest record goes last, so that silent ones are dropped first.
+        # The gateway with the latest record comes last, so that silent ones are dropped first.
         marks = self._marks.pop(gateway, None) or [Mark(min(gateway[1], mark.at_ns), {})]
         self._marks[gateway] = marks
         index = bisect_left(marks, mark.at_ns, key=lambda each: each.at_ns)

@@ -1,7 +1,7 @@
 """The dispatcher: it binds choices, passes workers' events to each choice's placement, and carries out the effects.
 
-libs/policy/gateway/binding.py decides which worker a choice gets. The dispatcher is synchronous; its decisions
-leave with the links' next frames. Only a choice's placement holds where the choice is.
+libs/policy/gateway/binding.py decides which worker a choice gets. The dispatcher is synchronous; its decisions are
+sent in the links' next frames. Only a choice's placement contains its location.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 EXPIRY_INTERVAL_NS = 100_000_000
 STOPPING = "this gateway is stopping"
-# Ids wrap, as they are uint32 on the wire. No gateway has four billion choices at once.
+# Ids wrap, because they are uint32 on the wire. No gateway has four billion choices at once.
 SEQUENCE_IDS = 1 << 32
 
 Ended = Callable[[Generation, Ending], None]
@@ -129,11 +129,11 @@ class Dispatcher:
         return len(self._queue) - self._queue.batch
 
     def queues(self) -> list[Queue]:
-        """Return what waits by model and phase, with the arrivals."""
+        """Return the queues by model and phase, with the arrivals."""
         return self._arrivals.queues(self._queue, self._links)
 
     def awaited(self) -> dict[str, WaitingAges]:
-        """Return how long people's choices have waited for their first token, here and at workers, by model."""
+        """Return the time that interactive choices have waited for their first token, here and at workers, by model."""
         return first_token_waits(self._live, self._clock.now_ns())
 
     def places_here(self) -> dict[str, ModelPlaces]:
@@ -161,14 +161,14 @@ class Dispatcher:
 
     @property
     def wants_keys(self) -> bool:
-        """Return whether callers should pass keys to `check_room` and `submit`: the queue is full, or has been."""
+        """Return whether callers should pass keys to `check_room` and `submit`: the queue is or has been full."""
         return self._queue.wants_keys
 
     def check_room(self, count: int, key: bytes = b"", tenant: str | None = None) -> None:
         """Raise QueueFull if the queue has no room for `count` more choices, of `tenant` if given, and NoWorkers while
         draining.
 
-        `key` identifies a request that returns after it was told when to retry.
+        `key` identifies a request that returns at its promised time.
         """
         if self.draining:
             raise NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S)
@@ -180,7 +180,7 @@ class Dispatcher:
     def submit(self, generations: Sequence[Generation], key: bytes = b"") -> None:
         """Enqueue the choices of one request, all or none.
 
-        Raise what `check_room` raises, for the request's tenant too, and PoisonRequest.
+        Raise PoisonRequest, or the errors of `check_room` for the request and its tenant.
         """
         people = bool(generations) and not generations[0].batch
         self.check_room(len(generations), key, generations[0].context.tenant if people else None)
@@ -194,8 +194,8 @@ class Dispatcher:
     def cancel(self, generation: Generation, because: FulcrumError | None) -> None:
         """End a choice and free what it holds on workers.
 
-        `because` is None if its client has gone, else the error of another choice of its request. A choice that has
-        ended, or was never submitted, is left alone.
+        `because` is None if its client has gone, otherwise the error of another choice of its request. A choice that
+        has ended, or was never submitted, is not affected.
         """
         if generation in self._live:
             self._end(generation, because)
@@ -274,7 +274,7 @@ class Dispatcher:
             )
             for batch in suspects.batches(waiting, self._live, now_ns):
                 self._bind_these(batch, views or self._links.views(), links, now_ns)
-                views = []  # outdated, since the batch has taken room
+                views = []  # outdated, because the batch has used room
 
     def _make_room(self, contested: Mapping[str, Mapping[str, int]], free: Mapping[str, int], now_ns: int) -> None:
         """Preempt running choices of tenants above their share of a model's places in favour of waiting ones."""
@@ -321,7 +321,7 @@ class Dispatcher:
     def received(self, link: Link, update: WorkerUpdate) -> None:
         """Process a frame's tokens, then its events. Its credits or role change may allow another binding round."""
         if update.introduced:
-            self.suspects.returned(link.key)  # and the turn below is for what waited for it
+            self.suspects.returned(link.key)  # and the turn below is for choices that waited for it
         if update.tokens:
             self._tokens(link.key, update.tokens)
         for event in update.events:
@@ -470,7 +470,7 @@ class Dispatcher:
         return serves_decode(self._links.views(), model, kv_kind)
 
     def _carry_out(self, generation: Generation, effects: Effects, reason: ApiFinishReason | None = None) -> None:
-        # `reason` is the finish reason that a worker gave, if any.
+        # `reason` is the finish reason sent by a worker, if there is one.
         for effect in effects:
             if isinstance(effect, Requeue):
                 tokens = len(generation.output)

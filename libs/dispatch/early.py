@@ -1,4 +1,6 @@
-"""Decodes that are submitted together with their prompts: which choices are, and what then comes too early. Pure."""
+"""Decodes that are submitted together with their prompts: their choice, and the events that then arrive too early.
+Pure.
+"""
 
 from collections.abc import Iterator
 
@@ -10,8 +12,8 @@ from libs.policy.gateway.placement import Blocks
 def name_blocks(generation: Generation, prompt: Link | None, decode: Link) -> Blocks | None:
     """Return named blocks by which `decode` can start together with `prompt`, or None if it must start later.
 
-    From then on the decode worker's news is kept back. The first token reaches that worker without its logprobs, an
-    image is encoded in a step of its own, and a batch line lets later prompts pass while its blocks would be held.
+    From then on the decode worker's news is held back. Choices are excluded if the first token needs logprobs, an
+    image is encoded in a separate step, or a batch line would hold blocks while later prompts pass.
     """
     generation.early = None
     partner = decode.partner()
@@ -30,9 +32,9 @@ def name_blocks(generation: Generation, prompt: Link | None, decode: Link) -> Bl
 
 
 def keep_back(generation: Generation, news: EarlyNews) -> bool:
-    """Keep news of the decode worker until the prompt's worker has reported; return False if it need not wait.
+    """Hold back news of the decode worker until the prompt's worker has reported; return False if it need not wait.
 
-    The two workers' frames are not ordered, but tokens must be. There is no more news than output.
+    The frames of the two workers are not ordered, but tokens must be. There is no more news than output.
     """
     placement = generation.placement
     if generation.early is None or not placement.prefilling or news.attempt is not placement.decode_attempt:
@@ -42,7 +44,7 @@ def keep_back(generation: Generation, news: EarlyNews) -> bool:
 
 
 def early_news(generation: Generation) -> Iterator[EarlyNews]:
-    """Iterate over what was kept back, as long as the choice is still at the worker that it came from."""
+    """Iterate over the held-back news, as long as the choice is still at the worker that sent it."""
     early, generation.early = generation.early or (), None
     for news in early:
         if news.attempt is generation.placement.decode_attempt:

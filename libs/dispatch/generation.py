@@ -29,7 +29,7 @@ RETRY_AFTER_S: Final = 1.0
 
 
 class ApiFinishReason(Enum):
-    """The reason for which a choice ended well, in the API's terms."""
+    """The reason for the normal end of a choice, in the API's terms."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -42,7 +42,7 @@ Ending = ApiFinishReason | FulcrumError | None
 
 
 def unmade(error: Exception, request_id: str) -> AnswerFailed:
-    """Log why a choice's tokens cannot be made an answer, and return the error for its client."""
+    """Log why a choice's tokens cannot be turned into an answer, and return the error for its client."""
     log.error("answer could not be built", request_id=request_id, error=repr(error), exc_info=error)
     return AnswerFailed("the generated tokens could not be turned into an answer")
 
@@ -50,8 +50,8 @@ def unmade(error: Exception, request_id: str) -> AnswerFailed:
 class Sink(Protocol):
     """The receiver of a choice's tokens.
 
-    Exactly one of `finish` and `fail` is called, last, unless the choice was cancelled. An exception of `token` or
-    `finish` ends this choice alone, with `fail`.
+    Exactly one of `finish` and `fail` is called, last, unless the choice was cancelled. An exception in `token` or
+    `finish` ends only this choice, with `fail`.
     """
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
@@ -74,8 +74,8 @@ class RequestTimes:
     predicted_first_ns: int = 0
     """The time of its first token as predicted at its first binding."""
     likely_first_ns: tuple[int, ...] = ()
-    """The times by which the first token comes with the chances of `libs.policy.ratios.LEVELS`, as of its first
-    binding; empty if unknown.
+    """The times by which the first token arrives with the chances in `libs.policy.ratios.LEVELS`, as predicted at its
+    first binding; empty if unknown.
     """
     first_token_ns: int = 0
     second_token_ns: int = 0
@@ -117,7 +117,7 @@ class RequestTimes:
 
 
 class EarlyNews(NamedTuple):
-    """A token or an event of a decode worker that overtook the report of the prompt's worker."""
+    """A token or an event of a decode worker that arrived before the report of the prompt's worker."""
 
     attempt: Attempt
     token_id: int = 0
@@ -142,20 +142,20 @@ class Generation:
     sampling: pb.Sampling
     context: pb.RequestContext
     end_token_ids: frozenset[int]
-    """Tokens that end the text; empty if the client wants to go on past them."""
+    """Tokens that end the text; empty if the client wants to continue past them."""
     sink: Sink
     timeline: RequestTimes
 
     adapter: str = ""
     """Name of the LoRA adapter to compute with; empty for none."""
     adapter_source: str = ""
-    """Folder of an adapter that the catalogue names; empty if workers have it configured."""
+    """The folder of an adapter in the catalogue; empty if workers have it configured."""
     batch: bool = False
     """True if it is a line of a batch job, which yields to all interactive requests."""
     pooling: int = pb.POOLING_UNSPECIFIED
-    """The way to make one vector of its prompt, in place of tokens; unspecified if it generates."""
+    """The way to make one vector of its prompt, instead of tokens; unspecified if it generates."""
     second_from: int = 0
-    """Place of a pair's second text in its prompt; 0 for none."""
+    """The position of a pair's second text in its prompt; 0 for none."""
     vector: bytes = b""
     """The prompt's vector as packed little-endian float32, once a worker has computed it."""
     images: tuple[PromptImage, ...] = ()
@@ -173,9 +173,9 @@ class Generation:
     trial: SuspectTrial | None = None
     """Set while its prompt is suspected of killing workers."""
     hopeless_from_ns: float = inf
-    """The Unix time from which its first token cannot be expected in time; inf without a deadline, or not judged."""
+    """The Unix time from which its first token cannot be expected in time; inf without a deadline, or if not judged."""
     early: "list[EarlyNews] | None" = None
-    """News of its decode worker that is handled once the prompt's worker has reported; None if none can be early."""
+    """News of the decode worker that is handled once the prompt's worker has reported; None if news cannot be early."""
 
     def __post_init__(self) -> None:
         self.placement = Placement(self.model)
@@ -222,16 +222,16 @@ class Generation:
         return self.placement.resumed
 
     def token(self, token_id: int, logprob: Logprob | None, now_ns: int) -> ApiFinishReason | FulcrumError | None:
-        """Append the next token and return how the choice ends, or None if it goes on."""
+        """Append the next token and return the ending of the choice, or None if it continues."""
         self.output.append(token_id)
         self.timeline.token(now_ns)
         try:
             return ApiFinishReason.STOP if self.sink.token(token_id, logprob) else None
-        except Exception as error:  # whatever it is, what else comes from that worker goes on
+        except Exception as error:  # whatever the error is, other choices of that worker continue
             return unmade(error, self.request_id)
 
     def conclude(self, outcome: Ending) -> Ending:
-        """Notify the sink and return how the choice ended; a failing sink turns success into an error."""
+        """Notify the sink and return the ending of the choice; a failing sink turns success into an error."""
         if isinstance(outcome, ApiFinishReason):
             try:
                 self.sink.finish(outcome)
@@ -242,13 +242,13 @@ class Generation:
         return outcome
 
     def complete(self) -> ApiFinishReason | None:
-        """Return the finish reason if the output is complete by itself, whatever the worker says next."""
+        """Return the finish reason if the output is complete by itself, regardless of the worker's next message."""
         if self.output and self.output[-1] in self.end_token_ids:
             return ApiFinishReason.STOP
         return ApiFinishReason.LENGTH if len(self.output) >= self.max_output_tokens else None
 
     def outcome(self, end: End, reason: ApiFinishReason | None) -> Ending:
-        """Return the ending that an `End` means, with the finish reason that a worker gave, if any."""
+        """Return the ending for an `End`, with the finish reason sent by a worker, if there is one."""
         if end.why is EndReason.REFUSED:
             return InvalidRequest(end.detail)
         if end.why is EndReason.GAVE_UP:

@@ -18,16 +18,16 @@ from libs.policy.gateway.places import (
     yields_by_gateway,
 )
 
-# A place that was given up is expected back within this time. Until then no one else gives way for it.
+# The time within which a place that was given up should return. Until then no other choice gives way for it.
 COMING_NS: Final = 1_000_000_000
-# Reports count such a place as free for this long. Later another gateway may hold and report it too, and it would
-# count twice.
+# The time for which reports count such a place as free. Later, another gateway may hold and report it too, so that it
+# would count twice.
 REPORTED_COMING_NS: Final = 300_000_000
-# Reports include what gave way for this long, four reporting intervals. After that, all gateways know what each gave
-# up for the same demand.
+# The time for which reports include choices that gave way: four reporting intervals. After that, all gateways know what
+# each gave up for the same demand.
 KNOWN_NS: Final = 1_250_000_000
-# A gateway counts what it gave up itself until the other gateways' parts have left their reports. If it forgot
-# sooner, each would take on a part of what the others still report.
+# A gateway counts what it gave up until the other gateways' parts have left their reports. If it forgot sooner, each
+# would take on a part of what the others still report.
 OWN_NS: Final = KNOWN_NS + 500_000_000
 
 
@@ -95,14 +95,14 @@ class Others:
         return {model for side in self.sides for model in side}
 
     def free(self, model: str) -> int:
-        """Return how many places of a model other gateways hold unused."""
+        """Return the number of a model's places that other gateways hold unused."""
         return sum(side.get(model, NO_PLACES).free for side in self.sides)
 
     def tenants(self, model: str) -> set[str]:
         return {tenant for side in self.sides for tenant in side.get(model, NO_PLACES).tenants}
 
     def places(self, model: str) -> int:
-        """Return how many places of a model other gateways hold, used or unused."""
+        """Return the number of a model's places that other gateways hold, used or unused."""
         used = sum(count.running for side in self.sides for count in side.get(model, NO_PLACES).tenants.values())
         return used + self.free(model)
 
@@ -112,7 +112,7 @@ class Others:
         return before, after
 
     def yields(self, model: str, tenant: str, here: GatewayYield, count: int) -> int:
-        """Return how many of the tenant's choices give way here if `count` do at all gateways."""
+        """Return the number of the tenant's choices that give way here if `count` do at all gateways."""
         before, after = (
             [each.get(model, NO_PLACES).tenants.get(tenant, NONE).to_yield for each in side]
             for side in (self.before, self.after)
@@ -150,7 +150,7 @@ class _Round(NamedTuple):
         return PlaceAllowance(self.places, self.free, self.demands, self.waits, self.phase)
 
     def yields(self) -> dict[str, int]:
-        """Return how many choices of each tenant give way at all gateways."""
+        """Return the number of each tenant's choices that give way at all gateways."""
         yields = self._yields_for(self.demands)
         if any(self.demands[tenant].waiting > self.waits[tenant].here for tenant in yields):
             # A gateway that does not know yet which tenants lack places would take the ones that others give up.
@@ -165,7 +165,7 @@ class _Round(NamedTuple):
 class TenantPlaces:
     """One gateway's places by model and tenant, beside the reports of other gateways.
 
-    Without API keys tenants cannot be told apart, and no one is held back.
+    Without API keys, tenants are indistinguishable, and none is held back.
     """
 
     def __init__(self, tenants: Tenancy) -> None:
@@ -192,7 +192,7 @@ class TenantPlaces:
     def hear(self, others: Others) -> None:
         """Adopt the reports of other gateways, which receive this one's last report at the same time.
 
-        If they are unknown, pass `NOBODY`; each gateway then shares out what it holds.
+        If they are unknown, pass `NOBODY`; each gateway then divides its own places.
         """
         self._others = others
         self._known, self._waiting = self._waiting, {}
@@ -252,7 +252,7 @@ class TenantPlaces:
         tenants.setdefault(generation.context.tenant, {})[generation] = None
 
     def left(self, generation: Generation) -> None:
-        """Record that a choice has no place any more, if it had one."""
+        """Record that a choice no longer has a place, if it had one."""
         model, tenant = generation.model, generation.context.tenant
         held = self._held.get(model, {}).get(tenant)
         if held is None or held.pop(generation, self) is self or held:
@@ -262,9 +262,9 @@ class TenantPlaces:
             del self._held[model]
 
     def contested(self, waiting: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
-        """Return the models that several tenants compete for, with the waiting choices here by tenant.
+        """Return the models for which several tenants compete, with the waiting choices here by tenant.
 
-        Choices have to wait for the model, here or at other gateways.
+        Choices must be waiting for the model, here or at other gateways.
         """
         if not self._tenants.are_distinct:
             return {}
@@ -286,7 +286,7 @@ class TenantPlaces:
     ) -> QueuedDemand:
         """Return a model's demand for its workers without choices beyond their tenants' shares.
 
-        What gives way here then goes to the gateways that it gave way to.
+        Places given up here thus go to the gateways that lack them.
         """
         found = self._contest(model, waiting, free, now_ns) if self._others.tenants(model) else None
         if found is None:
@@ -317,7 +317,7 @@ class TenantPlaces:
         return chosen
 
     def _as_known(self, model: str, tenant: str, able: int) -> int:
-        """Limit `able` to the choices that the tenant's other gateways know can give way here.
+        """Limit `able` to the number of choices that the tenant's other gateways know can give way here.
 
         Gateways that did not know of each other's choices would each give up all the missing places.
         """
@@ -326,7 +326,7 @@ class TenantPlaces:
         return min(able, self._known_here.get(model, NO_PLACES).tenants.get(tenant, NONE).to_yield.able)
 
     def _forget(self, model: str, now_ns: int) -> None:
-        """Drop records of what gave way before OWN_NS."""
+        """Drop records of choices that gave way before OWN_NS."""
         found = self._gave_way.pop(model, [])
         if left := [each for each in found if each[0] > now_ns - OWN_NS]:
             self._gave_way[model] = left
@@ -334,7 +334,7 @@ class TenantPlaces:
             self._seen.pop(model, None)
 
     def _contest(self, model: str, waiting: Mapping[str, int], free: int, now_ns: int) -> _Round | None:
-        """Return the demand for a model, or None if at most one tenant requests it or tenants cannot be told apart."""
+        """Return the demand for a model, or None if at most one tenant requests it or tenants are indistinguishable."""
         if not self._tenants.are_distinct or not self._shared(model, waiting):
             return None
         demands, waits = dict[str, PlaceDemand](), dict[str, GatewayPart]()
@@ -358,7 +358,5 @@ class TenantPlaces:
 
 
 def _cost(generation: Generation) -> tuple[bool, int, int]:
-    """Order choices by how cheaply they give way: batch lines, then late arrivals, then the fewest tokens to
-    recompute.
-    """
+    """Order choices by the cost of giving way: batch lines, then late arrivals, then the fewest tokens to recompute."""
     return not generation.batch, -generation.arrival_unix_ns, len(generation.output)

@@ -1,7 +1,7 @@
-"""The dispatcher's ports: links to workers, what a worker's frame says, and time.
+"""The dispatcher's ports: links to workers, the content of workers' frames, and time.
 
-Live, the links are gRPC streams and time is the event loop; a discrete-event driver brings its own. Frames are parsed
-here into records, without I/O.
+In a live gateway, the links are gRPC streams and time is the event loop; a discrete-event driver supplies its own.
+Frames are parsed here into records, without I/O.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ _REFUSALS: Final[Mapping[int, Refusal]] = {refusal.value: refusal for refusal in
 
 
 class MalformedFrame(Exception):
-    """Raised for malformed bytes of a worker, after which nothing on its stream can be trusted."""
+    """Raised for malformed bytes of a worker, after which its stream cannot be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def _prompt_logprobs(entry: pb.TokenLogprobs) -> tuple[Logprob, ...]:
 
 
 class Work(Protocol):
-    """A choice as its link sees it."""
+    """A choice from its link's point of view."""
 
     @property
     def batch(self) -> bool:
@@ -226,7 +226,7 @@ class QueuedDemand(NamedTuple):
 
 
 class Link(Protocol):
-    """One worker, which knows sequences by their ids alone. All methods are synchronous; the link sends by itself."""
+    """One worker, which knows sequences only by their ids. All methods are synchronous; the link sends by itself."""
 
     id: str
     key: WorkerKey
@@ -244,7 +244,7 @@ class Link(Protocol):
     def named_blocks(self, tokens: int) -> Blocks | None:
         """Return a new name for the blocks of a prompt of `tokens` tokens that this worker would begin at once.
 
-        Return None if it takes no names, or if other prompts come first.
+        Return None if it does not support names, or if other prompts come first.
         """
         ...
 
@@ -259,11 +259,11 @@ class Link(Protocol):
         ...
 
     def proceed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        """Continue a streamed sequence whose prompt is computed elsewhere and produced these tokens."""
+        """Continue a streamed sequence with the tokens produced by the worker that computed its prompt."""
         ...
 
     def hand_over(self, sequence_id: int) -> None:
-        """Have the worker hand a running sequence over. Its place elsewhere is reserved."""
+        """Request the hand-over of a running sequence. Its place elsewhere is reserved."""
         ...
 
     def forget(self, sequence_id: int, *, abort: bool) -> None:
@@ -271,11 +271,11 @@ class Link(Protocol):
         ...
 
     def reserve(self, prompt_tokens: int) -> None:
-        """Reserve a decode credit for a sequence with such a prompt."""
+        """Reserve a decode credit for a sequence with a prompt of this length."""
         ...
 
     def release(self, prompt_tokens: int) -> None:
-        """Return the credit that was reserved for a sequence with such a prompt."""
+        """Return the credit that was reserved for a sequence with a prompt of this length."""
         ...
 
     def set_demand(self, demand: QueuedDemand) -> None: ...
@@ -289,7 +289,9 @@ class Links(Protocol):
 
     @property
     def quiet(self) -> frozenset[str]:
-        """Ids of workers that have been silent for a moment. They get new work only if there are no others."""
+        """Return the ids of workers that have been silent for a moment. They get new work only if there are no
+        others.
+        """
         ...
 
     def link(self, key: WorkerKey) -> Link | None: ...
@@ -299,7 +301,7 @@ class Links(Protocol):
         ...
 
     def views(self) -> list[WorkerView]:
-        """Return the same workers as a binding round sees them."""
+        """Return a binding round's views of the same workers."""
         ...
 
     def drop_gone(self) -> None:
@@ -315,8 +317,8 @@ class ColdModels(Protocol):
         ...
 
     def ends(self, name: str, waited_s: float, *, begun: bool = False) -> FulcrumError | None:
-        """Return the error that ends such a request, or None if it goes on waiting. `begun` says that it has output
-        already.
+        """Return the error that ends such a request, or None if it may continue to wait. `begun` means that it already
+        has output.
         """
         ...
 
@@ -335,7 +337,7 @@ class Tenancy(Protocol):
 
 
 class OneForAll:
-    """Unauthenticated tenants: anyone may name any of them, so turns count alike and no one is held back."""
+    """Unauthenticated tenants: callers may name any of them, so turns count alike and none is held back."""
 
     @property
     def are_distinct(self) -> bool:
@@ -346,7 +348,7 @@ class OneForAll:
 
 
 class LinkListener(Protocol):
-    """A receiver of a link's events; live it is the `Dispatcher`."""
+    """A receiver of a link's events; in a live gateway it is the `Dispatcher`."""
 
     def received(self, link: Link, update: WorkerUpdate) -> None:
         """Process a frame whose credits, load and assignment the link has applied."""
@@ -355,8 +357,8 @@ class LinkListener(Protocol):
     def lost(self, link: Link, *, silent: bool, died: bool) -> None:
         """Handle a broken stream, or one that was ended because it was silent.
 
-        Sequences there, and those with a reserved decode credit, have to go elsewhere. `died` says that the worker
-        does not seem to have left on purpose.
+        Sequences there, and those with a reserved decode credit, must go elsewhere. `died` means that the worker does
+        not seem to have left on purpose.
         """
         ...
 

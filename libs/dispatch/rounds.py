@@ -1,4 +1,4 @@
-"""Binding rounds, and the attempts on workers by which placements are carried out."""
+"""Binding rounds, and the attempts on workers that carry out placements."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
@@ -38,7 +38,7 @@ class Router:
         """Return bindings for `waiting`, in its order.
 
         `quiet` workers are used only if there are no others, `barred` ones never. `drop_stale_kv` is called for
-        requests whose KV blocks no worker is left to pull.
+        requests whose KV blocks no remaining worker can pull.
         """
 
         def binding_request(generation: Generation) -> BindingRequest:
@@ -97,7 +97,7 @@ class _WorkerAttempts(NamedTuple):
 
 
 class Attempts:
-    """The submissions to workers: they carry out the effects of placements, and find choices by sequence id."""
+    """The submissions to workers, which carry out the effects of placements and find choices by sequence id."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -195,7 +195,7 @@ class HandOvers:
         """
         views = links.views()
         takes_decode = {view.id for view in views if view.takes_decode}
-        # One whose worker decodes again, or where it has ended, needs none any more.
+        # Attempts whose worker decodes again, or that have ended there, no longer need one.
         self._wanted = {
             sequence_id: (generation, attempt)
             for sequence_id, (generation, attempt) in self._wanted.items()

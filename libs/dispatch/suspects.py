@@ -1,5 +1,5 @@
-"""Choices whose prompts may have killed a worker: isolated, cleared once they are past the danger, and ended if
-guilty.
+"""Choices whose prompts may have killed a worker: isolated, cleared once they have passed the critical stage, and ended
+if guilty.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ from libs.runtime.clock import Clock
 
 log = structlog.get_logger()
 
-# A suspect waits this long for a worker without another suspect, then goes to any.
+# The time for which a suspect waits for a worker without another suspect; then it goes to any.
 APART_NS = 5_000_000_000
 LOST = f"{MAX_LOST_WORKERS} workers were lost while they computed this prompt"
 
@@ -50,7 +50,9 @@ class Suspects:
     """The suspects of one gateway; `Suspicion` decides about them."""
 
     def __init__(self, clock: Clock, memory_s: float, quiet: Callable[[Attempt], bool]) -> None:
-        """`quiet` returns whether an attempt's worker may have been dead already when the choice was sent there."""
+        """Create the record; `quiet` returns whether an attempt's worker may have been dead already when the choice was
+        sent there.
+        """
         self._clock = clock
         self._quiet = quiet
         self._suspicion = Suspicion(round(memory_s * 1e9))
@@ -83,7 +85,7 @@ class Suspects:
             generation.siblings = generations
             if prompts:
                 self._try(generation)
-            if generation.prompt:  # the lab's have a length and no tokens
+            if generation.prompt:  # sequences in the lab have a length but no tokens
                 self._first_tries.came(generation, _key(generation), now_ns)
 
     def first_tries(self) -> Callable[[Generation], bool]:
@@ -98,7 +100,7 @@ class Suspects:
         self._first_tries.bound(generation)
 
     def waits(self, generation: Generation) -> None:
-        """Record that a choice waits for workers, at first or again."""
+        """Record that a choice waits for workers, initially or again."""
         self._first_tries.waits(generation)
 
     def computed(self, generation: Generation) -> None:
@@ -123,7 +125,9 @@ class Suspects:
         return self._condemned(self._suspicion.overdue(self._clock.now_ns()), live)
 
     def returned(self, worker: WorkerKey) -> bool:
-        """Record that a worker introduced itself, so it was not killed. Return whether a choice waited for that."""
+        """Record that a worker introduced itself, so it was not killed. Return whether a choice waited for this
+        worker.
+        """
         return self._suspicion.returned(worker)
 
     def _condemned(self, poison: set[Prompt], live: Iterable[Generation]) -> list[Generation]:
@@ -155,7 +159,7 @@ class Suspects:
     def batches(self, waiting: Sequence[Generation], live: Iterable[Generation], now_ns: int) -> Iterator[BindingBatch]:
         """Yield the waiting choices as they are bound: isolated suspects one by one, the other suspects, the rest.
 
-        Each batch has to be bound before the next one is taken.
+        Each batch must be bound before the next one is taken.
         """
         if not self:
             yield BindingBatch(waiting)
@@ -173,8 +177,7 @@ class Suspects:
     def _held_back(self, generation: Generation, live: Iterable[Generation], now_ns: int) -> bool:
         """Return whether a suspect must not start now.
 
-        Either more has to be learned about its lost workers, or its prompt is on a worker already, which will show
-        the effect.
+        Either its lost workers may still return, or its prompt is already on a worker, which will show the effect.
         """
         prompt = _fingerprint(generation)
         if self._suspicion.is_accused(prompt):
@@ -208,10 +211,9 @@ class Suspects:
         self._on_trial[generation] = None
 
     def _held(self, generation: Generation, attempt: Attempt) -> HeldChoice | None:
-        """Return what a choice was doing on a worker, or None if nothing of it was computed there.
+        """Return the stage of a choice on a worker, or None if no part of it was computed there.
 
-        That holds if its blocks wait or are in transit, and if the worker may have been dead when the choice was
-        sent.
+        That applies if its blocks wait or are in transit, or if the worker may have been dead when the choice was sent.
         """
         placement = generation.placement
         computed_elsewhere = placement.prefilling and attempt is not placement.prompt_attempt
@@ -224,7 +226,7 @@ class Suspects:
         return HeldChoice(_fingerprint(generation), request, stage, attempt.tokens)
 
     def _exposed(self, generation: Generation) -> bool:
-        """Return whether a choice is on a worker that may die of it."""
+        """Return whether a choice is on a worker that it may kill."""
         held = (self._held(generation, attempt) for attempt in _attempts(generation))
         return any(seen is not None and seen.exposed for seen in held)
 

@@ -27,7 +27,8 @@ from libs.policy.gateway.view import (
 )
 from libs.policy.speed import Speed
 
-# A choice bound within this time found room that was free. It shows nothing of how fast workers make more.
+# The wait up to which a choice counts as bound to room that was free. It says nothing about the speed at which workers
+# free room.
 AT_ONCE_NS = 50_000_000
 # Models whose pace is remembered while nothing waits for them.
 MOST_PACES: Final = 256
@@ -37,7 +38,7 @@ class WaitingQueue:
     """The queue, bounded for new choices only: one that lost its worker always finds its place again."""
 
     def __init__(self, max_waiting: int, tenants: Tenancy | None = None) -> None:
-        """`tenants` share the queue; with None, all requests are alike."""
+        """Create the queue; `tenants` share it. With None, all requests are alike."""
         self._max_waiting = max_waiting
         self._tenants = tenants or OneForAll()
         self._of_tenant: dict[str, Counter[str]] = {}
@@ -97,14 +98,14 @@ class WaitingQueue:
 
     @property
     def wants_keys(self) -> bool:
-        """Return whether requests need keys because some are refused, or were told when to retry."""
+        """Return whether requests need keys because some are refused, or have a promised time."""
         return bool(self._promises) or len(self._waiting) >= self._max_waiting
 
     def check_room(self, count: int, now_ns: int, key: bytes = b"") -> None:
         """Raise QueueFull if `count` more would pass the bound.
 
-        The bound is lower for newcomers while others have been told when to retry. `key` identifies a returning
-        request; an empty one never does.
+        The bound is lower for newcomers while others have promised times. `key` identifies a returning request; an
+        empty one never does.
         """
         most = self._max_waiting
         if self._promises:
@@ -116,7 +117,7 @@ class WaitingQueue:
             raise QueueFull(message, retry_after_s=self._come_back_s(key, count, now_ns))
 
     def kept(self, key: bytes) -> None:
-        """Record the admission of a request that may have been told when to retry."""
+        """Record the admission of a request that may have had a promised time."""
         self._promises.kept(key)
 
     def _come_back_s(self, key: bytes, count: int, now_ns: int) -> float:
@@ -129,7 +130,7 @@ class WaitingQueue:
         return self._promises.make(key, count, room_in_s=room_in_s, per_s=per_s, now_ns=now_ns) or drain_s
 
     def check_tenant(self, tenant: str, count: int, now_ns: int) -> None:
-        """Raise QueueFull if `count` more of the tenant's would take all the room left to others."""
+        """Raise QueueFull if `count` more of the tenant's would take all the room left for others."""
         if not self._tenants.are_distinct:
             return
         own, people = sum(each[tenant] for each in self._of_tenant.values()), len(self._waiting) - self.batch
@@ -163,7 +164,7 @@ class WaitingQueue:
                 del self._paces[idle]
 
     def remove(self, generation: Generation, *, bound: bool = False) -> bool:
-        """Remove a choice and return whether it was waiting. `bound` says that it goes to workers."""
+        """Remove a choice and return whether it was waiting. `bound` means that it goes to workers."""
         sequence_id, model = generation.placement.sequence_id, generation.model
         if self._waiting.pop(sequence_id, None) is None:
             return False
@@ -194,7 +195,7 @@ class WaitingQueue:
             self._batch_tokens[model] += tokens
 
     def _turn(self, sequence_id: int, generation: Generation, flow: Flow) -> int:
-        """Return a choice's turn among tenants. Batch lines have shares of their own, and resumed choices go first."""
+        """Return a choice's turn among tenants. Batch lines have separate shares, and resumed choices go first."""
         if generation.batch or generation.resumed:
             return 0
         self._turns[sequence_id] = found = self._fair[generation.model].came(
@@ -213,7 +214,7 @@ class WaitingQueue:
             pace.left(prefill_ns if waited else 0, now_ns)
 
     def judge(self, workers: Sequence[WorkerView]) -> None:
-        """Compute until when new choices could be in time, at the speed of the fastest worker."""
+        """Compute the time until which new choices could be in time, at the speed of the fastest worker."""
         if not self._unjudged:
             return
         unjudged, self._unjudged = self._unjudged, []
@@ -253,7 +254,7 @@ class WaitingQueue:
             beside = prompt_room.get(model, 0) if self._pooled[model] else 0
             if not free and not beside and not all_waiting:
                 continue
-            # While no prompt can start it does not matter which would be next.
+            # While no prompt can start, the order does not matter.
             pace = self._paces[model].per_ns(now_ns) if workers and prompts_may_start(workers, model) else None
             waiting = line.in_order(now_ns, pace)
             ready = waiting if may_start is None else filter(may_start, waiting)
@@ -265,11 +266,11 @@ class WaitingQueue:
         return found
 
     def by_tenant(self) -> Mapping[str, Mapping[str, int]]:
-        """Return how many wait by model and tenant, without batch lines and without zeros."""
+        """Return the number of waiting choices by model and tenant, without batch lines and without zeros."""
         return self._of_tenant
 
     def demand(self, model: str, now_ns: int) -> QueuedDemand:
-        """Return the model's queue in the form that its workers get."""
+        """Return the model's queue in the form that its workers receive."""
         line = self._lines.get(model)
         if line is None:
             return QueuedDemand()
@@ -340,7 +341,7 @@ class Arrivals:
                 del self._lines[generation.model]
 
     def queues(self, waiting: WaitingQueue, links: Links) -> list[Queue]:
-        """Return what waits by model and phase with the arrivals, including models for which nothing waits."""
+        """Return the queues by model and phase with the arrivals, including models with empty queues."""
         found = {each.model: each for each in (model_queues(waiting, links.views()) if len(waiting) else ())}
         models = [*found, *((self._tokens.keys() | self._lines.keys()) - found.keys())]
         return [self._with_waiting(found.get(model) or Queue(model), waiting) for model in models]

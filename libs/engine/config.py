@@ -11,7 +11,7 @@ DEFAULT_CHUNK_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """A worker's settings for its engine. The defaults suit a laptop; with 0 the engine decides."""
+    """A worker's settings for its engine. The defaults suit a laptop; 0 leaves the choice to the engine."""
 
     model_path: Path | None
     """Folder with config.json, safetensors and tokenizer.json; None selects the sim engine's built-in model."""
@@ -31,7 +31,9 @@ class EngineConfig:
     kv_lease_ms: int = 30_000
     """The time for which the blocks of a prefilled sequence are held for their receiver."""
     kv_shared_dir: Path | None = None
-    """In-memory folder in which the KV pool is a file that other workers of the host can copy from, or None."""
+    """In-memory folder for a file with the KV pool, from which other workers of the host can copy; None for private
+    memory.
+    """
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """LoRA adapters by name: folders in PEFT's layout."""
     max_adapters: int = 8
@@ -82,9 +84,9 @@ RENDEZVOUS_PORT: Final = 29_550
 class Parallel:
     """The degrees of parallelism of one engine, under vLLM's names.
 
-    A worker is one replica: a tensor and pipeline parallel group with a scheduler and KV of its own. vLLM has
-    data-parallel groups for models with experts. Each of their ranks is a process that registers as a worker under
-    the group's name. Their steps are in lockstep, and the planner treats a group as one worker.
+    A worker is one replica: a tensor and pipeline parallel group with its own scheduler and KV. vLLM has
+    data-parallel groups for models with experts. Each of their ranks is a process that registers as a worker under the
+    group's name. Their steps are in lockstep, and the planner treats a group as one worker.
     """
 
     tensor: int = 1
@@ -136,7 +138,7 @@ def rendezvous_port(arguments: Mapping[str, Any]) -> int:
 
 
 def _group(arguments: Mapping[str, Any], node: str) -> str:
-    # A loopback address is another place on each node, so the node is part of the name.
+    # A loopback address is a different place on each node, so the node is part of the name.
     address = str(arguments.get("data_parallel_address", ""))
     meeting = f"{address}:{rendezvous_port(arguments)}"
     return f"{node}/{meeting}" if _is_loopback(address) else meeting

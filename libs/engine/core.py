@@ -1,11 +1,11 @@
-"""The engine core: queue, blocks and batches of one engine. Pure: sync, no clock, no I/O, no randomness of its own.
+"""The engine core: queue, blocks and batches of one engine. Pure: sync, no clock, no I/O, no randomness.
 
 `plan` composes the next step; `begin` and `apply` bracket the model call. Results of steps, and of anything between
 them, are collected by `take_event`.
 
 When KV runs out, older sequences take the blocks of the youngest one, which is computed again later. Progress is
-guaranteed: the oldest running sequence is never preempted, and whatever fits the pool alone can finish. Thrashing
-is bounded, because a sequence is admitted beside others only while each of them can still take a whole block.
+guaranteed: the oldest running sequence is never preempted, and whatever fits the pool alone can finish. Thrashing is
+bounded, because a sequence is admitted only while each running one can still take a whole block.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,11 +44,11 @@ def compose(
     *,
     whole: bool = False,
 ) -> Batch:
-    """Return every decode, then prompt chunks in order up to the budget, without sequences that have no room.
+    """Return every decode, then prompt chunks in order up to the budget, without sequences that lack space.
 
-    A transferred sequence computes at least one token a step, since with budget 0 it would never start. Tokens that
-    preemption lost have a budget of their own, `recompute_tokens`, and take nothing from other prompts. With `whole`,
-    prompts are not cut: one that exceeds what is left of the budget is computed alone in a step of its own.
+    A transferred sequence computes at least one token per step, since with budget 0 it would never start. Tokens lost
+    by preemption have their own budget, `recompute_tokens`, and take nothing from other prompts. With `whole`, prompts
+    are not cut: one that exceeds the rest of the budget is computed alone in its own step.
     """
     chunks = [sequence.chunk(1) for sequence in decodes if sequence.has_room]
     for sequence in prompts:
@@ -63,7 +63,7 @@ def compose(
         tokens = min(sequence.pending, max(budget_tokens, 1 if sequence.request.kv else 0))
         if whole and 0 < tokens < sequence.pending:
             if chunks:
-                break  # it is first in the next step, rather than passed by shorter prompts for ever
+                break  # it is first in the next step, so that shorter prompts do not overtake it forever
             tokens = sequence.pending
         if tokens:
             chunks.append(sequence.chunk(tokens))
@@ -72,7 +72,7 @@ def compose(
 
 
 def blocks_to_spare(admitted: Sequence, holding: Iterable[Sequence], enough: int) -> int:
-    """Return how many blocks must stay free when a sequence is admitted: one for each sequence that may grow.
+    """Return the number of blocks that must stay free when a sequence is admitted: one for each sequence that may grow.
 
     Counting stops at `enough`, which a pool with few free blocks reaches after a few of many sequences.
     """
@@ -82,10 +82,9 @@ def blocks_to_spare(admitted: Sequence, holding: Iterable[Sequence], enough: int
 class Core:
     """The sequences of one engine, from `submit` to their last output.
 
-    Prompts are admitted first come, first served. Transferred sequences go before them, since their first token is
-    out and their blocks wait under a lease. Preempted sequences go before both. Within each kind, sequences that
-    yield are admitted last and preempted first. Blocks are allocated as sequences grow, until
-    preemption takes them.
+    Prompts are admitted first come, first served. Transferred sequences go before them, since their first token has
+    been sent and their blocks wait under a lease. Preempted sequences go before both. Within each kind, sequences that
+    yield are admitted last and preempted first. Blocks are allocated as sequences grow, until preemption takes them.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class Core:
         self.admit(now_ns)
 
     def abort(self, sequence_id: int, now_ns: int) -> None:
-        """End a sequence, or the lease that it left behind. One in the running step ends with that step."""
+        """End a sequence, or the lease that it left behind. A sequence in the running step ends with that step."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
             self.offers.end_sequence(sequence_id)
@@ -151,7 +150,7 @@ class Core:
         self.admit(now_ns)
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...], now_ns: int) -> None:
-        """Continue `sequence_id` from the tokens sampled where its streamed prompt was computed. Other ids are
+        """Continue `sequence_id` from the tokens sampled by the worker that computed its streamed prompt. Other ids are
         ignored.
 
         Raise InvalidRequest for tokens from which the sequence cannot continue.
@@ -179,15 +178,15 @@ class Core:
             self.admit(now_ns)
 
     def set_prefill_budget(self, tokens: int) -> None:
-        """Set how many prompt tokens a step may compute, at most a chunk. At 0, prompts wait."""
+        """Set the number of prompt tokens that a step may compute, at most a chunk. At 0, prompts wait."""
         self._pace.budget_tokens = max(tokens, 0)
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Set the upper bound of prompt tokens per step, whatever the budget."""
+        """Set the upper bound of prompt tokens per step, regardless of the budget."""
         self._pace.chunk_tokens = max(tokens, 1)
 
     def set_step_time(self, model: StepTimeModel) -> None:
-        """Hold prompt chunks and new decodes to running TPOT targets by this model."""
+        """Set the model by which prompt chunks and new decodes are limited to meet running TPOT targets."""
         self._pace.step_time = model
 
     # ------------------------------------------------------------------ steps
@@ -233,7 +232,7 @@ class Core:
             sequence = self._sequences[chunk.sequence_id]
             sequence.in_step = True
             # A prompt that this step finishes has nothing to stream: all its blocks become ready at once. The receiver
-            # of a named handle waits already, and needs no announcement.
+            # of a named handle is already waiting and needs no announcement.
             name = sequence.request.kv_name
             partial = sequence.request.phase is EnginePhase.PREFILL and not chunk.sample
             if (partial or name) and not sequence.streamed and self._capabilities.streams_kv and chunk.pooling is None:
@@ -267,7 +266,7 @@ class Core:
         return self._sequences.report(batch.work, started.start_unix_ns, now_ns)
 
     def begin_encode(self, images: int, now_ns: int) -> StepReport:
-        """Record that a step begins now which encodes images, and return its announcement."""
+        """Record that a step that encodes images begins now, and return its announcement."""
         return replace(self.begin_trial(StepWork(), now_ns), encoded_images=images)
 
     def end_encode(self, faults: Mapping[bytes, str], now_ns: int) -> None:
@@ -284,14 +283,14 @@ class Core:
     def lend_blocks(self, tokens: int, now_ns: int) -> list[int] | None:
         """Allocate blocks for a measured step of `tokens` tokens, which the caller gives back.
 
-        Return None without room, or while decoding sequences cannot wait for the step.
+        Return None without room, or if decoding sequences cannot wait for the step.
         """
         if not self._pace.has_time_for_trial(tokens, list(self._sequences.at(Stage.DECODE)), now_ns):
             return None
         return self._pool.allocate(blocks_for(tokens, self._capabilities.block_size_tokens))
 
     def begin_trial(self, work: StepWork, now_ns: int) -> StepReport:
-        """Record that a measured step begins now, since time in it is no KV wait, and return its announcement."""
+        """Record that a measured step begins now, since its time is not KV wait, and return its announcement."""
         self._kv_wait.stepping(True, now_ns)
         return self._sequences.report(work, now_ns, 0)
 
@@ -301,7 +300,7 @@ class Core:
         self._pool.release(blocks)
         self.admit(now_ns)
 
-    # ------------------------------------------------------------------ KV from elsewhere, and for others
+    # ------------------------------------------------------------------ KV from and for other engines
 
     def take_fetches(self) -> list[Sequence]:
         """Return the sequences that got blocks since the last call and await their KV."""
@@ -391,7 +390,9 @@ class Core:
         return bool(self._sequences or len(self.offers))
 
     def pool_fault(self) -> str:
-        """Return how the pool's reference counts differ from what sequences and handles hold; empty if they agree."""
+        """Describe how the pool's reference counts differ from the blocks of sequences and handles; empty if they
+        agree.
+        """
         return self._pool.fault(chain((b for each in self._sequences for b in each.blocks), self.offers.blocks()))
 
     def drop_all(self, now_ns: int) -> None:
@@ -410,7 +411,7 @@ class Core:
         needed, spare = sequence.blocks_now - len(shared), 0
         # With a free block left for each, it does not matter which of them may grow.
         if running and self._pool.available <= needed + len(shared) + running:
-            # One more than could stay free refuses it, whichever more of them may grow.
+            # One more than could stay free refuses the sequence, no matter which others may grow.
             enough = max(self._pool.available - needed + 1, 0)
             spare = blocks_to_spare(sequence, self._sequences.holding(), enough)
         blocks = self._pool.allocate(needed, shared, spare=spare)
@@ -485,7 +486,7 @@ class Core:
         self._news.outputs.append(sequence.last_output(reason, token, handle, detail, pooled))
 
     def _note_awaiting(self, now_ns: int) -> None:
-        # A sequence whose KV is all here, and that only awaits the token sampled elsewhere, awaits no KV.
+        # A sequence whose KV has arrived and that only awaits the token sampled elsewhere awaits no KV.
         awaiting = [each for each in self._sequences.at(Stage.FETCHING) if not each.kv_arrived]
         for each in awaiting:
             each.note_kv_ready(now_ns)

@@ -1,8 +1,8 @@
 """Grammars that constrain answers, evaluated as masks of the tokens allowed next.
 
-A guide is a grammar in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance), in which `%json`
-embeds a JSON schema. The mask depends only on the guide and the generated tokens, so a sequence that moves or is
-recomputed continues exactly. State kept between steps only saves reading those tokens again.
+A guide is a grammar in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance), in which `%json` embeds a
+JSON schema. The mask depends only on the guide and the generated tokens, so a sequence that moves or is recomputed
+continues exactly. State kept between steps only avoids reading those tokens again.
 """
 
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""KV blocks: the pool with its reference counts, handles under a lease, and the time lost while KV is awaited. Pure.
+"""KV blocks: the pool with its reference counts, handles under a lease, and the time lost waiting for KV. Pure.
 
 Time and randomness are passed in.
 """
@@ -119,7 +119,9 @@ class BlockPool:
         self.changes.store(content)
 
     def fault(self, held: Iterable[int]) -> str:
-        """Return how the reference counts differ from `held`, which names a block once for each holder, if they do."""
+        """Describe how the reference counts differ from `held`, which names a block once for each holder; empty if they
+        agree.
+        """
         counts = Counter(held)
         if self.referenced != len(counts):
             return f"{self.referenced} KV blocks count as held, {len(counts)} are"
@@ -147,11 +149,11 @@ class BlockPool:
         return block
 
 
-# Handles are random: nobody can pull blocks without the handle.
+# Handles are random, so that blocks cannot be pulled without the handle.
 HANDLE_BYTES = 16
 
 RandomBytes = Callable[[int], bytes]
-"""Returns the given number of unpredictable bytes. A simulation seeds them."""
+"""A function that returns the given number of unpredictable bytes. A simulation seeds them."""
 
 
 @dataclass(slots=True)
@@ -162,7 +164,7 @@ class Offer:
     sequence_id: int
     blocks: list[int]
     ready: int
-    """The number of leading blocks that hold all their KV."""
+    """The number of leading blocks that contain all their KV."""
     expires_ns: int | None = None
     """End of the lease in Unix nanoseconds; None while the prompt is being computed."""
     pulls: int = 0
@@ -170,7 +172,7 @@ class Offer:
     token_ids: tuple[int, ...] = ()
     """The tokens sampled after a prompt, for the receiver of a named handle."""
     checksums: list[int | None] = field(init=False)
-    """The checksum of each block, once computed. A ready block behind a handle does not change any more."""
+    """The checksum of each block, once computed. A ready block behind a handle no longer changes."""
 
     def __post_init__(self) -> None:
         self.checksums = [None] * len(self.blocks)
@@ -193,14 +195,15 @@ class ReceivedTotals:
     shared: bool = False
     """True if they were copied from the sender's memory on this host."""
     token_ids: tuple[int, ...] = ()
-    """The tokens sampled at the sender, if they came along."""
+    """The tokens sampled at the sender, if they were sent along."""
 
 
 class HandleTable:
-    """Handles by their opaque bytes, opened when a prompt begins and sealed under a lease when it is computed.
+    """The handles by their opaque bytes. A handle is opened when a prompt begins, and sealed under a lease when the
+    prompt is computed.
 
-    A handle whose receiver left without releasing it has a shorter lease than one that waits for its first
-    receiver. Leases of a kind are equally long, so they expire in the order of their last use.
+    A handle whose receiver left without releasing it has a shorter lease than one that waits for its first receiver.
+    Leases of a kind have equal lengths, so they expire in the order of their last use.
     """
 
     def __init__(self, *, random_bytes: RandomBytes, lease_ns: int, left_lease_ns: int) -> None:
@@ -225,7 +228,7 @@ class HandleTable:
         return opaque in self._open or opaque in self._sealed or opaque in self._left
 
     def open(self, sequence_id: int, blocks: list[int], name: bytes = b"") -> Offer:
-        """Create a handle without a lease, for blocks that are being filled. `name` is not in use, or empty."""
+        """Create a handle without a lease, for blocks that are being filled. `name` is unused or empty."""
         opaque = name or self._random_bytes(HANDLE_BYTES)
         offer = self._open[opaque] = Offer(opaque, sequence_id, blocks, ready=0)
         self._by_id[sequence_id] = opaque
@@ -238,7 +241,7 @@ class HandleTable:
         self._sealed[offer.opaque] = self._open.pop(offer.opaque)
 
     def use(self, opaque: bytes, now_ns: int) -> Offer | None:
-        """Return a live handle and renew its lease, which so ends a fixed time after the last block was read."""
+        """Return a live handle and renew its lease, which thus ends a fixed time after the last block was read."""
         offer = self._open.get(opaque)
         if offer is not None:
             return offer
@@ -276,7 +279,7 @@ class HandleTable:
         return self.drop(opaque) if opaque is not None else None
 
     def forget_sequence(self, sequence_id: int) -> None:
-        """Detach an id that now names another sequence. The old handle lives on."""
+        """Detach an id that now names another sequence. The old handle stays valid."""
         self._by_id.pop(sequence_id, None)
 
     def blocks(self) -> Iterator[int]:
@@ -285,7 +288,7 @@ class HandleTable:
             yield from offer.blocks
 
     def expire(self, now_ns: int) -> list[Offer]:
-        """End the leases that are over, and return their handles."""
+        """End the expired leases, and return their handles."""
         over: list[Offer] = []
         for leased in (self._sealed, self._left):
             while leased:
@@ -333,8 +336,8 @@ class _Spans:
 class KvWait:
     """A clock that cuts time without a step, in which some sequence awaits KV, into KV wait and starvation.
 
-    Such time is KV wait while some of that KV is ready at its source and not here. It is starvation while all of it
-    is still to be computed there. All times are exact nanoseconds.
+    Such time is KV wait while some of that KV is ready at its source but has not arrived. It is starvation while all
+    of it is still to be computed. All times are exact nanoseconds.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Ports for KV blocks: how they are named, read by a receiver, and fetched."""
+"""Ports for KV blocks: their names, their export to a receiver, and their fetching."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class KvHandle:
     blocks: int
     kv_layout: str = ""
     streamed: bool = False
-    """True if the prompt is still being computed. `tokens` and `blocks` are then final counts, and sampled tokens
-    arrive by `Engine.proceed`.
+    """True if the prompt is still being computed. `tokens` and `blocks` are then the final counts, and sampled tokens
+    arrive through `Engine.proceed`.
     """
     named: bool = False
     """True if a gateway chose `opaque` before the prompt began. Such a handle is also `streamed`, the sender may not
-    know it yet, and sampled tokens arrive with the last chunk.
+    know the handle yet, and sampled tokens arrive with the last chunk.
     """
 
 
@@ -46,15 +46,17 @@ class KvChunk:
     pool_blocks: tuple[int, ...] = ()
     """The ids of the blocks in the sender's pool."""
     ready_blocks: int = 0
-    """Leading blocks of the handle that are ready at the sender; 0 if unknown. A chunk may report only this."""
+    """The leading blocks of the handle that are ready at the sender; 0 if unknown. A chunk may contain only this
+    number.
+    """
     shared: bool = False
     """True if the views are of the sender's own memory on this host."""
     token_ids: tuple[int, ...] = ()
-    """With the last chunk of a named handle, the tokens sampled where its prompt was computed."""
+    """The tokens sampled by the worker that computed the prompt; only in the last chunk of a named handle."""
 
 
 class KvExport(Protocol):
-    """One receiver's reading of a handle. It counts as a reader of the handle until `close`."""
+    """The export of a handle's blocks to one receiver, which counts as a reader of the handle until `close`."""
 
     @property
     def done(self) -> bool:
@@ -64,17 +66,19 @@ class KvExport(Protocol):
     def take(self) -> KvChunk | None:
         """Return the next blocks and renew the handle's lease; None while none is ready.
 
-        Raise KvLost if the handle is gone because its lease has ended or its prompt was given up.
+        Raise KvLost if the handle is gone because its lease has ended or its prompt was abandoned.
         """
         ...
 
     @property
     def ready_blocks(self) -> int:
-        """The number of leading blocks that are ready; 0 if `take` has returned all of them. Raises as `take` does."""
+        """The number of leading blocks that are ready; 0 if `take` has returned all of them. Raises the same errors as
+        `take`.
+        """
         ...
 
     def close(self) -> None:
-        """Record that the receiver has left, whether it has the blocks or not. Idempotent."""
+        """Record that the receiver has left, with or without the blocks. Idempotent."""
         ...
 
 
@@ -85,7 +89,7 @@ class KvFetcher(Protocol):
         """Iterate over chunks in order from a block on. The caller checks the checksums; reaching the end
         acknowledges.
 
-        If the iteration is left early, the sender keeps the blocks briefly for another receiver. Raise KvLost if
-        the source is gone, KvMismatch if layouts differ.
+        If the iteration ends early, the sender keeps the blocks briefly for another receiver. Raise KvLost if the
+        source is gone, KvMismatch if layouts differ.
         """
         ...

@@ -1,8 +1,8 @@
 """A KV pool's memory as a file that other workers of the host can map: layout, ownership, sweeping.
 
-A file belongs to the process that holds its lock (flock), which the kernel drops however the process ends. The next
-sweep of any worker on the host removes files without an owner. Unlinking the file at once would save the sweep. It
-could then be reached only through /proc of its owner, which containers that share the folder do not share.
+A file belongs to the process that holds its lock (flock), which the kernel releases however the process ends. The next
+sweep of any worker on the host removes files without an owner. Unlinking the file at once would save the sweep. But the
+file could then be reached only through its owner's /proc, which containers that share the folder do not share.
 """
 
 import fcntl
@@ -21,13 +21,13 @@ from libs.contracts.errors import KvLost
 from libs.policy.newest import put_newest
 
 PREFIX = "fulcrum-kv-"
-# The header fills a page, so that the blocks begin on one.
+# The header fills a page, so that the blocks begin on a page boundary.
 HEADER_BYTES = mmap.PAGESIZE
 _HEADER = struct.Struct("<8s16s36sQQ")
 _MAGIC = b"FULKV\0\0\1"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux only
-# A sweep may remove a new file in the moment before it is locked. Another one is created then.
+# A sweep may remove a new file just before it is locked. Another one is created then.
 MAX_TRIES = 3
 
 
@@ -46,7 +46,7 @@ class PoolHeader:
 
     @property
     def size(self) -> int:
-        """Return the size of the whole file in bytes, header included."""
+        """Return the size of the whole file in bytes, including the header."""
         return HEADER_BYTES + self.blocks * self.block_bytes
 
 
@@ -58,7 +58,7 @@ def file_name(worker_id: str, incarnation: int) -> str:
 def read_header(memory: mmap.mmap) -> PoolHeader:
     """Read the header of a mapped pool file.
 
-    Raise PoolFileError if it is no pool file, or comes from another host or an earlier boot of this one.
+    Raise PoolFileError if it is not a pool file, or is from another host or an earlier boot of this one.
     """
     if len(memory) < HEADER_BYTES:
         raise PoolFileError("too short for a KV pool")
@@ -87,7 +87,7 @@ class PoolFile:
             raise PoolFileError(f"{error.strerror}: {error.filename}") from None
         try:
             os.posix_fallocate(self._fd, 0, self.header.size)
-            # Without MAP_POPULATE the first writes of a hand-off would be page faults.
+            # Without MAP_POPULATE, the first writes of a hand-off would be page faults.
             self.memory = mmap.mmap(self._fd, self.header.size, flags=mmap.MAP_SHARED | _POPULATE)
         except OSError as error:
             self._path.unlink(missing_ok=True)
@@ -96,7 +96,7 @@ class PoolFile:
         _HEADER.pack_into(self.memory, 0, _MAGIC, self.header.nonce, boot_id, blocks, block_bytes)
 
     def close(self) -> None:
-        """Give up the file. Its memory is freed once nobody has it mapped any more. Idempotent."""
+        """Release the file. Its memory is freed once it is no longer mapped anywhere. Idempotent."""
         if self._fd >= 0:
             self._path.unlink(missing_ok=True)
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map holds a duplicate of the descriptor, and so the lock
@@ -123,7 +123,7 @@ def sweep(folder: Path) -> list[str]:
         except OSError:
             continue
         try:
-            # Unlinked under the lock: a creator that gets the lock next sees that the file has no name any more.
+            # Unlinked under the lock, so that a creator that gets the lock next sees that the file has lost its name.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
             removed.append(path.name)
@@ -151,7 +151,7 @@ def _read_boot_id() -> bytes:
     return _BOOT_ID.read_bytes().strip()[:36]
 
 
-# Pools kept mapped; the least recently used is dropped first.
+# The number of pools kept mapped; the least recently used is dropped first.
 MAX_MAPS = 64
 
 
@@ -159,7 +159,7 @@ class PoolMap:
     """The pool of another process, readable while this object or a view of a block lives, even after its owner has
     ended.
 
-    There is no `close`, since a transfer may still read when the cache of maps has dropped the pool.
+    There is no `close`, since a transfer may still read after the cache of maps has dropped the pool.
     """
 
     def __init__(self, path: Path) -> None:
@@ -201,7 +201,7 @@ class PoolMaps:
         self._folder = folder
         self._maps: OrderedDict[str, PoolMap | None] = OrderedDict()
         """The maps by file name; None for pools that are not on this host. An engine's file exists before its first
-        handle, so a missing file is looked for only once between sweeps.
+        handle, so a missing file is searched for only once between sweeps.
         """
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Transfer of KV blocks in and out of a pool, in chunks of bounded size, copied and summed on threads.
+"""The transfer of KV blocks into and out of a pool, in chunks of bounded size, copied and summed on threads.
 
 Threads leave the event loop free and use more than one core.
 """
@@ -19,18 +19,18 @@ from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 
 # Threads per engine. Two cores copy nearly twice as fast as one.
 COPY_THREADS = 2
-# Bytes that a thread copies or sums at a time. `stop` waits for at most one slice, about 2 ms. With smaller slices
-# a fifth of their time would go into the hand-over to threads.
+# Bytes that a thread copies or sums at a time. `stop` waits for at most one slice, about 2 ms. With smaller slices, a
+# fifth of the time would go into handing work to threads.
 SLICE_BYTES = 8 * 1024 * 1024
 # Up to this size a chunk is copied on the caller's thread, since another thread would not wake sooner.
 INLINE_BYTES = 256 * 1024
 
 
 def block_checksum(data: memoryview) -> int:
-    """Return the 64-bit XXH3 of a block. A core computes it faster than it copies, and other threads run meanwhile.
+    """Return the 64-bit XXH3 of a block. It is computed faster than a copy, and other threads can run.
 
-    It detects damage, and blocks overwritten while they were copied. It is no defence against a malicious peer,
-    since workers trust one another.
+    It detects damage, and blocks overwritten during their copy. It is no defence against malicious peers, since workers
+    trust one another.
     """
     checksum = xxhash.xxh3_64()
     checksum.update(data)  # the one-shot function keeps the interpreter's lock
@@ -52,7 +52,7 @@ class BlockCopies:
         return BlockWriter(self._runner, self._threads, self.slice_blocks)
 
     async def checksums(self, blocks: list[int]) -> list[int]:
-        """Return the checksums of blocks of a pool in host memory. Nobody may write to them meanwhile."""
+        """Return the checksums of blocks of a pool in host memory. They must not be written during the call."""
         data = self._runner.read_blocks(np.array(blocks, dtype=np.int32))
         return await asyncio.get_running_loop().run_in_executor(self._threads, _checksums, data)
 
@@ -71,7 +71,9 @@ class BlockWriter:
         self._under_way: list[Future[None]] = []
 
     async def write(self, blocks: list[int], chunk: KvChunk) -> None:
-        """Write a chunk into `blocks`. Raise as `write_blocks` of the runner does; then nothing more is written."""
+        """Write a chunk into `blocks`. After an error, which is as in `Runner.write_blocks`, nothing more is
+        written.
+        """
         if sum(view.nbytes for view in chunk.data) <= INLINE_BYTES:
             self._runner.write_blocks(np.array(blocks, dtype=np.int32), chunk.data, chunk.checksums)
             return
@@ -90,9 +92,9 @@ class BlockWriter:
             self.stop()
 
     def stop(self) -> None:
-        """Block until nothing is being written any more, so that the blocks can be freed. Idempotent.
+        """Block until all writes have ended, so that the blocks can be freed. Idempotent.
 
-        This takes as long as one slice at most.
+        This takes at most as long as one slice.
         """
         wait([write for write in self._under_way if not write.cancel()])
         self._under_way = []
@@ -102,10 +104,11 @@ def _checksums(data: tuple[memoryview, ...]) -> list[int]:
     return [block_checksum(view) for view in data]
 
 
-# Upper bound of a chunk that is sent, so that transfers take turns. A single larger block still goes as one chunk.
+# The upper bound of a chunk that is sent, so that transfers take turns. A single larger block is still sent as one
+# chunk.
 MAX_CHUNK_BYTES = 1024 * 1024
-# Upper bound of a chunk that is read in place and whose checksums are unknown. Computing them holds the sender's
-# event loop for a millisecond. With known checksums a chunk has no bound.
+# The upper bound of a chunk that is read in place and whose checksums are unknown. Computing them holds the sender's
+# event loop for a millisecond. With known checksums, chunks are unbounded.
 MAX_IN_PLACE_BYTES = 8 * 1024 * 1024
 # The first chunk is small, so that the receiver can begin early. Each later one is twice as large, up to the bound.
 FIRST_IN_PLACE_BYTES = 2 * 1024 * 1024
@@ -125,8 +128,8 @@ class BlockExport:
         waits: Callable[[], None],
         left: Callable[[], None],
     ) -> None:
-        """Read from `from_block` on. `offer` is called for each chunk, and raises KvLost if the handle is gone. It
-        returns None while the handle's prompt has not begun.
+        """Create the export, which begins at `from_block`. `offer` is called for each chunk, and raises KvLost if the
+        handle is gone. It returns None while the handle's prompt has not begun.
 
         `waits` is called whenever no block is ready, and `left` once at the end.
         """
@@ -176,7 +179,7 @@ class BlockExport:
 
     @property
     def ready_blocks(self) -> int:
-        """The number of leading blocks that are ready; 0 if all of them were taken. Raises KvLost as `take` does."""
+        """The number of leading blocks that are ready; 0 if all of them were taken. Raises KvLost like `take`."""
         offer = self._offer()
         return offer.ready if offer is not None and offer.ready > self._next else 0
 
@@ -198,11 +201,11 @@ async def receive_blocks(
     found: int,
     on_ready: Callable[[bool], None] = lambda _: None,
 ) -> ReceivedTotals:
-    """Write a handle's blocks into the pool as they arrive. The first `found` blocks are there already and are
+    """Write a handle's blocks into the pool as they arrive. The first `found` blocks are already present and are
     skipped.
 
-    `on_ready` is called with whether the sender has ready blocks that have not arrived here. Raise KvLost if blocks
-    are missing or damaged, KvMismatch if they have another layout.
+    `on_ready` receives whether the sender has ready blocks that have not arrived. Raise KvLost if blocks are missing or
+    damaged, KvMismatch if they have another layout.
     """
     received, at = ReceivedTotals(), found
     chunks = fetcher.fetch(handle, capabilities.kv_layout, found)
@@ -225,7 +228,7 @@ async def receive_blocks(
             on_ready(not chunk.ready_blocks or chunk.ready_blocks > at)
     finally:
         if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()  # a generator left early would keep its connection until it is collected
+            await chunks.aclose()  # a generator that is left early would keep its connection until it is collected
     if at != handle.blocks or at * capabilities.block_size_tokens < handle.tokens:
         raise KvLost(f"{at} KV blocks came for {handle.tokens} tokens in {handle.blocks} blocks")
     return received

@@ -1,6 +1,6 @@
 """The engine port over the pure core and a runner: one loop of steps, one task per KV fetch, one queue of events.
 
-Engines are made by name. Heavy packages are imported only at start, so a sim worker needs no torch.
+Engines are created by name. Heavy packages are imported only at start, so a sim worker needs no torch.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
 T = TypeVar("T")
-# A step that runs longer is announced, so that telemetry can show it before it ends.
+# The duration from which a step is announced, so that telemetry can show it before it ends.
 ANNOUNCE_AFTER_S = 0.1
 # Steps between two checks of the pool's reference counts. They are also checked whenever nothing holds blocks.
 POOL_CHECK_STEPS = 1000
-# A receiver may be here this long before the prompt of its named handle, which comes on another stream.
+# The time for which a receiver may wait for the prompt of its named handle, which arrives on another stream.
 MAX_UNKNOWN_MS = 5_000
-# KV fetches at a time; others wait in order. Most of them wait for a prompt, not for bytes.
+# The number of KV fetches at a time; others wait in order. Most of them wait for a prompt, not for bytes.
 MAX_FETCHES = 64
 
 
 class PoolFault(RuntimeError):
-    """The block pool's reference counts differ from the blocks held. After such a defect no answer can be trusted."""
+    """The block pool's reference counts differ from the blocks held. After such a defect, answers cannot be trusted."""
 
 
 class LocalEngine:
@@ -51,7 +51,7 @@ class LocalEngine:
     def __init__(
         self, runner: Runner, config: EngineConfig, clock: Clock, *, random_bytes: RandomBytes = token_bytes
     ) -> None:
-        # `random_bytes` makes KV handles. Only a simulation, which must replay, replaces the system's.
+        # `random_bytes` makes KV handles. Only a simulation, which must be repeatable, replaces the system's.
         self._runner = runner
         self._config = config
         self._clock = clock
@@ -65,9 +65,9 @@ class LocalEngine:
         self._filled = asyncio.Event()
         """Set when blocks may have become ready whose checksums can be computed."""
         self._kv_waiting: set[Callable[[], None]] = set()
-        """Callbacks for when blocks have become ready for others, or never will."""
+        """Callbacks for when blocks have become ready for other workers, or never will."""
         self._unannounced_ns = 0
-        """Start of the running step while it is not announced, else 0."""
+        """The start of the running step while it is not announced; otherwise 0."""
         self._trial: tuple[int, asyncio.Future[int | None]] | None = None
         """A pending measurement: its tokens and the future of its result."""
         self._encoded: set[bytes] = set()
@@ -130,7 +130,7 @@ class LocalEngine:
         copies = BlockCopies(self._runner, capabilities.kv_block_bytes)
         self._started = (core, capabilities, fetcher, copies)
         self._tasks.spawn("engine loop", self._run())
-        if capabilities.kv_nonce:  # blocks of another device would have to be copied here first
+        if capabilities.kv_nonce:  # blocks on another device would have to be copied to the host first
             self._tasks.spawn("KV checksums", self._sum(core, copies))
 
     def submit(self, request: EngineRequest) -> None:
@@ -148,7 +148,7 @@ class LocalEngine:
         self._settle()
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
-        """Continue a streamed sequence from the tokens sampled where its prompt was computed. Raise InvalidRequest."""
+        """Continue a streamed sequence from the tokens that its prompt's worker sampled. Raise InvalidRequest."""
         self._core.proceed(sequence_id, token_ids, self._clock.now_ns())
         self._settle()
 
@@ -163,12 +163,12 @@ class LocalEngine:
         self._wake.set()
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Set the upper bound of prompt tokens per step, whatever the budget. At first the configured one holds."""
+        """Set the upper bound of prompt tokens per step, regardless of the budget. It is configured at first."""
         self._core.set_prefill_chunk(tokens)
         self._wake.set()
 
     def set_step_time(self, model: StepTimeModel) -> None:
-        """Hold prompt chunks and new decodes to running TPOT targets by this model."""
+        """Set the model by which prompt chunks and new decodes are limited to meet running TPOT targets."""
         self._core.set_step_time(model)
 
     async def measure_prefill(self, tokens: int) -> int | None:
@@ -244,12 +244,12 @@ class LocalEngine:
         self._settle()
 
     def abandon(self, opaque: bytes) -> None:
-        """Shorten the lease of blocks that may have no receiver any more."""
+        """Shorten the lease of blocks that may no longer have a receiver."""
         self._core.offers.leave_unread(opaque, self._clock.now_ns())
         self._settle()
 
     def load(self) -> EngineLoad:
-        """Return current depths, and the time up to which events that were read account for this engine."""
+        """Return current depths, and the time up to which the events read so far account for this engine."""
         starts = (self._unannounced_ns, self._events.oldest_start_ns())
         reported_to_ns = min((ns for ns in starts if ns), default=0)
         load = self._core.load(reported_to_ns=reported_to_ns, pool_faults=self._pool_faults)
@@ -297,7 +297,7 @@ class LocalEngine:
             batch = self._core.plan(self._clock.now_ns())
             if self.capabilities.images:
                 if batch is not None and await self._encode_for(batch):
-                    continue  # whatever happened meanwhile, the next step is planned anew
+                    continue  # plan the next step anew, whatever has happened in the meantime
                 self._encoded.clear()
             if batch is None:
                 self._settle(wake=False)
@@ -340,9 +340,10 @@ class LocalEngine:
         self._publish(report)
 
     async def _encode_for(self, batch: Batch) -> bool:
-        """Encode the batch's images whose embeddings are not kept, as a step of its own. Return False without any.
+        """Encode the batch's images whose embeddings are not kept, as a separate step. Return False if there are none.
 
-        Embeddings that the cache dropped since the last step are left to the step itself, so that there is progress.
+        Embeddings that the cache has dropped since the last step are left to the step itself, which guarantees
+        progress.
         """
         unencoded = self._runner.unencoded(batch.images)
         missing = [each for each in unencoded if each.span.digest not in self._encoded]
@@ -451,7 +452,7 @@ class LocalEngine:
         self._settle()
 
 
-# Runners under the engine core; vllm has a core of its own.
+# Runners under the engine core; vllm has its own core.
 RUNNERS: Final[Mapping[str, Callable[[EngineConfig], Runner]]] = MappingProxyType(
     {"torch": TorchRunner, "sim": SimRunner}
 )
@@ -481,10 +482,10 @@ def make_engine(
     random_bytes: RandomBytes = token_bytes,
     sim_gpu: SimGpu | None = None,
 ) -> Engine:
-    """Return an engine that is not started yet. Raise StartupError for an unknown name.
+    """Return an engine that has not been started. Raise StartupError for an unknown name.
 
-    Missing packages are reported by `start`. `random_bytes` makes the KV handles of all engines but vllm, which
-    makes its own. Sim engines that are given the same `sim_gpu` share it.
+    Missing packages are reported by `start`. `random_bytes` makes the KV handles of all engines but vllm, which makes
+    its own. Sim engines with the same `sim_gpu` share it.
     """
     if name == "vllm":
         return VllmEngine(config, clock, VllmCore())

@@ -8,13 +8,13 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence
 
-# Blocks wait this long for another receiver after theirs has left, or for any receiver after their gateway has left.
-# A gateway notices the loss much sooner, and its decode worker arrives much sooner.
+# The time for which blocks wait for another receiver after theirs has left, or for any receiver after their gateway has
+# left. A gateway notices the loss much sooner, and its decode worker arrives much sooner.
 RETRY_MS = 5_000
 
 
 class Offers:
-    """Handles that hold block references of their own, so that a sequence and its offer end independently."""
+    """Handles with their own references to blocks, so that a sequence and its offer end independently."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Offers:
         self._to_sum: dict[bytes, Offer] = {}
         """Handles that may have ready blocks without a checksum."""
         self._expected: set[bytes] = set()
-        """Names of prompts that have not begun; no more than sequences."""
+        """Names of prompts that have not begun; at most as many as sequences."""
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -46,7 +46,7 @@ class Offers:
         return self._handles.next_expiry_ns
 
     def expect(self, name: bytes) -> None:
-        """Promise an offer under a name, for a prompt that was submitted. Raise InvalidRequest for one in use."""
+        """Reserve a name for the offer of a submitted prompt. Raise InvalidRequest if the name is in use."""
         if len(name) != HANDLE_BYTES or name in self._expected or name in self._handles:
             raise InvalidRequest(f"kv_name must be {HANDLE_BYTES} bytes that name no other prompt's blocks here")
         self._expected.add(name)
@@ -99,7 +99,7 @@ class Offers:
         return offer
 
     def leave(self, offer: Offer, now_ns: int) -> None:
-        """Record that a receiver is gone, whether it has the blocks or not."""
+        """Record that a receiver has left, with or without the blocks."""
         self._handles.leave(offer, now_ns)
 
     def to_sum(self, most: int) -> tuple[Offer, int, int] | None:
@@ -117,7 +117,7 @@ class Offers:
         self._free(self._handles.drop(opaque))
 
     def leave_unread(self, opaque: bytes, now_ns: int) -> None:
-        """Shorten the lease of a handle whose gateway is gone. A receiver that has the handle may still come."""
+        """Shorten the lease of a handle whose gateway is gone. A receiver that knows the handle may still arrive."""
         self._handles.leave_unread(opaque, now_ns)
 
     def end_sequence(self, sequence_id: int) -> None:
@@ -125,7 +125,7 @@ class Offers:
         self._free(self._handles.drop_sequence(sequence_id))
 
     def forget_sequence(self, sequence_id: int) -> None:
-        """Detach an id that now names another sequence. The old handle lives on."""
+        """Detach an id that now names another sequence. The old handle stays valid."""
         self._handles.forget_sequence(sequence_id)
 
     def expire(self, now_ns: int) -> None:

@@ -61,12 +61,14 @@ class Capabilities:
     max_sequences: int
     kv_layout: str
     vocab_size: int = 0
-    """Exclusive upper bound of token ids; 0 if unknown. `submit` refuses others: one would fail a whole step."""
+    """Exclusive upper bound of token ids; 0 if unknown. `submit` refuses others: a single one would fail a whole
+    step.
+    """
     hands_over_running_kv: bool = False
     """True if `Engine.hand_over` is supported for decoding sequences."""
     streams_kv: bool = False
     named_kv: bool = False
-    """True if the engine takes `EngineRequest.kv_name`, and handles that are `named`."""
+    """True if the engine supports `EngineRequest.kv_name`, and handles that are `named`."""
     scores_prompts: bool = False
     """True if the engine computes `SamplingParams.prompt_logprobs`; if not, `submit` refuses them."""
     pools: frozenset[Pooling] = frozenset()
@@ -76,16 +78,16 @@ class Capabilities:
     whole_prompts: bool = False
     """True if a prompt is computed in one step, since its tokens attend to those that follow."""
     seeds_by_position: bool = True
-    """True if a seeded sequence that moves draws the tokens that it would have drawn here. If not, seeds repeat only
-    sequences that run in one place.
+    """True if a seeded sequence that moves draws the same tokens as it would have drawn here. Otherwise, seeds repeat
+    only sequences that run in one place.
     """
     kv_once: bool = False
-    """True if the blocks of a handle can be read only once. A later reader then gets no error but whatever has
-    replaced them. Without this, blocks can be fetched again, or the fetch fails with KvLost.
+    """True if the blocks of a handle can be read only once. A later reader then gets no error, but arbitrary other
+    content. If False, blocks can be fetched again, or the fetch fails with KvLost.
     """
     first_token_from: Literal["prefill", "decode"] = "prefill"
-    """The side that samples the first token. With "decode", a computed prompt brings no token, and the decode side
-    computes the prompt's last token again.
+    """The side that samples the first token. With "decode", a computed prompt yields no token, and the decode side
+    recomputes the prompt's last token.
     """
     kv_nonce: bytes = b""
     """The nonce in the pool's file, by which processes of the host recognise it; empty if they cannot map it."""
@@ -106,7 +108,8 @@ class Capabilities:
     images: bool = False
     """True if prompts may contain images; if not, `submit` refuses them."""
     variant: str = ""
-    """Everything that affects step times other than model and device, in a few words: types, width, threads, versions.
+    """A short text with everything other than model and device that affects step times: types, width, threads,
+    versions.
     """
 
     def kv_bytes(self, tokens: int) -> int:
@@ -124,8 +127,8 @@ class Capabilities:
 class SamplingParams:
     """Parameters for drawing tokens.
 
-    Where `Capabilities.seeds_by_position` is set, noise depends on `seed` and the token's position alone. A
-    sequence can then move without changing what it draws.
+    If `Capabilities.seeds_by_position` is set, noise depends only on `seed` and the token's position. A sequence can
+    then move without changing the tokens that it draws.
     """
 
     temperature: float = 1.0
@@ -155,7 +158,7 @@ class SamplingParams:
     def follows_from_tokens(self) -> bool:
         """True if a sequence continues identically if its tokens are resubmitted as a prompt.
 
-        This holds without noise and without penalties that count generated tokens alone.
+        This holds without noise and without penalties that only count generated tokens.
         """
         return not (self.temperature or self.presence_penalty or self.frequency_penalty)
 
@@ -195,21 +198,23 @@ class EngineRequest:
     adapter_source: str = ""
     """Folder of the adapter, if the engine was not started with it."""
     yields: bool = False
-    """True if it is background work, such as a batch line. Its prompt is computed while no other prompt waits."""
+    """True if it is background work, such as a batch line. Its prompt is computed only while no other prompt waits."""
     pooling: Pooling | None = None
-    """The way to make one vector of the prompt, with which the sequence ends, without a token or a handle. None
+    """The method that turns the prompt into one vector. The sequence then ends without a token or a handle. None
     generates tokens. `chain_root` must be empty unless it is `Pooling.LAST`.
     """
     second_from: int = 0
-    """Place of a pair's second text in the prompt, for models that tell the two apart; 0 for none."""
+    """The position of a pair's second text in the prompt, for models that distinguish the two; 0 for none."""
     images: tuple[PromptImage, ...] = ()
     """The prompt's images, in order."""
     kind: str = ""
-    """Tenant and class whose past answers predict this sequence's length. Empty to use those of all sequences."""
+    """Tenant and class whose past answers predict this sequence's length. If empty, the answers of all sequences are
+    used.
+    """
 
 
 Progress = Callable[[str, float], None]
-"""Callback for a stage ("loading weights") and the fraction of it that is done, 0..1."""
+"""A callback for a stage ("loading weights") and the fraction of it that is done, 0..1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +228,7 @@ class EngineIdentity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Memory of a device, with all processes counted. Of several devices, the one with the least free memory."""
+    """Memory of a device, counting all processes. For several devices, the one with the least free memory."""
 
     total_bytes: int
     free_bytes: int
@@ -238,7 +243,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """One of "torch", "sim" and "vllm", as settings name it."""
+        """One of "torch", "sim" and "vllm", as named in settings."""
         ...
 
     @property
@@ -252,7 +257,7 @@ class Engine(Protocol):
         ...
 
     async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Load the model. Raise StartupError with one line that says what to do."""
+        """Load the model. Raise StartupError, whose single line says what to do."""
         ...
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
@@ -298,19 +303,22 @@ class Engine(Protocol):
         ...
 
     def set_prefill_budget(self, tokens: int) -> None:
-        """Set how many prompt tokens a step may compute beside decodes, from the next step on."""
+        """Set the number of prompt tokens that a step may compute beside decodes, from the next step on."""
         ...
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Set the upper bound of prompt tokens per step, whatever the budget, from the next step on."""
+        """Set the upper bound of prompt tokens per step, regardless of the budget, from the next step on."""
         ...
 
     def set_step_time(self, model: StepTimeModel) -> None:
-        """Set the model of step durations, by which prompt chunks and new decodes are held to running TPOT targets."""
+        """Set the model of step durations, by which prompt chunks and new decodes are limited to meet running TPOT
+        targets.
+        """
         ...
 
     async def measure_prefill(self, tokens: int) -> int | None:
-        """Return the nanoseconds of one step that computes prompts of `tokens` tokens in all, run between other steps.
+        """Return the nanoseconds of one step that computes prompts of `tokens` tokens in total, run between other
+        steps.
 
         Return None if there is no room, or if decoding sequences would then miss their TPOT targets. Raise
         QueueFull while another measurement waits.
@@ -335,7 +343,7 @@ class Engine(Protocol):
 
         After a `take` that returned nothing, `news` is called once another may return more. With `in_place` the
         receiver reads the pool's file, so chunks may be larger than a message. Raise KvLost for an unknown handle,
-        KvMismatch for another layout. A `named` handle may be unknown at first: its prompt is on the way.
+        KvMismatch for another layout. A `named` handle may be unknown at first, while its prompt is still on its way.
         """
         ...
 
@@ -346,7 +354,7 @@ class Engine(Protocol):
     def abandon(self, opaque: bytes) -> None:
         """Shorten the lease of a handle whose gateway is gone.
 
-        The blocks are freed well before the lease would end, unless a receiver reads them or comes soon. Unknown
+        The blocks are freed well before the lease would end, unless a receiver reads them or arrives soon. Unknown
         handles are ignored.
         """
         ...

@@ -41,7 +41,7 @@ class Logprob:
 
 @dataclass(slots=True)
 class SequenceOutput:
-    # Treat as immutable: a frozen dataclass would make creating one for every token five times as expensive.
+    # Treat as immutable: a frozen dataclass would make the creation of one per token five times as expensive.
 
     sequence_id: int
     token_ids: tuple[int, ...] = ()
@@ -83,9 +83,9 @@ class StepReport:
     waiting: int
     waiting_prefill_tokens: int
     encoded_images: int = 0
-    """Images that the step encoded. Such a step computes nothing else."""
+    """The images that the step encoded. Such a step computes nothing else."""
     prefill_squared_tokens: int = 0
-    """The sum over chunks of what each added to the square of its prompt's length (libs/perfmodel)."""
+    """The sum, over chunks, of the increase that each caused in the square of its prompt's length (libs/perfmodel)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +100,17 @@ class KvTransferReport:
     end_unix_ns: int
     prompt_tokens: int
     prompt_tokens_computed: int
-    """Prompt tokens that this engine computes because their KV did not come: 0 or 1."""
+    """Prompt tokens that this engine computes because their KV did not arrive: 0 or 1."""
     shared: bool = False
     """True if the blocks were copied from the sender's memory on the same host rather than sent."""
     ready_ns: int = 0
-    """Part of the time from start to end in which ready KV was under way; 0 if unknown. In the rest the sender was
-    still computing the prompt.
+    """The part of the time from start to end in which ready KV was in transit; 0 if unknown. In the rest, the sender
+    was still computing the prompt.
     """
 
     def link_ns(self, chunk_tokens: int) -> int:
-        """Return the time that the link took; 0 if the transfer says nothing of it."""
-        # KV of a single step arrives at once, before the receiver is notified that it is ready.
+        """Return the time that the link took; 0 if the transfer does not show it."""
+        # The KV of a single step arrives at once, before the receiver is notified.
         if self.ready_ns and self.prompt_tokens > chunk_tokens:
             return self.ready_ns
         whole_ns = self.end_unix_ns - self.start_unix_ns
@@ -127,7 +127,7 @@ class BlockEvents:
 
 @dataclass(frozen=True, slots=True)
 class EngineEvent:
-    """Everything since the last event: one event a step, and one for whatever happened between steps."""
+    """Everything since the last event: one event per step, and one for everything between two steps."""
 
     outputs: tuple[SequenceOutput, ...] = ()
     step: StepReport | None = None
@@ -139,7 +139,7 @@ class EngineEvent:
     """Ended (start, end) in Unix ns in which the sources had computed none of the awaited KV. Not in `kv_waits`."""
     dummy_steps: tuple[tuple[int, int], ...] = ()
     """Ended steps (start, end) in Unix ns that computed no sequence of this engine, since another data-parallel rank
-    had work. They are in no `step`, and may be reported some tenths of a second late.
+    had work. They are not in any `step`, and may be reported some tenths of a second late.
     """
 
 
@@ -170,13 +170,13 @@ class EngineLoad:
     starved_since_unix_ns: int = 0
     """Start of the starvation in progress (see `EngineEvent.starved`); 0 if there is none."""
     awaiting_ready_kv: int = 0
-    """Sequences of `awaiting_kv` with at least one block that is ready at the source and not here."""
+    """Sequences in `awaiting_kv` with at least one block that is ready at the source but has not arrived."""
     ready_kv_since_unix_ns: int = 0
-    """The time since which the longest waiting of those has waited; 0 if there are none."""
+    """The time since which the one that has waited longest has waited; 0 if there are none."""
     images_used: int = 0
     """Images since the start whose embeddings went into a prompt."""
     images_encoded: int = 0
-    """Images encoded since the start. The others were found among the kept embeddings."""
+    """Images encoded since the start. The embeddings of the others were cached."""
     image_encode_ns: int = 0
     """The time since the start in steps that encoded images."""
     image_cache_bytes: int = 0
@@ -203,7 +203,7 @@ class EngineIntegrity:
     """
 
 
-# A consumer this far behind stops the engine, since a dropped step would appear as idle time.
+# The number of unread steps that stops the engine, since a dropped step would appear as idle time.
 MAX_UNREAD_STEPS = 256
 _NO_BLOCKS: Final = BlockEvents()
 
@@ -233,7 +233,7 @@ class EngineNews:
 
 
 class EventQueue:
-    """A queue in which each step stays an event of its own, up to `MAX_UNREAD_STEPS`.
+    """A queue in which each step stays a separate event, up to `MAX_UNREAD_STEPS`.
 
     Events from between steps are merged into the last unread event.
     """
@@ -261,7 +261,7 @@ class EventQueue:
         self._changed.set()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Close the queue. The consumer reads what is left, then gets `error` if there is one."""
+        """Close the queue. The consumer reads the remaining events, then gets `error` if there is one."""
         if not self._ended:
             self._ended, self._error = True, error
             self._changed.set()

@@ -17,7 +17,7 @@ HOLDING: Final = (Stage.FETCHING, Stage.PREFILL, Stage.DECODE)
 
 
 def unless_others_wait(prompts: Iterable[Sequence]) -> list[Sequence]:
-    """Return the prompts without those that yield, if any other can be computed.
+    """Return the prompts without those that yield, if any other prompt can be computed.
 
     In a shared step, prompts that yield would lengthen the wait of the others.
     """
@@ -35,7 +35,7 @@ class Roster:
         self._at: Mapping[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
         self._views = {stage: there.values() for stage, there in self._at.items()}
         self._waiting = 0
-        # Kept as they change: a worker reports its depths after every step, however many prompts wait.
+        # Updated with each change, because a worker reports its depths after every step, however many prompts wait.
         self._queued_prompt_tokens = 0
         self._queued_prompt_squares = 0
 
@@ -144,7 +144,7 @@ class Roster:
         return list(found.values())
 
     def _begun_prompts(self) -> Iterator[Sequence]:
-        """Iterate over waiting prompts of which a part may be computed, which only a pass over them can count."""
+        """Iterate over waiting prompts of which a part may be computed; only a pass over them can count that part."""
         return chain(self.at(Stage.PREFILL), self.at(Stage.QUEUED_PREEMPTED))
 
     def report(self, work: StepWork, start_ns: int, end_ns: int) -> StepReport:
@@ -166,9 +166,8 @@ class Roster:
 def grow(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
     """Allocate blocks for the tokens of running sequences, oldest first, and return the sequences preempted for it.
 
-    The oldest waits without room if only leases and transfers hold the blocks that it needs. A prompt that is
-    pulled while it is computed keeps its blocks. Taking them would free nothing while its receiver holds the
-    handle.
+    The oldest waits without room if only leases and transfers hold the blocks that it needs. A prompt that is pulled
+    while it is computed keeps its blocks. Taking them would free no memory while its receiver holds the handle.
     """
     victims, preempted = [sequence for sequence in running[1:] if sequence.streamed is None], []
     for sequence in running:

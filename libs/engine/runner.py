@@ -1,7 +1,7 @@
 """The runner port: the forward pass under the engine core.
 
-`torch` computes it; `sim` replaces it by a step-time model. Queue, blocks and batches (libs/engine/core.py and its
-neighbours) are the same code for both.
+`torch` computes it; `sim` replaces it by a step-time model. Queue, blocks and batches (libs/engine/core.py and related
+modules) are the same code for both.
 """
 
 from collections.abc import Sequence
@@ -41,11 +41,11 @@ class Chunk:
     adapter_source: str = ""
     """Folder of the adapter, if the engine was not started with it."""
     pooling: Pooling | None = None
-    """The way to make one vector of the prompt, computed in place of a token; None if the sequence generates."""
+    """The way to make one vector of the prompt, computed instead of a token; None if the sequence generates."""
     images: tuple[PromptImage, ...] = ()
     """The images that have tokens in this chunk."""
     second_from: int = 0
-    """Place of a pair's second text in the prompt; 0 for none."""
+    """The position of a pair's second text in the prompt; 0 for none."""
 
     @property
     def decodes(self) -> bool:
@@ -156,9 +156,9 @@ class Runner(Protocol):
     async def run(self, batch: Batch) -> dict[int, Sampled]:
         """Compute the batch and return tokens by sequence id. One call at a time.
 
-        Each chunk with `sample` gets a token. A chunk that only scores gets an arbitrary one, and so does one that is
-        pooled, with its vector: with `Pooling.MEAN` every chunk, otherwise the chunk with `sample`. A cancelled call
-        raises only once the device is done with the batch's blocks, so that they can be freed.
+        Each chunk with `sample` gets a token. A chunk that only scores gets an arbitrary one, and so does a pooled one,
+        with its vector (for `Pooling.MEAN` every chunk, otherwise the chunk with `sample`). A cancelled call raises
+        only once the device is done with the batch's blocks, so that they can be freed.
         """
         ...
 
@@ -183,7 +183,7 @@ class Runner(Protocol):
         ...
 
     def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
-        """Write blocks for the next `run`, and compare what was written with the checksums. The inverse of
+        """Write blocks for the next `run`, and compare the written bytes with the checksums. The inverse of
         `read_blocks`.
 
         Raise KvLost on a difference, with the block zeroed, and KvMismatch for a wrong number of bytes.

@@ -1,6 +1,6 @@
-"""A sequence inside the engine, and the check of what an engine accepts. Pure.
+"""A sequence inside the engine, and the validation of requests. Pure.
 
-A sequence consists of its tokens, the number of them that have KV, and the blocks that hold that KV.
+A sequence consists of its tokens, the number of them that have KV, and the blocks that contain that KV.
 """
 
 from dataclasses import replace
@@ -32,10 +32,10 @@ class Stage(IntEnum):
     QUEUED_TRANSFER = auto()
     """Its KV is at another worker, and it waits for free blocks here."""
     QUEUED_PREEMPTED = auto()
-    """Its blocks were given to other sequences. It will be computed again from its tokens."""
+    """Its blocks were given to other sequences. It will be recomputed from its tokens."""
     QUEUED_PROMPT = auto()
     FETCHING = auto()
-    """Its blocks are allocated, and its KV is on the way."""
+    """Its blocks are allocated, and its KV is in transit."""
     PREFILL = auto()
     DECODE = auto()
     """Each step computes one token of it, which is a generated one."""
@@ -57,15 +57,17 @@ class Sequence:
         self.max_length = min(request.prompt_tokens + request.max_output_tokens, max_context_tokens)
         self.blocks: list[int] = []
         self.preempted = False
-        """True if it has ever lost its blocks. From then on it is computed here, wherever its prompt came from."""
+        """True if it has ever lost its blocks. After that it is computed here, even if its prompt came from
+        elsewhere.
+        """
         self.reached = 0
-        """The most tokens that have had KV here. Computing them a second time counts as recomputation."""
+        """The most tokens that have had KV here. Computing them again counts as recomputation."""
         self.cached_tokens = 0
         self.computed_prompt_tokens = 0
         self.kv_bytes_received = 0
         self.kv_arrived = False
         self.kv_ready = request.kv is not None and not request.kv.streamed
-        """True if its source has ready KV that has not arrived here, as far as the source has reported."""
+        """True if its source has ready KV that has not arrived here, as reported by the source."""
         self.kv_ready_since_ns = 0
         """The time in Unix nanoseconds since which `kv_ready` holds; 0 while it does not."""
         self.kv_ready_ns = 0
@@ -154,14 +156,14 @@ class Sequence:
     def pending_free(self) -> int:
         """The number of pending tokens exempt from the prompt budget.
 
-        These are tokens whose KV was lost with the blocks, and one generated token after them.
+        These are the tokens whose KV was lost with the blocks, and one generated token after them.
         """
         decoding = self.reached >= self.request.prompt_tokens and self.reached + 1 == self.length
         return max(self.reached + decoding - self.computed, 0)
 
     @property
     def blocks_at_most(self) -> int:
-        """The number of blocks for everything that will ever be computed here. A last sampled token needs no KV."""
+        """The number of blocks for all tokens that will ever be computed here. A last sampled token needs no KV."""
         return self._blocks_for(self.length if self.request.phase is EnginePhase.PREFILL else self.max_length - 1)
 
     @property
@@ -190,7 +192,7 @@ class Sequence:
         return self._hashes[: self._known_elsewhere // self._block_size]
 
     def admit(self, blocks: list[int], shared: int) -> None:
-        """Take blocks, of which the first `shared` were found with their KV."""
+        """Take blocks; the first `shared` of them were found with their KV."""
         if not self.preempted:
             tokens = np.empty(self.max_length, dtype=np.int32)
             tokens[: self.length] = self.request.token_ids
@@ -210,7 +212,7 @@ class Sequence:
         self._room_tokens = len(self.blocks) * self._block_size
 
     def preempt(self) -> list[int]:
-        """Give up all blocks but no token, and return the blocks."""
+        """Release all blocks but keep the tokens, and return the blocks."""
         blocks, self.blocks = self.blocks, []
         self._room_tokens = 0
         self.computed = 0
@@ -266,7 +268,7 @@ class Sequence:
     def advance(self, tokens: int) -> int:
         """Record `tokens` computed tokens, and return how many of them were computed before."""
         start, self.computed = self.computed, self.computed + tokens
-        if start == self.reached and start >= self.request.prompt_tokens:  # the case of nearly every token
+        if start == self.reached and start >= self.request.prompt_tokens:  # true for nearly every token
             self.reached = self.computed
             return 0
         again = max(min(self.computed, self.reached) - start, 0)
@@ -285,7 +287,7 @@ class Sequence:
         self.length += 1
 
     def ended_by(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
-        """Return why the sequence ends with its last token, `token_id`; None if it goes on."""
+        """Return why the sequence ends with its last token, `token_id`; None if it continues."""
         sampling = self.request.sampling
         if token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not sampling.ignore_eos):
             return FinishReason.STOP
@@ -342,7 +344,7 @@ class Sequence:
         )
 
     def note_kv_ready(self, now_ns: int) -> None:
-        """Update the time since which `kv_ready` holds and the time for which it held before."""
+        """Update the time since which `kv_ready` holds, and the total time for which it held before."""
         if self.kv_ready:
             self.kv_ready_since_ns = self.kv_ready_since_ns or now_ns
         else:
@@ -364,7 +366,9 @@ class Sequence:
 
     @property
     def _known_elsewhere(self) -> int:
-        """Upper bound of tokens whose KV can be found or fetched. The last is computed here, to sample the next."""
+        """The upper bound of tokens whose KV can be found or fetched. The last one is computed here, to sample the
+        next.
+        """
         kv = self.request.kv
         return min(kv.tokens, self.length - 1) if kv and not self.preempted else self.length - 1
 

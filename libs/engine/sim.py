@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class SimGpu:
-    """A GPU shared by the runners that are given it. A runner without one has a GPU of its own.
+    """A GPU shared by the runners that were created with it. A runner without one has its own GPU.
 
     Turns are first come, first served: of n workers with work, each gets every n-th step.
     """
@@ -80,7 +80,7 @@ class SimRunner:
 
     @property
     def device(self) -> str:
-        """The modelled device, e.g. "sim:llama-8b-h100". With a speed-up it is another device."""
+        """The modelled device, e.g. "sim:llama-8b-h100". With a speed-up, it counts as a different device."""
         speedup = self._config.sim_speedup
         return f"sim:{self._profile.name}" + (f"/x{speedup:g}" if speedup != 1 else "")
 
@@ -101,17 +101,17 @@ class SimRunner:
         return self._capabilities(info)
 
     async def sleep(self) -> None:
-        """Wait as long as the weights take to host memory."""
+        """Wait for the time that the weights take to host memory."""
         await self._copy(self._config.sim_wake_gb_per_s)
 
     async def _copy(self, gb_per_s: float) -> None:
-        """Wait as long as the weights take over the GPU's link."""
+        """Wait for the time that the weights take over the GPU's link."""
         config = self._config
         async with self._gpu.link:
             await asyncio.sleep(config.sim_weights_bytes / (gb_per_s * 1e9) / config.sim_speedup)
 
     async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """Wait as long as the weights take from host memory."""
+        """Wait for the time that the weights take from host memory."""
         await self._weights(self._config.sim_wake_gb_per_s, progress)
         return self._capabilities(load_model_info(self._config.model_path or BUILTIN_SIM))
 
@@ -203,12 +203,12 @@ class SimRunner:
         return ()
 
     def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
-        """Write nothing. Raise KvMismatch if there is data after all."""
+        """Write nothing, and raise KvMismatch if there is data."""
         if data:
             raise KvMismatch(f"the sim engine got bytes for {len(blocks)} KV blocks, it has no use for any")
 
     async def transfer(self, data_bytes: int) -> None:
-        """Wait for the link, then as long as the bytes take on it."""
+        """Wait for the link, then for the time that the bytes take on it."""
         async with self._link:
             gbps = self._faults.link_gbps(self._config.sim_link_gbps)
             await self._link_pacer.spend(data_bytes * 8 / (gbps * 1e9 * self._config.sim_speedup))
@@ -219,7 +219,7 @@ class SimRunner:
 
 
 def sim_vector(token_ids: NDArray[np.int32], size: int) -> NDArray[np.float32]:
-    """Return [size] 1D float32: a unit vector that follows from all tokens and means nothing."""
+    """Return [size] 1D float32: a unit vector that is determined by all tokens but has no meaning."""
     seed = crc32(token_ids.astype("<i4").tobytes())
     drawn = np.random.default_rng(seed).standard_normal(size)
     return (drawn / np.linalg.norm(drawn)).astype(np.float32)
@@ -232,13 +232,13 @@ def _special_token_ids(info: ModelInfo) -> frozenset[int]:
     return info.eos_token_ids | {entry["id"] for entry in added if entry.get("special")}
 
 
-# A shorter time is not slept but added to the next call.
+# Shorter times are not slept but added to the next call.
 MIN_SLEEP_S = 50e-6
 MAX_CARRY_S = 2e-3
 
 
 class Pacer:
-    """A sleeper for modelled durations. The error of each sleep is made up for in the next."""
+    """A sleeper for modelled durations. The error of each sleep is corrected in the next."""
 
     def __init__(self) -> None:
         self._carry_s = 0.0
@@ -259,7 +259,7 @@ LOOK_S: Final = 0.1
 
 
 class SimFaults:
-    """The current faults of one worker: a slow GPU or a slow link. None without a file or with invalid JSON.
+    """The current faults of one worker: a slow GPU or a slow link. None for a missing file or invalid JSON.
 
     The file may change while workers run. It serves demonstrations, and tests of the diagnosis.
 
@@ -278,7 +278,7 @@ class SimFaults:
         return self._number("slow", 1.0)
 
     def link_gbps(self, usual: float) -> float:
-        """Return the speed of the link by which KV comes in."""
+        """Return the speed of the link over which KV arrives."""
         return self._number("link_gbps", usual)
 
     def _number(self, name: str, usual: float) -> float:

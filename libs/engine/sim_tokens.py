@@ -1,4 +1,4 @@
-"""The tokens that the sim engine makes up. They follow from prompt, position, seed and guide."""
+"""The tokens that the sim engine generates. They are determined by prompt, position, seed and guide."""
 
 import itertools
 import struct
@@ -18,12 +18,13 @@ LETTERS = frozenset(VOWELS + CONSONANTS)
 SPACE = 0x20
 CLOSING = b'"}]'
 CLOSE_EVERY = 4
-# Tokens at each end of the prompt that its answer depends on, so that long prompts cost no more than short ones.
+# The number of tokens at each end of the prompt on which its answer depends, so that long prompts cost no more than
+# short ones.
 PROMPT_EDGE_TOKENS = 32
 
 
 class TokenSource:
-    """A source of readable words for the built-in byte vocabulary, and of any ordinary token for others."""
+    """A source of readable words for the built-in byte vocabulary, and of arbitrary ordinary tokens for others."""
 
     def __init__(self, token_ids: Iterable[int], *, words: bool = False) -> None:
         self._token_ids: NDArray[np.int32] = np.fromiter(token_ids, dtype=np.int32)
@@ -71,7 +72,9 @@ class TokenSource:
         return int(self._token_ids[noise % len(self._token_ids)])
 
     def _among(self, allowed: NDArray[np.bool_], token: int, noise: int, *, closes: bool) -> int:
-        """Return the token if it is allowed, else another one. Now and then close an open bracket, to end answers."""
+        """Return the token if it is allowed, otherwise another one. Occasionally close an open bracket, to end
+        answers.
+        """
         if closes and self._words and noise % CLOSE_EVERY == 0:
             token = next((closing for closing in CLOSING if allowed[closing]), token)
         if allowed[token]:

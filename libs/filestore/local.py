@@ -36,21 +36,21 @@ STALE_DRAFT_S = 24 * 3600.0
 SCAN_S = 60.0
 """The interval between full scans.
 
-They find changes that are not in the journal: those of a process that died, of an older version, or of a person.
+They find changes that are not in the journal: those made by a process that died, by an older version, or by hand.
 """
 MAX_JOURNAL_BYTES = 1024 * 1024
 NOTE_ATTEMPTS = 3
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _CONTENT, _INFO, _DRAFTS = "content", "info.json", ".drafts"
 _JOURNAL = ".changes"
-"""A journal of ids that were added or deleted, one a line, appended to by several processes."""
+"""A journal of ids that were added or deleted, one per line, to which several processes append."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NONE = (FileNotFoundError, NotADirectoryError)
 """Errors that mean there is no file, as opposed to an unreadable one."""
 
 
 class LocalFiles:
-    """A file store in `folder`, which may hold `max_bytes` in all."""
+    """A file store in `folder`, of at most `max_bytes` in total."""
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self._folder = folder
@@ -64,8 +64,8 @@ class LocalFiles:
         self._scanned_s = 0.0
         self._unread: frozenset[str] = frozenset()
         """Names whose description the latest scan could not read."""
-        with suppress(OSError):  # each use of the store reports it
-            private_folder(folder, allowed=0o077)  # a volume's root keeps its owner's permissions
+        with suppress(OSError):  # each use of the store reports the error
+            private_folder(folder, allowed=0o077)  # the root of a volume keeps its owner's permissions
             private_folder(folder / _DRAFTS, allowed=0o077)
 
     @asynccontextmanager
@@ -137,7 +137,7 @@ class LocalFiles:
 
     @contextmanager
     def _found(self, file_id: str) -> Iterator[None]:
-        """Raise FileNotFound for a missing file, provided that the store itself is there."""
+        """Raise FileNotFound for a missing file, provided that the store itself exists."""
         with _store_errors():
             try:
                 yield
@@ -146,7 +146,9 @@ class LocalFiles:
                 raise not_found(file_id) from None
 
     def _look(self, read: Callable[[FileIndex[int]], T], *, whole: bool = False) -> T:
-        """Bring the index up to date and read from it. `whole` forces a full scan in place of the journal's tail."""
+        """Bring the index up to date and read from it. `whole` forces a full scan instead of reading the journal's
+        tail.
+        """
         with self._looking:
             (self._folder / _DRAFTS).stat()
             journal = self._folder / _JOURNAL
@@ -175,7 +177,7 @@ class LocalFiles:
                     file.write(f"{file_id}\n".encode())
                     if os.fstat(file.fileno()).st_nlink:  # otherwise it was replaced in the meantime
                         return
-        except OSError as error:  # e.g. a full disk; the file exists all the same and is found within SCAN_S
+        except OSError as error:  # for example, a full disk; the file still exists and is found within SCAN_S
             log.warning("a change of the file store could not be noted", file=file_id, error=str(error))
         self._journal_read = None
 
@@ -219,7 +221,7 @@ class LocalFiles:
 
 
 class LocalDraft:
-    """A file that is being written, in a folder of its own."""
+    """A file that is being written, in its own folder."""
 
     def __init__(
         self,

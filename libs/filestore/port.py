@@ -1,6 +1,6 @@
-"""The port to the storage of clients' files, both uploaded and generated ones, and what its adapters share.
+"""The port to the storage of clients' files, both uploaded and generated ones, and the code that its adapters share.
 
-A file appears whole or not at all, and never changes. Object stores with multipart uploads can guarantee this as
+A file appears completely or not at all, and never changes. Object stores with multipart uploads can guarantee this as
 well.
 """
 
@@ -25,7 +25,7 @@ class FileInfo:
     tenant: str = ""
     """The owner of the file; empty in descriptions of older versions."""
     expires_unix_s: int = 0
-    """The time from which the file may be deleted; 0 for never."""
+    """The time from which the file may be deleted; 0 if it never may."""
 
 
 def youngest_first(infos: Iterable[FileInfo]) -> list[FileInfo]:
@@ -113,7 +113,7 @@ class FileIndex(Generic[Mark]):
         self._bytes = 0
 
     def unread(self, marks: Mapping[str, Mark], tenant: str | None = None) -> list[str]:
-        """Drop names that are not in `marks`, and return those whose descriptions have to be read.
+        """Drop names that are not in `marks`, and return those whose descriptions must be read.
 
         `marks` covers all names of the store, or those of one tenant if given.
         """
@@ -159,14 +159,16 @@ class FileIndex(Generic[Mark]):
 
 
 REMEASURE_BYTES = 64 * 1024 * 1024
-"""The bytes that this process writes before it measures again what others have written."""
+"""The bytes that this process writes before it measures other processes' writes again."""
 
 
 class Room:
     """The room of one store in one process, shared by the drafts that are written at the same time."""
 
     def __init__(self, max_bytes: int, measure: Callable[[], Awaitable[int]]) -> None:
-        """`measure` returns the bytes of everything in the store, without the drafts of this process."""
+        """Create the room; `measure` returns the bytes of everything in the store, without the drafts of this
+        process.
+        """
         self._max_bytes = max_bytes
         self._measure = measure
         self._measuring = asyncio.Lock()
@@ -175,7 +177,7 @@ class Room:
         self._unmeasured_bytes = 0
 
     async def measure(self) -> None:
-        """Measure the store again; raises the errors of `measure`."""
+        """Measure the store again; raise the errors of `measure`."""
         async with self._measuring:
             self._unmeasured_bytes = 0
             self._there_bytes = await self._measure()
@@ -199,9 +201,9 @@ class Room:
 
     @asynccontextmanager
     async def keeping(self, draft_bytes: int) -> AsyncIterator[None]:
-        """Turn a draft's bytes into those of a file. Nothing is measured meanwhile, so that they count once.
+        """Turn a draft's bytes into those of a file. No measurement runs during it, so that they count once.
 
-        The draft has returned its bytes afterwards and must not call `give` for them.
+        Afterwards the draft has returned its bytes and must not call `give` for them.
         """
         async with self._measuring:
             yield

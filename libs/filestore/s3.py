@@ -1,9 +1,8 @@
 """A file store in a bucket of S3 or of a compatible service, shared by gateways on any host.
 
-A file consists of two objects: its content, under a key of its own, and its description, which names that key and
-is written last. The file therefore appears whole or not at all. A reader of a file that is being replaced reads the
-old content to its end or gets an error. Uploads of a process that died are left to the bucket's rule on incomplete
-uploads.
+A file consists of two objects: its content, under its own key, and its description, which names that key and is written
+last. The file therefore appears whole or not at all. A reader of a file that is being replaced reads the old content to
+its end or gets an error. Uploads of a process that died are left to the bucket's rule on incomplete uploads.
 
 A copy of each description is stored under the tenant's name, so that a tenant's files are listed without those of
 others. The copy is written before the original. If a process died in between, or an older version wrote the file,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# S3 requires parts of 5 MiB at least, and takes at most 10,000 of them.
+# S3 requires parts of at least 5 MiB, and allows at most 10,000 of them.
 PART_BYTES = 8 * 1024 * 1024
 READ_BYTES = 256 * 1024
 MAX_READING = 16
@@ -47,7 +46,7 @@ ORPHAN_S = 3600.0
 TIMEOUT_S = 20.0
 ATTEMPTS = 3
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-# Without NoSuchUpload, after which a file has to be written again: the store has ended its upload, or a request to
+# Without NoSuchUpload, after which a file must be written again: the store has ended its upload, or a request to
 # complete it was repeated because the first reply was lost.
 _ABSENT = {"NoSuchKey", "404"}
 _ERRORS = (BotoCoreError, HTTPClientError, aiohttp.ClientError, OSError, TimeoutError)
@@ -59,11 +58,11 @@ class _StoredFile(msgspec.Struct):
 
 
 class _Unreadable(StoreUnavailable):
-    """An object in a description's place that no store has written."""
+    """An object in place of a description that no store has written."""
 
 
 class S3Files:
-    """A file store in `bucket` under `prefix`, which may hold `max_bytes` in all. Created by `open_s3`."""
+    """A file store in `bucket` under `prefix`, of at most `max_bytes` in total. Created by `open_s3`."""
 
     def __init__(
         self, client: "S3Client", bucket: str, prefix: str, *, max_bytes: int, measure_s: float = MEASURE_S
@@ -119,7 +118,7 @@ class S3Files:
 
     async def of(self, tenant: str) -> list[FileInfo]:
         if self._measured_s == -math.inf:
-            await self.infos()  # missing copies have to be repaired once
+            await self.infos()  # missing copies must be repaired once
         await self._read_new(self._own(tenant), tenant)
         return self._index.of(tenant)
 
@@ -155,7 +154,7 @@ class S3Files:
             async with at_once:
                 try:
                     self._index.put(name, etags[name], (await self._read_description(key)).info)
-                except FileNotFound:  # deleted since it was listed
+                except FileNotFound:  # deleted after it was listed
                     self._index.drop(name)
                 except _Unreadable as error:
                     log.warning("an object where a file's description should be is not one", key=key, error=str(error))
@@ -172,7 +171,7 @@ class S3Files:
 
         async def copy(info: FileInfo) -> None:
             async with at_once:
-                with suppress(FileNotFound):  # deleted since it was listed
+                with suppress(FileNotFound):  # deleted after it was listed
                     await self.put(self._own_key(info), msgspec.json.encode(await self.known(info.id)))
 
         there = list(self._index.infos())
@@ -296,7 +295,7 @@ class S3Draft:
         if self._upload_id:
             if self._buffer:
                 await self._send(bytes(self._buffer))
-            self._written = True  # the object may exist whatever the reply is
+            self._written = True  # the object may exist regardless of the reply
             await self._store.complete(self._content_key, self._upload_id, self._parts)
             self._upload_id = ""
         else:

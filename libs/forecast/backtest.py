@@ -1,4 +1,4 @@
-"""Rolling-origin backtests: each forecast uses only what was known at its origin; without clock or I/O."""
+"""Rolling-origin backtests: each forecast uses only data known at its origin; without clock or I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def wape(actual: Floats, point: Floats) -> float:
 
 
 def mase(actual: Floats, point: Floats, naive_error: float) -> float:
-    """Return the mean absolute error over that of the naive forecast on the training days.
+    """Return the mean absolute error divided by that of the naive forecast on the training days.
 
     Source: Hyndman and Koehler 2006.
     """
@@ -53,7 +53,7 @@ def inside(actual: Floats, quantiles: Floats) -> Floats:
 def block_error(held: Floats, block: int, seed: int = 1) -> float:
     """Return the standard error of the mean of ordered outcomes by a moving block bootstrap.
 
-    Blocks have at least `BLOCK_BINS` bins, but at most a third of the outcomes, as fewer blocks are no sample.
+    Blocks have at least `BLOCK_BINS` bins, but at most a third of the outcomes, since fewer blocks are no sample.
     """
     length = max(min(max(block, BLOCK_BINS), len(held) // 3), 1)
     if not len(held):
@@ -100,7 +100,7 @@ class BacktestForecasts:
     history: DemandHistory
     plan: BacktestPlan
     ours: dict[SeriesName, Floats]
-    """Our forecasts by series, of shape [n, horizons, levels]."""
+    """Fulcrum's forecasts by series, of shape [n, horizons, levels]."""
     baselines: dict[str, dict[SeriesName, Floats]]
     """Forecasts by baseline and series, of shape [n, horizons]."""
 
@@ -108,8 +108,8 @@ class BacktestForecasts:
 def make_plan(history: DemandHistory, horizons_s: Sequence[float], test_s: float = TEST_S) -> BacktestPlan:
     """Plan a backtest that scores the last `test_s`, at most half of the history.
 
-    The best baseline is chosen on as long a time before. Raise ValueError with fewer than `LEAST_BINS` bins or if
-    no horizon fits.
+    The best baseline is chosen on the same length of time before that. Raise ValueError with fewer than `LEAST_BINS`
+    bins or if no horizon fits.
     """
     count = len(history)
     if count < LEAST_BINS:
@@ -135,7 +135,7 @@ def run(
     every: int = 1,
     note: Note = lambda line: None,
 ) -> BacktestForecasts:
-    """Forecast the history from every `every`-th origin, by ours and by each baseline."""
+    """Forecast the history from every `every`-th origin, with Fulcrum's forecaster and with each baseline."""
     count = len(history)
     ours = {name: np.full((count, len(plan.horizons), len(LEVELS)), np.nan) for name in SERIES}
     theirs: dict[str, dict[SeriesName, Floats]] = {
@@ -172,7 +172,7 @@ def score(found: BacktestForecasts) -> list[dict[str, Any]]:
 
 def _record(found: BacktestForecasts, name: SeriesName, index: int) -> dict[str, Any] | None:
     history, horizon = found.history, found.plan.horizons[index]
-    actual = without_outages(history.series(name), history.step_s)  # nobody can predict the first hour of an outage
+    actual = without_outages(history.series(name), history.step_s)  # the first hour of an outage is unpredictable
     quantiles = found.ours[name][:, index]
     origins = _scored(actual, quantiles[:, 0], horizon, found.plan.test_from, len(history))
     chosen_on = _scored(actual, quantiles[:, 0], horizon, found.plan.valid_from, found.plan.test_from)
@@ -241,7 +241,7 @@ def _least(baselines: Mapping[str, Mapping[str, float | None]], key: str) -> str
 def _conformal(actual: Floats, point: Floats, origins: Any, horizon: int) -> Floats | None:
     """Return a baseline's band, of shape [origins, levels].
 
-    It is the point forecast times the quantiles of its relative errors before each origin.
+    The band is the point forecast times the quantiles of its relative errors before each origin.
     """
     seen = np.flatnonzero(np.isfinite(point[: len(point) - horizon]) & np.isfinite(actual[horizon:]))
     offset = 0.01 * float(np.nanmedian(actual[seen + horizon])) + 1e-12 if len(seen) else 1.0

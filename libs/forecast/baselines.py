@@ -22,7 +22,7 @@ MOST_LAGS: Final = 36
 
 @dataclass(frozen=True, slots=True)
 class BaselineTask:
-    """One series up to the last origin, and the forecasts requested of a baseline."""
+    """One series up to the last origin, and the forecasts to compute for it."""
 
     history: DemandHistory
     name: SeriesName
@@ -48,12 +48,12 @@ def held(values: Floats) -> Floats:
 
 
 class Baseline(Protocol):
-    """A simple forecaster of one series, to measure ours against."""
+    """A simple forecaster of one series, for comparison with Fulcrum's."""
 
     name: str
 
     def predict(self, asked: BaselineTask) -> Floats | None:
-        """Return forecasts of shape [origins, horizons], at least 0; None with too little history to fit on."""
+        """Return forecasts of shape [origins, horizons], at least 0; None if the history is too short for a fit."""
         ...
 
 
@@ -246,7 +246,7 @@ def _kalman(values: Floats, origins: Sequence[int], horizons: Sequence[int]) -> 
 
 
 def light_baselines() -> list[Baseline]:
-    """Return the baselines that run with what `make up` installs."""
+    """Return the baselines that run with the packages of `make up`."""
     return [
         Persistence(), SeasonalNaive("seasonal-day", 86_400.0), SeasonalNaive("seasonal-week", 604_800.0),
         ExponentialSmoothing("holt-winters", 86_400.0), ExponentialSmoothing("ets"), Theta(), Autoregression(),
@@ -372,7 +372,7 @@ def prophet_ahead(seen: Floats, horizons: Sequence[int], step_s: float) -> Float
 
 
 class _Prophet:
-    """Prophet on all days before each fit; between fits it sees nothing new."""
+    """Prophet on all days before each fit; between fits it uses no new data."""
 
     name = "prophet"
 
@@ -402,7 +402,7 @@ def _needing(libraries: Sequence[str], make: Callable[[], Baseline]) -> Callable
     return made
 
 
-# AutoETS has no season here, as statsforecast's allows at most 24 steps of one.
+# AutoETS has no season here, since statsforecast's allows at most 24 steps of one.
 _MAKERS: Final[dict[str, Callable[[], Baseline]]] = {
     "auto-arima": _statsforecast("auto-arima", lambda m, _day: m.AutoARIMA(season_length=1, approximation=True)),
     "auto-ets": _statsforecast("auto-ets", lambda m, _day: m.AutoETS(season_length=1)),

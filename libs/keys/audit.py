@@ -1,4 +1,6 @@
-"""ASGI middleware that records who changed what over REST, in front of all routes so that none can be missed."""
+"""ASGI middleware that records the changes made over REST and their actors, in front of all routes so that none is
+missed.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -63,7 +65,7 @@ class _RefusalSummary:
 class AuditMiddleware:
     """The middleware in front of a service's `KeyGate`.
 
-    Requests refused for want of a key are not recorded, since strangers could fill the topic. Other refusals are
+    Requests refused for lack of a key are not recorded, since strangers could fill the topic. Other refusals are
     summed up, since they would push out the records of changes.
     """
 
@@ -139,7 +141,7 @@ class AuditMiddleware:
             asyncio.get_running_loop().call_later(REFUSED_EVERY_S, self._sum_up, alike)
 
     def _sum_up(self, alike: tuple[str, str, int]) -> None:
-        """Record how many requests were refused like the first one since then."""
+        """Record the number of requests refused like the first one since then."""
         found = self._refused.pop(alike)
         if found.more:
             found.event.repeats, found.event.at_unix_ns = found.more, self._clock.now_ns()
@@ -148,7 +150,7 @@ class AuditMiddleware:
 
     def _event(self, scope: Scope, body: bytes, status: int) -> AuditEvent:
         caller, now_ns = caller_of(scope), self._clock.now_ns()
-        if not caller.name:  # refused for its role, or everybody is admitted
+        if not caller.name:  # refused because of its role, or everybody is admitted
             caller = self._table.identify(dict(scope["headers"]).get(b"authorization"))
         return AuditEvent(
             event_id=self._id(now_ns),

@@ -1,7 +1,6 @@
 """The stored form of API keys and their tenants (hashes, never the keys themselves), and the port to their store.
 
-A key is 32 random bytes, which cannot be guessed. One SHA-256 of it is enough, where a password would need a slow
-hash.
+A key is 32 random bytes, which cannot be guessed. A single SHA-256 is enough; a password would need a slow hash.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ SECRET_BYTES: Final = 32
 MAX_KEYS: Final = 10_000
 """The maximum number of stored keys; beyond it the oldest ended ones are dropped."""
 MAX_LIMITED: Final = 10_000
-"""The maximum number of tenants with limits of their own."""
+"""The maximum number of tenants with their own limits."""
 MAX_DELETED: Final = 10_000
 """The maximum number of deleted tenants that are remembered, the latest ones."""
 MAX_CHANGES: Final = 200
@@ -41,7 +40,7 @@ TENANT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """A key as it is stored, without its secret."""
+    """A key in its stored form, without its secret."""
 
     id: str
     """The name of the key in lists and for revocation, which reveals nothing of the secret."""
@@ -80,7 +79,7 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     batch_lines: int | None = None
     """The lines of all its unfinished batches together."""
     weight: int | None = None
-    """The weight of its turns in a queue and of its decode places; that of other tenants is 1."""
+    """The weight of its turns in a queue and of its decode places; the default is 1."""
     files: int | None = None
     """The number of files it has or that its unfinished batches will write; None: the gateway's setting."""
 
@@ -107,10 +106,12 @@ class KeySet(msgspec.Struct, frozen=True):
     cache_secret: str = ""
     """The secret, in hex, from which each tenant's salt of KV blocks is derived; empty before the first key."""
     deleted: dict[str, int] = {}
-    """The deleted tenants with the time of deletion in Unix ns. Data from before then belongs to nobody."""
+    """The deleted tenants with the time of deletion in Unix ns. Data from before then has no owner."""
 
     def with_cache_secret(self, *, anew: bool = False) -> Self:
-        """Return the book with a cache secret; `anew` draws another one, so that no cached KV block is found again."""
+        """Return the book with a cache secret; `anew` draws another one, so that no cached KV block can be found
+        again.
+        """
         if self.cache_secret and not anew:
             return self
         return msgspec.structs.replace(self, cache_secret=secrets.token_hex(SECRET_BYTES))
@@ -181,7 +182,7 @@ def draw_key(
     priority: int = 0,
     expires_in_s: float | None = None,
 ) -> tuple[str, ApiKey]:
-    """Return a new key, which is to be shown once, and its stored form. Raise InvalidRequest that names the option."""
+    """Return a new key, to be shown once, and its stored form. Raise InvalidRequest, which names the option."""
     check_tenant(tenant)
     if role not in ROLES:
         raise InvalidRequest(f"role {quoted(role)} is none of {', '.join(ROLES)}", param="role")
@@ -230,7 +231,7 @@ _BOOK: Final = msgspec.json.Decoder(KeySet)
 
 @dataclass(frozen=True, slots=True)
 class StoredKeySet:
-    """A book and the version by which newer ones are recognised."""
+    """A key set and the version by which newer ones are recognised."""
 
     version: str
     book: KeySet
@@ -239,7 +240,7 @@ class StoredKeySet:
 class KeyStore(Protocol):
     """A store of one book of keys.
 
-    Methods raise StoreUnavailable while it does not answer, or if it holds something else.
+    Methods raise StoreUnavailable while it does not answer, or if its content is invalid.
     """
 
     async def load(self, known: str = "") -> StoredKeySet | None:
@@ -247,7 +248,7 @@ class KeyStore(Protocol):
         ...
 
     async def change(self, edit: Callable[[KeySet], KeySet]) -> KeySet:
-        """Store and return what `edit` makes of the book. Concurrent changes are both kept."""
+        """Store and return the result of `edit`. Concurrent changes are both kept."""
         ...
 
     async def close(self) -> None:

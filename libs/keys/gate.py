@@ -1,7 +1,7 @@
 """The identification of callers before any route of a service runs.
 
-`KeyGate` is the ASGI middleware in front of a REST API. On loopback it checks host names too. Without this check a web
-page could make its own name resolve to 127.0.0.1 and send requests that only this machine's processes may send (DNS
+`KeyGate` is the ASGI middleware in front of a REST API. On loopback it also checks host names. Without this check, a
+web page could make its own name resolve to 127.0.0.1 and send requests that only this machine's processes may send (DNS
 rebinding). A browser's session is a random cookie in place of a key, which is then stored on no disk. Changes to a
 control plane service need the suite's token or a key, never a session (`ChangeGuard`).
 
@@ -47,7 +47,7 @@ MAX_REMEMBERED: Final = 256
 
 
 def own_hosts(settings: HttpSettings) -> "HostCheck | None":
-    """Return the check for a listener on loopback or with configured names; None if any name is its own."""
+    """Return the check for a listener on loopback or with configured names; None if any name is accepted."""
     if is_loopback(f"{settings.host}:0") or settings.http_hosts:
         return HostCheck(settings.http_hosts)
     return None
@@ -57,12 +57,14 @@ class HostCheck:
     """A check for the names of loopback and of the setting."""
 
     def __init__(self, names: str) -> None:
-        """Accept `names`, a comma-separated list without ports, beside those of loopback."""
+        """Create the check. It accepts `names`, a comma-separated list without ports, in addition to those of
+        loopback.
+        """
         self._names = frozenset(filter(None, (name.strip().lower() for name in names.split(","))))
         self._wrong = lru_cache(MAX_REMEMBERED)(self._find_wrong)
 
     def check(self, host: bytes | None, origin: bytes | None) -> None:
-        """Raise WrongHost for a foreign host or origin. A client that sends no Host is no browser and passes."""
+        """Raise WrongHost for a foreign host or origin. A client that sends no Host is not a browser and passes."""
         wrong = self._wrong(host, origin)
         if wrong:
             raise WrongHost(wrong)
@@ -95,7 +97,7 @@ TOKEN_BYTES: Final = 32
 
 
 class Sessions:
-    """The sessions of one process, which end with it and with the key they stand for."""
+    """The sessions of one process, which end with it and with their key."""
 
     def __init__(self) -> None:
         # By the cookie's digest: the key's digest and the end of the session.
@@ -108,7 +110,7 @@ class Sessions:
         return token
 
     def digest(self, cookies: bytes, now_s: float) -> bytes | None:
-        """Return the digest of the key that the session of a request stands for; None without a session."""
+        """Return the digest of the key behind the session of a request; None without a session."""
         token = _token(cookies)
         found = self._keys.get(digest_of(token)) if token else None
         return found[0] if found is not None and now_s < found[1] else None
@@ -128,7 +130,7 @@ def _token(cookies: bytes) -> bytes:
 class ChangeGuard:
     """The check in front of every route that changes something.
 
-    Unlike `KeyGate` it admits nobody just because there are no keys.
+    Unlike `KeyGate`, it does not admit everybody if there are no keys.
     """
 
     def __init__(self, keys: KeyTable | None, clock: Clock, *, token: str) -> None:
@@ -138,7 +140,7 @@ class ChangeGuard:
         self._token = token
 
     def admit(self, authorization: str, what: str, least: Role = "operator") -> Caller:
-        """Return the caller of the action that `what` names.
+        """Return the caller of the action named by `what`.
 
         Raise Unauthenticated without the token or a key, PermissionDenied for a key below that role.
         """
@@ -159,11 +161,11 @@ class ChangeGuard:
 # Key of the caller in a request's scope.
 CALLER: Final = "fulcrum.caller"
 PROBES: Final = frozenset({"/healthz", "/health", "/readyz"})
-"""The paths answered to anybody; a probe has no secret and learns only whether the process serves."""
+"""The paths answered to everybody; a probe has no secret and learns only whether the process serves."""
 _DOCS: Final = ("/docs", "/redoc", "/openapi.json", "/static-offline-docs")
 
 Need = Callable[[str, str], Role | None]
-"""A function from method and path to the least role that may request it; None for anybody."""
+"""A function from method and path to the lowest role that may request it; None for everybody."""
 
 
 def is_public(path: str) -> bool:
@@ -172,7 +174,7 @@ def is_public(path: str) -> bool:
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Return the caller of a request; `ANYBODY` if no gate stands before the app."""
+    """Return the caller of a request; `ANYBODY` if there is no gate in front of the app."""
     found: Caller = scope.get(CALLER, ANYBODY)
     return found
 
@@ -196,8 +198,8 @@ class KeyGate:
     ) -> None:
         """Guard an app with the keys of `table`.
 
-        `hosts` are the names that it answers to while there are no keys; None for any. `sessions` are those of
-        browser users, who are redirected to /login without one.
+        `hosts` are the accepted names while there are no keys; None for any. `sessions` are those of browser users, who
+        are redirected to /login without one.
         """
         self._app = app
         self._table = table
@@ -221,7 +223,7 @@ class KeyGate:
 
     async def _while_admitted(self, scope: Scope, receive: Receive, send: Send, found: dict[bytes, bytes]) -> None:
         """Run the app until the answer ends or its caller would no longer be admitted."""
-        # The event stream of a page has no end of its own.
+        # The event stream of a page does not end by itself.
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.body" and message.get("more_body", False):
@@ -243,7 +245,7 @@ class KeyGate:
             return ANYBODY if self._table.is_open else NOBODY
         caller = self._caller(found)
         caller.check_role(least)
-        caller.check_named(found)  # here, so that no route forgets it
+        caller.check_named(found)  # here, so that no route can omit it
         return caller
 
     def _caller(self, found: dict[bytes, bytes]) -> Caller:

@@ -14,7 +14,7 @@ from libs.runtime.redis import make_redis
 
 LOAD_TIMEOUT_S: Final = 1.0
 """The timeout of one read; the next one follows soon, and the last known keys hold until then."""
-# Longer than a read: a person waits for the change, and would only try again.
+# Longer than a read, because a person waits for the change and would only retry.
 CHANGE_TIMEOUT_S: Final = 5.0
 MAX_ATTEMPTS: Final = 32
 """The maximum number of attempts at a change while others change the keys concurrently."""
@@ -42,7 +42,7 @@ class RedisKeys:
             raise _unavailable(error) from error
 
     async def change(self, edit: Callable[[KeySet], KeySet]) -> KeySet:
-        """Change the book, repeated as long as another change came between."""
+        """Change the book, retrying while other changes interfere."""
         try:
             for _attempt in range(MAX_ATTEMPTS):
                 async with asyncio.timeout(CHANGE_TIMEOUT_S), self._redis.pipeline(transaction=True) as pipe:

@@ -91,7 +91,7 @@ IN_REDIS: Final = "redis"
 
 
 def keys_place(place: str, cluster: str) -> str:
-    """Return where the keys are by the setting: `redis`, or the path of a file."""
+    """Return the location of the keys by the setting: `redis`, or the path of a file."""
     return place or str(cache_dir() / "keys" / f"{cluster}.json")
 
 

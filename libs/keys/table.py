@@ -1,4 +1,4 @@
-"""The callers of a service by the digest of their key, and what each of them may do."""
+"""The callers of a service by the digest of their key, and their permissions."""
 
 import hmac
 from collections.abc import Mapping
@@ -46,10 +46,10 @@ class Caller:
     """
 
     tenant: str = ""
-    """The tenant; empty if callers need no key, so that a header names it."""
+    """The tenant; empty if callers need no key, in which case a header names it."""
     role: Role = "admin"
     models: frozenset[str] = frozenset()
-    """The models it may use; empty for all."""
+    """The models that the caller may use; empty for all."""
     service_class: str = ANY
     priority: int | None = None
     """The highest priority of its batch jobs; None for any."""
@@ -64,7 +64,7 @@ class Caller:
         return self.role != "user" or (tenant or DEFAULT_TENANT) == self.tenant
 
     def check_write(self, tenant: str, what: str) -> None:
-        """Raise PermissionDenied if it may not change what belongs to `tenant`."""
+        """Raise PermissionDenied if the caller may not change resources of `tenant`."""
         if self.role != "admin" and (tenant or DEFAULT_TENANT) != self.tenant:
             raise PermissionDenied(f"{what} belongs to another tenant: an operator may see it, an admin change it")
 
@@ -111,11 +111,11 @@ ANYBODY: Final = Caller()
 SUITE_TOKEN: Final = Caller(tenant=DEFAULT_TENANT, name="token")
 """The caller that sends the suite's own token."""
 NOBODY: Final = Caller(DEFAULT_TENANT, "user", frozenset({""}))
-"""The caller that has shown no key where one is needed: it may use no model, and gets what is public."""
+"""The caller without a key where one is needed. It may use no model, only public resources."""
 
 
 def actor_of(caller: Caller, said: str = "") -> str:
-    """Return the actor as records name it: a key's id, or the suite's token with the name that its holder gives."""
+    """Return the actor's name in records: a key's id, or the suite's token with the name that its holder gives."""
     if caller.name != SUITE_TOKEN.name:
         return caller.name or NO_NAME
     said = masked(said)[:MAX_SAID_CHARS]
@@ -143,10 +143,10 @@ class KeyTable:
         self.known = False
         """True once the store has answered since the start."""
         self.closed = False
-        """True if there is a key. A revoked one counts, so that revoking the last key admits nobody."""
+        """True if there is a key. Revoked keys count, so that revoking the last key does not admit everybody."""
 
     def replace(self, book: KeySet, now_s: float) -> None:
-        """Replace the contents by those of the store.
+        """Replace the contents with those of the store.
 
         A book that has lost all its keys admits nobody while this process lives.
         """
@@ -170,7 +170,7 @@ class KeyTable:
     def home(self, tenant: str) -> str:
         """Return the name under which the tenant's data is stored.
 
-        It changes with a deletion, so that a new tenant of the same name finds nothing of the first one's.
+        It changes with a deletion, so that a new tenant of the same name cannot find the data of the first one.
         """
         at = self.deleted_unix_ns(tenant)
         return f"{tenant}@{at}" if at else tenant
@@ -193,7 +193,7 @@ class KeyTable:
 
     @property
     def are_distinct(self) -> bool:
-        """Return whether a request's tenant is certain; if everybody is admitted, anyone may name any tenant."""
+        """Return whether a request's tenant is certain; if everybody is admitted, callers may name any tenant."""
         return not self.is_open
 
     def weight(self, tenant: str) -> int:

@@ -1,7 +1,7 @@
-"""The effect of a change of roles, found by running the demand around it in virtual time with and without the change.
+"""The effect of a change of roles, found by running the surrounding demand in virtual time with and without the change.
 
-Roles stay fixed apart from the change, so that the two runs differ by nothing else. Both runs begin `LEAD_S` before
-it with an empty cluster, and so lack whatever had queued up earlier.
+Roles stay fixed apart from the change, so that the two runs differ by nothing else. Both runs begin `LEAD_S` before it
+with an empty cluster, and so lack earlier queues.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ from libs.lab.traces.request import Trace
 from libs.policy.roles import Role
 
 LEAD_S: Final = 10.0
-"""Seconds of demand before the change that fill the cluster."""
+"""The seconds of demand before the change that fill the cluster."""
 AFTER_S: Final = 10.0
-"""Seconds of demand after the change that are compared."""
+"""The seconds of demand after the change that are compared."""
 SAME: Final = 0.01
 """The relative difference in TTFT below which two runs count as equal."""
 
@@ -53,7 +53,7 @@ class Counterfactual:
 
     @property
     def useful(self) -> bool:
-        """Return whether the change helped: more requests in time, or as many and an earlier first token."""
+        """Return whether the change helped: more requests in time, or equally many and an earlier first token."""
         if self.without.good != self.with_it.good:
             return self.without.good < self.with_it.good
         without, with_it = (each.ttft_ms.get("mean", 0.0) for each in (self.without, self.with_it))
@@ -63,7 +63,7 @@ class Counterfactual:
 def counterfactual(
     experiment: Experiment, standing: Sequence[RoleAndBudget], changes: Mapping[int, RoleAndBudget], at_s: float
 ) -> Counterfactual:
-    """Compare the demand around a change of roles with and without it.
+    """Compare the demand around a change of roles with and without the change.
 
     `experiment` holds the whole demand, in a trace that begins at 0 s. `standing` is each worker's role before the
     change at `at_s`, and `changes` holds the new roles by worker. Raise InvalidRequest if no request waited at the

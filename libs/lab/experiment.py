@@ -27,25 +27,27 @@ from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.saturation import knee_of
 
-# For traces without prefixes: fine enough for any prompt, coarse enough to be quick.
+# The block size for traces without prefixes: fine enough for any prompt, coarse enough to be quick.
 DEFAULT_BLOCK_TOKENS: Final = 64
 MOST_CHUNK_TOKENS: Final = 8192
 MAX_SEQUENCES: Final = 256
 LINK_GBPS: Final = 400.0
-"""Bandwidth for KV per GPU of a worker, assuming one network card a GPU as H100 and later nodes have."""
+"""The bandwidth for KV per GPU of a worker, assuming one network card per GPU, as in nodes with H100 and later."""
 HOP_MS: Final = 1.0
-"""One message between gateway and worker, including its waits at either end, as measured on an idle suite."""
+"""The time for one message between gateway and worker, including its waits at either end, as measured on an idle
+suite.
+"""
 LOOKUP_MS: Final = 1.0
 """The time from a request's arrival until the block index has reported the cached prefixes."""
 PATIENCE: Final = WaitBounds(max_wait_ms=600_000, no_workers_wait_ms=30_000)
 COLLECT_AFTER_OBJECTS: Final = 200_000
-# The lab shows how late requests are rather than how many a gateway would refuse.
+# The lab shows how late requests are, rather than how many a gateway would refuse.
 MAX_WAITING: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Everything that the result of a run depends on."""
+    """All parameters that determine the result of a run."""
 
     trace: Trace
     hardware: Hardware
@@ -59,7 +61,7 @@ class Experiment:
     lookup_ms: float = LOOKUP_MS
     max_sequences: int = MAX_SEQUENCES
     chunk_tokens: int = 0
-    """The maximum number of prompt tokens in a step; 0 for the smallest chunk that saturates the device."""
+    """The maximum number of prompt tokens in a step; 0 means the smallest chunk that saturates the device."""
     overtime_s: float = 600.0
     """The longest time for which the run may continue after the last arrival."""
     warm_up_s: float = 0.0
@@ -73,12 +75,14 @@ class Experiment:
     refused: frozenset[int] = frozenset()
     """The numbers of the requests that are rejected on arrival."""
     wrong: InjectedErrors = field(default_factory=InjectedErrors)
-    """The errors injected into what the cluster believes about itself."""
+    """The errors injected into the cluster's own figures."""
     allowed_tokens: int = 0
-    """The output limit of clients where the trace has none; 0 for the exact length, which makes it an oracle."""
+    """The output limit of clients if the trace has none; 0 means the exact length, as an oracle would know it."""
     stepwise: bool = False
     give_up_below: float = 0.0
-    """The share of good requests, and of good work, below which the run may end once both are certain to be."""
+    """The share of good requests, and of good work, below which the run may end once both are certain to stay below
+    it.
+    """
     tenants: Tenancy | None = None
     """The tenants that share queue and decode places under the live dispatcher; None treats all requests alike."""
 
@@ -139,7 +143,7 @@ class Experiment:
 
     @property
     def link_bytes_per_s(self) -> float:
-        """Bandwidth of one worker, over all of its GPUs."""
+        """The bandwidth of one worker, over all of its GPUs."""
         return self.link_gbps * self.hardware.profile.gpus * 1e9 / 8
 
     @property
@@ -189,7 +193,7 @@ class LabReport:
     events: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return a flat record, as `fulcrum lab run --json` prints it."""
+        """Return a flat record, as printed by `fulcrum lab run --json`."""
         found = asdict(self)
         return {"policy": found.pop("policy"), "seed": found.pop("seed"), **found.pop("score"), **found}
 
@@ -260,8 +264,8 @@ def run(
 
 @contextmanager
 def _seldom_collecting() -> Iterator[None]:
-    # A run makes millions of small objects but hardly any cycles. Searching for cycles would take a twentieth of
-    # its time.
+    # A run creates millions of small objects but hardly any cycles. Searching for cycles would take a twentieth of its
+    # time.
     usual = gc.get_threshold()
     gc.set_threshold(COLLECT_AFTER_OBJECTS)
     try:
@@ -300,7 +304,7 @@ def _span_ns(experiment: Experiment) -> tuple[float, float]:
 
 
 def _is_hopeless(experiment: Experiment, work: IdealWork, answers: Sequence[LabAnswer], now_ps: int) -> bool:
-    """Return whether too few requests and too little work can still be good, however the run goes on."""
+    """Return whether too few requests and too little work can still be good, however the run continues."""
     late = [answer for answer in _measured(experiment, answers) if is_lost(answer, now_ps)]
     counted = _counted(experiment)
     if len(late) <= (1 - experiment.give_up_below) * len(counted):

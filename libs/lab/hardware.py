@@ -1,4 +1,4 @@
-"""Step-time profiles by model and device: shipped ones, those in files, and those that a running suite has learned."""
+"""Step-time profiles by model and device: shipped ones, those in files, and those learned by a running suite."""
 
 import json
 import math
@@ -20,21 +20,21 @@ _TP = re.compile(r"-tp(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A profile together with whatever was measured of a running suite."""
+    """A profile together with measurements of a running suite."""
 
     profile: Profile
     mixed_measured: bool
     """True if the joint cost of prompts and decodes was measured; otherwise `interference` is an assumption."""
     chunk_tokens: int = 0
-    """The maximum number of prompt tokens in a step; 0 for the smallest chunk that saturates the device."""
+    """The maximum number of prompt tokens in a step; 0 means the smallest chunk that saturates the device."""
     hop_ms: float | None = None
     link_gbps: float | None = None
     max_sequences: int | None = None
-    """Measurements of a suite; None where the lab's own default applies."""
+    """Measurements of a suite; None if the lab's own default applies."""
 
 
 def resolve(model: str, device: str, tp: int = 0) -> Hardware:
-    """Return the profile of a model on a device, `tp` GPUs wide (0 for the only width available).
+    """Return the profile of a model on a device, `tp` GPUs wide (0 means the only width available).
 
     Raise InvalidRequest, which lists the available profiles.
     """
@@ -56,7 +56,7 @@ def resolve(model: str, device: str, tp: int = 0) -> Hardware:
 
 
 def by_name(name: str) -> Hardware:
-    """Return the profile with this name; raise InvalidRequest that lists the nearest ones."""
+    """Return the profile with this name; raise InvalidRequest, which lists similar names."""
     try:
         found = profile(name)
     except StartupError as error:
@@ -89,7 +89,7 @@ _OPTIONAL_BATCHES: Final = ("saturating_sequences", "graph_sequences")
 
 
 def profile_named(text: str) -> Hardware:
-    """Return the hardware of the file with this name, else the shipped profile. Raise InvalidRequest."""
+    """Return the hardware from the file with this name, or else the shipped profile. Raise InvalidRequest."""
     path = Path(text)
     if path.is_file():
         return read_profile(path)
@@ -118,7 +118,7 @@ def write_profile(hardware: Hardware, path: Path, *, source: str, notes: Sequenc
 
 
 def read_profile(path: Path) -> Hardware:
-    """Read a profile file; raise InvalidRequest that names the missing or malformed key."""
+    """Read a profile file; raise InvalidRequest, which names the missing or malformed key."""
     try:
         row = json.loads(path.read_bytes()[: MAX_FILE_BYTES + 1])
     except OSError as error:
@@ -209,8 +209,8 @@ class LearnedWorker:
 def calibrated(name: str, workers: Sequence[LearnedWorker]) -> tuple[Hardware, tuple[str, ...]]:
     """Return the hardware of workers of one kind, and notes on the parts that were not measured.
 
-    Each kind of step is taken from the worker that has seen most of them, since prefill workers know little of
-    decode. Raise InvalidRequest without workers, and for workers of several kinds.
+    Each kind of step is taken from the worker that has seen most of them, since prefill workers know little of decode.
+    Raise InvalidRequest if there are no workers, or workers of several kinds.
     """
     if not workers:
         raise InvalidRequest("no worker has published a learned step-time model")

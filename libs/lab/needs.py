@@ -12,24 +12,24 @@ from libs.lab.search import WANTED, Measure, fewest_workers, first_guess, fluid_
 from libs.lab.study import Note, run_named, side_by_side, without_split
 
 MARGIN: Final = 1.25
-"""The workers tried first, as a multiple of those that the fluid bound asks for."""
+"""The number of workers tried first, as a multiple of the fluid bound."""
 
 FEWEST_ANSWERS: Final = 4
-"""The least length of a trace whose load levels off, in mean answers at the pace of the SLO."""
+"""The minimum length of a trace whose load levels off, in mean answers at the pace of the SLO."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The search for one policy's fewest workers."""
+    """The search for the fewest workers under one policy."""
 
     policy: str
     design: Design
     workers: int | None
-    """None if not even the most workers tried keep the SLO."""
+    """The fewest workers; None if even the largest number tried misses the SLO."""
     report: LabReport
-    """The run at that number of workers, else the one at the most tried."""
+    """The run at that number of workers, or else the one at the largest number tried."""
     tried: dict[int, float]
-    """The good share by number of workers, 0 where a class of requests was starved."""
+    """The good share by number of workers; 0 if a class of requests was starved."""
 
     @property
     def split(self) -> tuple[int, int]:
@@ -40,7 +40,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class DesignAnswer:
-    """The outcome for a trace: which design needs the fewest GPUs, and the two policies that decide it."""
+    """The outcome for a trace: the design that needs the fewest GPUs, and the two policies that decide it."""
 
     verdict: Literal["disaggregate", "aggregate", "neither", "unknown"]
     sentence: str
@@ -49,7 +49,7 @@ class DesignAnswer:
 
 
 def find_need(experiment: Experiment, name: str, note: Note, *, most: int, measure: Measure) -> Need:
-    """Search one policy's fewest workers, up to `most`. Splits are chosen again at each size."""
+    """Search for one policy's fewest workers, up to `most`. Splits are chosen again at each size."""
     policy, design = without_split(name), design_of(without_split(name))
     reports: dict[int, LabReport] = {}
 
@@ -60,7 +60,7 @@ def find_need(experiment: Experiment, name: str, note: Note, *, most: int, measu
             near = reports[min(reports, key=lambda each: abs(each - workers))]
             prefill, others = map(int, near.roles.split(":"))
             guess = min(max(round(workers * prefill / (prefill + others)), 1), workers - 1)
-        # One split that keeps the SLO is enough to show that this number of workers can.
+        # One split that meets the SLO is enough to show that this number of workers suffices.
         reports[workers] = run_named(
             sized,
             policy,
@@ -87,7 +87,7 @@ def find_needs(
 
 
 def decide(needs: Sequence[Need], gpus: int, most: int) -> DesignAnswer:
-    """Compare the best policy of either design. Equal numbers mean aggregating, which has fewer parts.
+    """Compare the best policies of the two designs. With equal numbers, aggregating wins, since it has fewer parts.
 
     `gpus` are those of one worker.
     """
@@ -121,7 +121,7 @@ def decide(needs: Sequence[Need], gpus: int, most: int) -> DesignAnswer:
 
 
 def best_of(needs: Sequence[Need], design: Design) -> Need | None:
-    """Return the policy of this design with the fewest workers, and of equals the one with the most good requests."""
+    """Return the policy of this design with the fewest workers; of equals, the one with the most good requests."""
     there = [each for each in needs if each.design == design]
     return min(there, key=rank, default=None)
 
@@ -170,7 +170,7 @@ def reasons(experiment: Experiment, answer: DesignAnswer, versus: LabReport | No
 
 
 def _short(experiment: Experiment) -> str:
-    """Return a warning about a trace that ends while most of its answers still decode, else an empty text."""
+    """Return a warning about a trace that ends while most of its answers still decode, or an empty text."""
     requests = experiment.trace.requests
     tokens = sum(each.output_tokens for each in requests) / len(requests)
     answer_s, trace_s = tokens * experiment.slo.tpot_ns / 1e9, experiment.trace.duration_ns / 1e9
@@ -191,7 +191,7 @@ def _figures(policy: str, report: LabReport) -> str:
 
 
 def compare_at_winner(experiment: Experiment, answer: DesignAnswer, note: Note) -> LabReport | None:
-    """Run the loser with the winner's number of workers. None if there is no such pair or it cannot run there."""
+    """Run the loser with the winner's number of workers. Return None if there is no such pair or it cannot run."""
     if answer.winner is None or answer.loser is None or answer.winner.workers is None:
         return None
     if answer.loser.workers == answer.winner.workers:

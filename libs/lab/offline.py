@@ -1,8 +1,8 @@
-"""The best schedule that a search finds with knowledge of the trace: what a planner could still gain.
+"""The best schedule found by a search that knows the trace: the most that a planner could still gain.
 
-The search covers roles over time and the set of refused requests. Order, binding and pacing are Fulcrum's live
-code, and a run of the lab gives each schedule its value. The result is a lower bound of the best schedule, as
-`fluid_rate` is an upper one.
+The search covers roles over time and the set of refused requests. Order, binding and pacing are Fulcrum's live code,
+and a run of the lab gives each schedule its value. The result is a lower bound of the best schedule, as `fluid_rate` is
+an upper one.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class Schedule:
     """The roles of workers over time, and the requests that are refused."""
 
     prefill: tuple[int, ...]
-    """The number of prefill workers in each of the trace's equally long segments; the others are mixed. If empty, the
-    live planner moves workers.
+    """The number of prefill workers in each of the trace's equally long segments; the others are mixed. If it is empty,
+    the live planner moves workers.
     """
     refused: frozenset[int] = frozenset()
     """The numbers of the requests that are rejected on arrival."""
@@ -51,9 +51,9 @@ class Trial:
 def best_offline(experiment: Experiment, start: Schedule | None = None, *, runs: int = RUNS) -> Trial:
     """Return the best of `runs` schedules, stopping early at one that keeps the SLO for `WANTED` of requests and work.
 
-    The search first tries the planner, constant splits, and roles by the work known to arrive. Then it changes the
-    best schedule one step at a time: a stretch with more or fewer prefill workers, or the refusal of requests
-    served in vain. `start` is a schedule that was good at another rate.
+    The search first tries the planner, constant splits, and roles by the work known to arrive. Then it changes the best
+    schedule one step at a time: a stretch gets more or fewer prefill workers, or requests served in vain are refused.
+    `start` is a schedule that was good at another rate.
     """
     chance = np.random.default_rng(experiment.seed)
     best: Trial | None = None
@@ -135,7 +135,7 @@ def _changed(best: Trial, experiment: Experiment, chance: np.random.Generator) -
 
 
 def _in_vain(best: Trial, experiment: Experiment) -> frozenset[int]:
-    """Return the requests that missed their SLO, costliest first, as far as `WANTED` allows losing them."""
+    """Return the requests that missed their SLO, costliest first, as many as `WANTED` allows to lose."""
     work = experiment.work
     ideal = {
         each.request.number: work.ns(each.request.input_tokens, each.request.output_tokens) for each in best.answers

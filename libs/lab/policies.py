@@ -58,7 +58,7 @@ RIVALS: Final[Mapping[str, RivalKind]] = MappingProxyType(
 
 
 def rival(name: str) -> Rival:
-    """Return the rival with this name; raise InvalidRequest that lists all names if there is none."""
+    """Return the rival with this name; raise InvalidRequest, which lists all names, if there is none."""
     kind_name, *numbers = name.split(":")
     kind = RIVALS.get(kind_name)
     if kind is None or not any(len(numbers) == len(form.split(":") if form else []) for form in kind.forms):
@@ -83,23 +83,23 @@ GUARD, MOVES, ORDER, OURS = "+guard", "+moves", "+order", "+ours"
 """
 EXTRAS: Final = (GUARD, MOVES, ORDER, OURS)
 NO_ORDER, NO_GUARD = "-order", "-guard"
-"""Suffixes of our policies: without late-last order, and without the decode guard and the slack budget."""
+"""Suffixes of Fulcrum's policies: without late-last order, and without the decode guard and the slack budget."""
 LACKS: Final = (NO_ORDER, NO_GUARD)
 STILL: Final = "fulcrum"
-"""Fulcrum with fixed roles, given a split."""
+"""Fulcrum with fixed roles, for a given split."""
 MIXED: Final = "fulcrum-mixed"
 """All workers mixed, or only the decode workers of a split."""
 FCFS: Final = "fulcrum-fcfs"
-"""Fixed roles and strict first come, first served, however late requests are: the behaviour before ADR 49."""
+"""Fixed roles and strict first come, first served, regardless of lateness: the behaviour before ADR 49."""
 AUTO: Final = "fulcrum-auto"
 """The planner moves workers, starting from an even split or the named one."""
 OFFLINE: Final = "offline"
 """The best schedule of a search that knows the trace (libs/lab/offline.py)."""
 HINDSIGHT: Final = (STILL, "static", OFFLINE)
-"""Policies that use the best split in hindsight if their name has none."""
+"""Policies that use the best split in hindsight if their name does not contain one."""
 AGGREGATED: Final = ("aggregated", "niyama", "llm-d-latency", "llm-d-latency-most", MIXED)
 Design = Literal["aggregated", "disaggregated", "hybrid"]
-"""The division of phases: all workers do both, each does one, or each leans to one and does some of the other."""
+"""The division of phases: all workers do both, each does one, or each mainly does one and partly the other."""
 ALL: Final = (STILL, MIXED, "static", *(name for name in RIVALS if name != "static"))
 
 
@@ -121,7 +121,7 @@ class Policy:
     prompt_order: PromptOrder | None = None
     """The order of prompts in a rival's workers; None for first come, first served."""
     on_look: OnLook | None = None
-    """Called with each decision of the planner if the policy is `planned`."""
+    """The callback for each decision of the planner, if the policy is `planned`."""
 
 
 def policy_named(name: str, workers: int) -> Policy:
@@ -160,7 +160,7 @@ def policy_named(name: str, workers: int) -> Policy:
 
 
 def _without(policy: Policy, name: str, lacking: list[str]) -> Policy:
-    """Return one of our policies with the named parts removed, to measure what they are worth."""
+    """Return one of Fulcrum's policies with the named parts removed, to measure their value."""
     if policy.rival is not None:
         raise InvalidRequest(
             f"{name!r}: {', '.join(LACKS)} are of Fulcrum's own policies; rivals have {', '.join(EXTRAS)}"
@@ -179,7 +179,7 @@ def bare_name(name: str) -> tuple[str, str]:
 
 
 def design_of(name: str) -> Design:
-    """Return what a policy of this name does with prompts and decodes."""
+    """Return the division of phases under a policy with this name."""
     kind, _, numbers = bare_name(name)[0].partition(":")
     if kind in ("taichi", "taichi-flow") or (kind == MIXED and numbers):
         return "hybrid"
@@ -193,7 +193,7 @@ def with_split(name: str, prefill: int, decode: int) -> str:
 
 
 def has_hindsight(name: str) -> bool:
-    """Return whether the policy's split has to be found by trying."""
+    """Return whether the policy's split must be found by trying."""
     return bare_name(name)[0] in HINDSIGHT
 
 
@@ -211,8 +211,8 @@ def split_of(text: str, workers: int) -> tuple[int, int]:
 def _fulcrum(name: str, prefill: int, decode: int, *, mixed: bool, planned: bool, late_last: bool = True) -> Policy:
     """Return a policy with live order, binding and pacing.
 
-    If `mixed`, decode workers compute prompts too, as far as the TPOT of their decodes leaves time. Unless
-    `planned`, roles are fixed.
+    If `mixed`, decode workers also compute prompts as far as the TPOT of their decodes leaves time. Unless `planned`,
+    roles are fixed.
     """
 
     def roles(cluster: RivalSetting) -> list[tuple[Role, int]]:
@@ -232,9 +232,9 @@ def _of_rival(found: Rival, name: str, *, guard: bool, ours: bool) -> Policy:
 def late_prompts_last(prompts: Sequence[QueuedPrompt], turn: PromptTurn) -> list[tuple[float, ...]]:
     """Return the sort keys of Fulcrum's gateway order, applied to one worker's queue of prompts.
 
-    Prompts in progress come first, then those that can be in time, those that make room for them, and late ones.
-    The share that gateways reserve for late ones (`LATE_SHARE`) is left out, which favours the others. Classes make
-    room for themselves alone, as a worker does not know the share of each that is in time.
+    Prompts in progress come first, then those that can be in time, those that make room for them, and late ones. The
+    share that gateways reserve for late ones (`LATE_SHARE`) is left out, which favours the others. Classes make room
+    only for themselves, since a worker does not know the share of each that is in time.
     """
     latest_ns = [hopeless_from_ns(prompt, prompt.left_ns) for prompt in prompts]
     late = [each <= turn.now_ns for each in latest_ns]

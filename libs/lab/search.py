@@ -1,6 +1,6 @@
-"""Searches over experiments: the highest rate that keeps the SLO, the fewest workers, and the best split of them.
+"""Searches over experiments: the highest rate that meets the SLO, the fewest workers, and their best split.
 
-The fluid bound is an upper limit for any schedule: it knows the future and divides work without loss.
+The fluid bound is an upper limit for any schedule, which knows the future and divides work without loss.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,21 +17,21 @@ from libs.policy.worker.pace import largest_batch
 STEP: Final = 1.05
 """The ratio of one rate to the next lower one."""
 LEAP: Final = 4
-"""Steps taken at once while the edge is far."""
+"""The number of steps taken at once while the edge is far."""
 WANTED: Final = 0.9
-"""The share of requests, and of work, that has to be good."""
-# The share of each class that has to be good, so that no class is given up for the others.
+"""The share of requests, and of work, that must be good."""
+# The share of each class that must be good, so that no class is sacrificed for the others.
 CLASS_FLOOR: Final = 0.5
 MAX_STEPS: Final = 120
-"""Steps up or down from the first rate at most, which is a factor of 350."""
+"""The maximum number of steps up or down from the first rate, which is a factor of 350."""
 _T95: Final = (0.0, 6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 """One-sided 95 % quantiles of Student's t by degrees of freedom (0: one seed, no interval)."""
 
 Measure = Literal["both", "requests", "work"]
-"""The share that has to be good at a rate: that of requests, of work, or both."""
+"""The measure whose share must be good at a rate: requests, work, or both."""
 
 AtRate = Callable[[float], Sequence[LabReport]]
-"""Run each seed at a multiple of the trace's rate."""
+"""A function that runs each seed at a multiple of the trace's rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def highest_rate(
 ) -> SearchResult:
     """Climb in leaps from a rate that passes, then step by step from the last leap that passed.
 
-    With `every_step` there are no leaps, so that the first step that fails is the edge, whatever lies beyond it.
+    With `every_step` there are no leaps, so that the first step that fails is the edge, even if later rates pass.
     """
     runs: dict[int, Sequence[LabReport]] = {}
     bounds: dict[float, float] = {}
@@ -96,7 +96,7 @@ def highest_rate(
 def fewest_workers(
     attempt: Callable[[int], LabReport], least: int, most: int, *, guess: int = 0, measure: Measure = "both"
 ) -> tuple[int, LabReport] | None:
-    """Bisect for the fewest workers that keep the SLO; return None if not even `most` do.
+    """Bisect for the fewest workers that meet the SLO; return None if not even `most` do.
 
     More workers are assumed never to do worse. A guess avoids runs of large clusters, which take longest: steps from
     the guess double until both sides of the edge are known.
@@ -120,7 +120,7 @@ def fewest_workers(
 
 
 Try = Callable[[int], LabReport]
-"""Run the experiment with the given number of prefill workers."""
+"""A function that runs the experiment with the given number of prefill workers."""
 
 
 def merit(report: LabReport) -> tuple[float, float, float]:
@@ -130,7 +130,7 @@ def merit(report: LabReport) -> tuple[float, float, float]:
 
 
 def prompts_share(experiment: Experiment) -> float:
-    """Return the share of prompts in the GPU time that the trace asks for."""
+    """Return the share of prompts in the GPU time that the trace needs."""
     work, requests = experiment.work, experiment.trace.requests
     whole = sum(work.ns(each.input_tokens, each.output_tokens) for each in requests)
     return sum(work.prompt_ns(each.input_tokens) for each in requests) / max(whole, 1.0)
@@ -144,7 +144,9 @@ def first_guess(experiment: Experiment) -> int:
 def best_split(
     workers: int, guess: int, attempt: Try, enough: Callable[[LabReport], bool] = lambda report: False
 ) -> LabReport:
-    """Climb from the guess one worker at a time, past at most one step that does not improve, until it is enough."""
+    """Climb from the guess one worker at a time, past at most one step without improvement, until the result
+    suffices.
+    """
     tried: dict[int, LabReport] = {}
 
     def at(prefill: int) -> LabReport:
@@ -172,12 +174,11 @@ LARGEST_CHUNK_TOKENS: Final = 1 << 20
 def fluid_rate(experiment: Experiment, measure: Measure = "both") -> float:
     """Return the multiple of the trace's rate at which `WANTED` of the measured value keeps all workers busy.
 
-    Only the requests or the work with the lowest cost for their value count. The trace is assumed to continue as
-    it is. Prompts are computed in one chunk, and nothing is computed twice that any worker has computed (an
-    unbounded cache shared by all). Decodes run in the largest batches that hold the TPOT, and their reading of
-    weights hides behind prompts as far as the interference allows. Latency, KV memory and transfers are left out,
-    so no policy can do better for long. A trace that is short beside its answers ends while much of it still
-    decodes, and can be served at a higher rate.
+    Only the requests or the work with the lowest cost for their value count. The trace is assumed to continue as it is.
+    Prompts are computed in one chunk, and nothing is computed twice (an unbounded cache shared by all workers). Decodes
+    run in the largest batches that hold the TPOT, and their reading of weights hides behind prompts as far as the
+    interference allows. Latency, KV memory and transfers are left out, so no policy can do better for long. A trace
+    that is short beside its answers ends while much of it still decodes, and can be served at a higher rate.
     """
     requests = experiment.trace.requests
     costs = list(_costs(experiment))

@@ -34,7 +34,7 @@ class SloSpec:
     text: str
     ttft: tuple[_Amount, ...]
     largest: bool
-    """True if the largest of the amounts counts, or the smallest."""
+    """True if the largest of the amounts counts, False if the smallest does."""
     tpot_ns: int
 
     def ttft_limit_ns(self, isolated_ns: float) -> int:
@@ -43,7 +43,7 @@ class SloSpec:
 
 
 def parse_slo(text: str) -> SloSpec:
-    """Parse an SLO; raise InvalidRequest that shows the expected form."""
+    """Parse an SLO; raise InvalidRequest, which shows the expected form."""
     parts = dict(_part(part, text) for part in re.split(r",(?![^(]*\))", text.replace(" ", "")))
     if set(parts) != {"ttft", "tpot"}:
         raise _unreadable(text, "it needs ttft and tpot, each once")
@@ -84,14 +84,14 @@ NEAR: Final = (0.8, 1.25)
 
 
 def is_good(answer: LabAnswer) -> bool:
-    """Return whether the first token was in time and the TPOT held, both on average and by nearly all tokens."""
+    """Return whether the first token was in time and the TPOT was met, both on average and by nearly all tokens."""
     if answer.outcome is not LabOutcome.COMPLETED or answer.ttft_ns > answer.ttft_limit_ns:
         return False
     return answer.tpot_ns <= answer.tpot_limit_ns and answer.late <= MAX_LATE_SHARE * answer.tokens
 
 
 def is_lost(answer: LabAnswer, now_ps: int) -> bool:
-    """Return whether an answer is certain not to be good, although it may still go on."""
+    """Return whether an answer can no longer be good, although it may still continue."""
     if answer.outcome is not LabOutcome.UNFINISHED:
         return not is_good(answer)
     if answer.tokens:
@@ -102,7 +102,7 @@ def is_lost(answer: LabAnswer, now_ps: int) -> bool:
 class IdealWork:
     """The GPU time of requests in a cluster without friction.
 
-    It is the prompt's own, plus a share of decode steps over the largest batch that holds the TPOT.
+    It is that of the prompt, plus a share of decode steps over the largest batch that meets the TPOT.
     """
 
     def __init__(self, speed: Speed, tpot_ns: int, max_sequences: int) -> None:
@@ -112,7 +112,7 @@ class IdealWork:
         self._batches: dict[int, int] = {}
 
     def prompt_ns(self, tokens: int) -> float:
-        """Return the time of computing a prompt alone on an idle worker without cached blocks."""
+        """Return the time to compute a prompt alone on an idle worker without cached blocks."""
         return self._speed.prompt_ns(tokens, tokens * tokens)
 
     def ns(self, input_tokens: int, output_tokens: int) -> float:
@@ -151,6 +151,7 @@ class Score:
     tpot_s: dict[str, float]
     ttft_prediction: dict[str, float]
     """TTFT predicted at binding over the actual one: quantiles, and `within`, the share between 0.8 and 1.25.
+
     `covered_p50` and its siblings are the shares of TTFTs below the bound predicted for that chance. Empty without
     predictions.
     """

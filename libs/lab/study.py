@@ -1,5 +1,5 @@
-"""Series of experiments: policies by name over one trace on several cores, with the best split in hindsight on
-request.
+"""Series of experiments: policies by name over one trace on several cores, optionally with the best split in
+hindsight.
 """
 
 import logging
@@ -36,8 +36,8 @@ def run_named(
 ) -> LabReport:
     """Run one policy. `fulcrum` and `static` without a split use the best one in hindsight.
 
-    The search for it starts at `guess` prefill workers (0 for their share of the work) and ends early at a split
-    that is `enough`.
+    The search for it starts at `guess` prefill workers (0 means their share of the work) and ends early at a split for
+    which `enough` returns true.
     """
     workers = experiment.workers
     if name == OFFLINE:
@@ -82,7 +82,7 @@ def search_named(
     start: float = 1.0,
     every_step: bool = False,
 ) -> SearchResult:
-    """Find the highest rate at which a policy keeps the SLO, starting at `start` times the trace's rate.
+    """Find the highest rate at which a policy meets the SLO, starting at `start` times the trace's rate.
 
     Each seed draws another superposition; compression has only one.
     """
@@ -105,8 +105,8 @@ def search_measures(
 ) -> dict[Measure, SearchResult]:
     """Search as `search_named` does by each of these measures, which share the runs at each rate.
 
-    If `quick`, a search over one seed ends runs that cannot pass any more, and tries no other split once one passes.
-    The rates found are the same. The shares noted for rates that fail are too low.
+    If `quick`, a search over one seed ends runs that can no longer pass, and tries no other split once one passes. The
+    rates found are the same. The shares noted for rates that fail are too low.
     """
 
     guess = 0
@@ -114,11 +114,11 @@ def search_measures(
     hindsight = has_hindsight(name)
     quick = quick and seeds == 1
     if quick and not hindsight:
-        # Only that a rate fails counts then, not by how much. Splits are compared by their shares.
+        # Then only the failure of a rate counts, not its extent. Splits are compared by their shares.
         experiment = replace(experiment, give_up_below=WANTED)
 
     def enough(report: LabReport) -> bool:
-        """Return whether no other split need be tried, since this one passes by every measure."""
+        """Return whether no other split must be tried, because this one passes by every measure."""
         return quick and passes([report]) >= WANTED
 
     def offline(each: Experiment) -> LabReport:
@@ -144,7 +144,7 @@ def search_measures(
 
 
 def without_split(name: str) -> str:
-    """Return the policy's name for a cluster of another size, where a split for this one does not fit."""
+    """Return the policy's name for a cluster of another size, which the present split does not fit."""
     bare, extras = bare_name(name)
     kind, *numbers = bare.split(":")
     return kind + extras if len(numbers) > 1 else name
@@ -161,7 +161,7 @@ def side_by_side(
 
     The calls' notes arrive late by up to `LOOK_S`.
     """
-    # Do not fork, since reading traces may have started threads.
+    # Do not fork, because reading traces may have started threads.
     context = get_context("spawn")
     notes: SimpleQueue[str] = context.SimpleQueue()
     pool = ProcessPoolExecutor(
@@ -177,15 +177,15 @@ def side_by_side(
             for future in done:
                 yield asked[future], future.result()
     finally:
-        for child in active_children():  # a run takes up to minutes and its result is no longer needed
+        for child in active_children():  # a run may take minutes, and its result is no longer needed
             child.kill()
         pool.shutdown(cancel_futures=True)
 
 
 LOOK_S: Final = 1.0
-"""The pause between two looks for notes from the processes of a pool, and between two notes of one of them."""
+"""The pause between two polls for notes from the processes of a pool, and between two notes of one of them."""
 _shared: tuple[Experiment, Note] | None = None
-"""The experiment of this pool process, sent once because traces are large, and where its notes go."""
+"""The experiment of this pool process, sent once because traces are large, and the destination of its notes."""
 
 
 def _start(experiment: Experiment, notes: SimpleQueue[str]) -> None:
@@ -210,5 +210,5 @@ def _call(call: Callable[[Experiment, str, Note], Result], name: str) -> Result:
 
 
 def quiet() -> None:
-    # The dispatcher's log lines would be about a million requests of a simulation.
+    # The dispatcher would log a million requests of a simulation.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))

@@ -1,4 +1,4 @@
-"""The state of this machine as far as it matters to a suite, and what to do about what it lacks."""
+"""The state of this machine as far as it matters to a suite, with remedies for deficiencies."""
 
 import importlib.metadata
 import os
@@ -27,7 +27,7 @@ MEMORY_INFO: Final = Path("/proc/meminfo")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as NVIDIA's driver shows it."""
+    """A GPU as reported by NVIDIA's driver."""
 
     name: str
     memory_bytes: int
@@ -41,7 +41,7 @@ class Machine:
     system: str
     cores: int
     memory_bytes: int
-    # Free in /dev/shm.
+    # Free bytes in /dev/shm.
     shared_memory_bytes: int
     memlock_bytes: int | None
     """The memory that this user may pin, as RDMA does; None is unlimited."""
@@ -53,7 +53,7 @@ class Machine:
     """The CUDA version that torch was built for."""
     driver: str | None
     driver_cuda: str | None
-    """The newest CUDA version that the driver runs."""
+    """The newest CUDA version that the driver supports."""
     gpus: tuple[Gpu, ...]
     nvcc: str | None
     cxx: str | None
@@ -66,7 +66,7 @@ class Machine:
 
 
 def look(environ: Mapping[str, str]) -> Machine:
-    """Examine this machine. Takes milliseconds: nothing heavy is imported."""
+    """Examine this machine. This takes milliseconds, since no large packages are imported."""
     driver, driver_cuda, gpus = _nvidia()
     soft_bytes = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
@@ -95,7 +95,7 @@ def look(environ: Mapping[str, str]) -> Machine:
 
 
 def _nvidia() -> tuple[str | None, str | None, tuple[Gpu, ...]]:
-    """Return (driver version, newest CUDA version that it runs, GPUs)."""
+    """Return (driver version, newest CUDA version that it supports, GPUs)."""
     try:
         nvml: Any = import_module("pynvml")
     except ImportError:
@@ -126,7 +126,7 @@ def _packages() -> dict[str, str]:
 
 
 def _torch_cuda() -> str | None:
-    """Read the CUDA version from the file that torch's build wrote: importing torch takes seconds."""
+    """Read the CUDA version from the file written by torch's build, since importing torch takes seconds."""
     try:
         files = importlib.metadata.files("torch") or []
     except importlib.metadata.PackageNotFoundError:
@@ -179,7 +179,7 @@ LEAST_PYTHON: Final = (3, 11)
 class Level(StrEnum):
     OK = "ok"
     SLOWER = "slower"
-    """A suite runs without it, but slower or with less of something."""
+    """A suite runs without it, but slower or with fewer features."""
     # The engine does not start without it.
     MISSING = "missing"
 

@@ -29,11 +29,11 @@ class SuiteOptions:
     spare: int = 0
     """Workers on standby, which the planner may start."""
     pool: int = 0
-    """Workers onto which models are loaded on demand, in place of those above; 0 means none."""
+    """Workers onto which models are loaded on demand, instead of the workers above; 0 means none."""
     workers_per_gpu: int = 1
-    """Workers of a pool that share a GPU, each with an equal part of its memory and a model of its own."""
+    """Workers of a pool that share a GPU, each with an equal part of its memory and its own model."""
     models: tuple[str, ...] = ()
-    """The models of the pool, as `--model` names them."""
+    """The models of the pool, as named by `--model`."""
     workers_per_process: int = 1
     """The workers of one role that share a process, with engine sim."""
     gateways: int = 1
@@ -46,7 +46,7 @@ class SuiteOptions:
     sim_profile: str | None = None
     """The step-time profile of the sim engine's workers; None leaves it to their settings."""
     profile: str | None = None
-    """The deployment profile (libs/launch/profile.py) that defines the workers, in place of their numbers."""
+    """The deployment profile (libs/launch/profile.py) that defines the workers, instead of their numbers."""
     engine_args: tuple[str, ...] = ()
     """The arguments of vLLM's engine, as KEY=VALUE; they override those of settings and profiles."""
     chat_template: Path | None = None
@@ -69,9 +69,7 @@ class SuiteOptions:
 
     @property
     def engine_arguments(self) -> dict[str, Any]:
-        """Return the arguments of vLLM's engine. Raise StartupError for one that is malformed or not the user's to
-        choose.
-        """
+        """Return the arguments of vLLM's engine. Raise StartupError for one that is malformed or reserved."""
         try:
             return parse_arguments(self.engine_args)
         except ValueError as error:
@@ -128,30 +126,29 @@ LOOPBACK_BATCH_TOPICS = "batch.*"
 
 class LaunchSettings(CommonSettings):
     worker_threads: int = Field(0, ge=0, validation_alias="FULCRUM_WORKER_THREADS")
-    """Threads of each worker's engine; 0 shares the machine's cores out."""
+    """Threads of each worker's engine; 0 divides the machine's cores."""
     worker_drain_s: float = Field(1.5, ge=0, validation_alias="FULCRUM_WORKER_DRAIN_S")
-    """The time for which sequences may go on when the suite stops."""
+    """Time for which sequences may continue when the suite stops."""
     gateway_drain_s: int = Field(2, ge=0, validation_alias="FULCRUM_GATEWAY_DRAIN_S")
     """The same for gateways, which stop first."""
 
     worker_device: str = Field("auto", validation_alias="FULCRUM_WORKER_DEVICE")
-    """Device that workers compute on; GPUs are dealt out among them unless it names one, or none."""
+    """Device of the workers. GPUs are distributed among them unless it names one, or none."""
     vllm_arguments: dict[str, Any] = Field(default_factory=dict, validation_alias="FULCRUM_WORKER_VLLM_ARGUMENTS")
-    """Arguments of vLLM's engine, which say how many GPUs a worker computes on."""
+    """Arguments of vLLM's engine, which determine the number of GPUs per worker."""
 
     worker_names: Literal["gpu", "role"] = Field("gpu", validation_alias="FULCRUM_WORKER_NAMES")
-    """gpu-0, gpu-1, ..., which stay true when a worker gets another role; or by its first role, prefill-1, decode-1."""
+    """gpu-0, gpu-1, ..., which remain valid after a change of role; or names by the first role: prefill-1, decode-1."""
 
     batch_topics: str | None = Field(None, validation_alias="FULCRUM_GATEWAY_BATCH_TOPICS")
-    """Topics that batch jobs may read and write; where nobody says so, LOOPBACK_BATCH_TOPICS on loopback and none
-    beyond."""
+    """Topics that batch jobs may read and write; by default LOOPBACK_BATCH_TOPICS on loopback and none beyond."""
 
     keys: str = Field("", validation_alias="FULCRUM_KEYS")
     """Store of the hashes of API keys: `redis`, or the path of a file; empty means a file in the cache folder, by
     cluster."""
 
     def batch_topics_allowed(self) -> str:
-        """Return the topics that batch jobs may use, as the gateways' setting has them."""
+        """Return the topics that batch jobs may use, in the form of the gateways' setting."""
         if self.batch_topics is not None:
             return self.batch_topics
         return LOOPBACK_BATCH_TOPICS if is_loopback(f"{self.host}:0") else ""
@@ -161,5 +158,5 @@ class LaunchSettings(CommonSettings):
         return self.worker_threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
     def cluster_of(self, gateway_port: int, *, own_stores: bool) -> str:
-        """Return the name in topics and keys: suites that share a broker share it only where it is set."""
+        """Return the name in topics and keys: suites that share a broker share it only if it is set."""
         return self.cluster if own_stores or "cluster" in self.model_fields_set else f"{self.cluster}-{gateway_port}"

@@ -30,7 +30,7 @@ REDIS_SOCKET: Final = "redis.sock"
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs that may be used, as CUDA_VISIBLE_DEVICES names them; none without NVIDIA's driver."""
+    """Return the GPUs that may be used, by their names in CUDA_VISIBLE_DEVICES; none without NVIDIA's driver."""
     if (named := environ.get(DEVICES_VARIABLE)) is not None:
         return tuple(name for part in named.split(",") if (name := part.strip()) and name != "-1")
     counters = open_nvml()
@@ -45,9 +45,9 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 def deal(
     gpus: Sequence[str], workers: int, *, engine: str, device: str, arguments: Mapping[str, Any]
 ) -> list[Mapping[str, str]]:
-    """Return the settings by which each of `workers` sees only its own GPUs; empty if there are none. Pure.
+    """Return the settings by which each of `workers` uses only its own GPUs; empty if there are none. Pure.
 
-    Workers share GPUs if there are too few. Torch's take the memory in their settings, vLLM's an equal part unless
+    Workers share GPUs if there are too few. Torch's use the memory in their settings, vLLM's an equal part unless
     `gpu_memory_utilization` is among its `arguments`. Raise StartupError if they do not fit.
     """
     if engine == "sim" or not gpus or device not in ("auto", "cuda"):
@@ -85,7 +85,7 @@ _REDIS_READY = "eady to accept connections"
 
 @dataclass(frozen=True, slots=True)
 class SuiteLocation:
-    """The folder, stores, ports and GPUs of the machine that a suite runs on."""
+    """The folder, stores, ports and GPUs of the machine on which a suite runs."""
 
     folder: Path
     """The folder of the embedded stores, deleted with the suite."""
@@ -113,7 +113,7 @@ class SuiteLocation:
     worker_device: str = "auto"
     vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
     names_by_role: bool = False
-    """True if workers are named by their first role, in place of gpu-0, gpu-1, ..., which stay true after a move."""
+    """True if workers are named by their first role, instead of gpu-0, gpu-1, ..., which remain valid after a move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def make_plan(options: SuiteOptions, model: Model, place: SuiteLocation, models:
         "FULCRUM_CLUSTER": place.cluster,
     }
     if options.kafka is None:
-        shared["FULCRUM_KAFKA_PROTOCOL"] = "PLAINTEXT"  # the environment's is that of another broker
+        shared["FULCRUM_KAFKA_PROTOCOL"] = "PLAINTEXT"  # the environment's setting belongs to another broker
     keys = {"FULCRUM_KEYS": place.keys}
     own, kinds = _worker_settings(options, model, place, shared), _kinds(options, place)
     names = _names(kinds, by_role=place.names_by_role)
@@ -186,7 +186,7 @@ def _stores(options: SuiteOptions, place: SuiteLocation) -> tuple[ChildSpec, ...
     if options.kafka is None:
         specs.append(ChildSpec("kafka", place.broker, {}))
     if options.redis is None:
-        # A socket in a folder of our own: no port to collide on, nobody else's business.
+        # A socket in the launcher's own folder, so that no port can collide and no other user has access.
         settings = {"port": "0", "unixsocket": str(place.folder / REDIS_SOCKET), "unixsocketperm": "700"}
         settings |= {"dir": str(place.folder), "save": "", "appendonly": "no", "daemonize": "no"}
         words = [word for key, value in settings.items() for word in (f"--{key}", value)]
@@ -287,7 +287,7 @@ def _worker(own: Mapping[str, str], role: str, names: Sequence[str], settings: M
 
 
 def _profiled(profile: DeploymentProfile, worker: ProfileWorker, options: SuiteOptions) -> Mapping[str, str]:
-    """Return the settings of a deployment profile's worker, or of a simulated one in its place."""
+    """Return the settings of a deployment profile's worker, or of its simulated replacement."""
     if options.engine == "sim":
         return worker.rehearsed(profile.rehearsal)
     return worker.settings(options.engine_arguments)

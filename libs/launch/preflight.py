@@ -1,4 +1,4 @@
-"""Checks before anything is started. Each failure is one line that says what to do."""
+"""Checks before anything is started. Each failure is one line with the remedy."""
 
 import asyncio
 import contextlib
@@ -69,7 +69,7 @@ def check_writable(folder: Path, what_to_do: str) -> None:
 def gateway_port(options: SuiteOptions, host: str) -> Iterator[int]:
     """Yield the requested port, or for 0 a free one that is held for the gateway while the context is open.
 
-    The suite's logs and ready file are named by it, and a restarted gateway keeps it. Raise StartupError.
+    The suite's logs and ready file are named after it, and a restarted gateway keeps it. Raise StartupError.
     """
     if options.gateway_port:
         yield options.gateway_port
@@ -100,7 +100,7 @@ def broker_port(options: SuiteOptions) -> Iterator[int]:
 
 
 def free_port(host: str, wanted: int) -> int:
-    """Return `wanted` if nothing listens there, else 0: the service then picks a port."""
+    """Return `wanted` if nothing listens there, otherwise 0, so that the service picks a port."""
     if wanted > 65535:
         return 0
     try:

@@ -15,7 +15,7 @@ from libs.engine.config import Parallel, parallel_of
 
 ROLES: Final = ("prefill", "decode", "mixed")
 SPARE: Final = "spare"
-"""The role of a worker on standby, until a planner gives it another."""
+"""The role of a worker on standby, until a planner assigns another."""
 POOL: Final = "pool"
 """The role of workers to which the planner assigns models."""
 MIXED_BUDGET_TOKENS: Final = 256
@@ -23,7 +23,7 @@ MIXED_BUDGET_TOKENS: Final = 256
 
 
 def service_of(role: str) -> str:
-    """Return the service that a worker of this role starts as."""
+    """Return the service by which a worker of this role starts."""
     return "prefill" if role == "prefill" else "decode"
 
 
@@ -47,7 +47,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arguments: dict[str, Any]
     node: int = 0
     max_sequences: int = 64
-    # 0: measured at the start.
+    # 0: measured at the start
     prefill_chunk_tokens: int = 0
     block_size_tokens: int = 64
 
@@ -60,7 +60,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return service_of(self.role)
 
     def settings(self, arguments: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, str]:
-        """Return the variables of its process beside those of every worker; `arguments` override its own."""
+        """Return the variables of its process in addition to those of every worker; `arguments` override its own."""
         return {
             "FULCRUM_WORKER_ENGINE": "vllm",
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices)),
@@ -70,7 +70,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
 
     def rehearsed(self, step_times: str) -> Mapping[str, str]:
-        """Return the variables of a simulated worker whose steps last as long as the step-time profile says."""
+        """Return the variables of a simulated worker whose steps take the time of the step-time profile."""
         return {**self._shared(), "FULCRUM_WORKER_SIM_PROFILE": step_times}
 
     def _shared(self) -> Mapping[str, str]:
@@ -84,7 +84,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HardwarePrediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A hardware model's prediction for one worker, which nobody has measured."""
+    """A hardware model's prediction for one worker, which has not been measured."""
 
     source: str
     """The package and version that predicted it, with its system and backend."""
@@ -104,7 +104,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """The name of the model on the hub."""
     machine: str
     not_run: str
-    """The steps of the profile that nobody has tried, in words."""
+    """The steps of the profile that have not been tried, in words."""
     rehearsal: str
     """The step-time profile (libs/perfmodel/profiles.py) of its workers under `--engine sim`."""
     workers: tuple[ProfileWorker, ...]
@@ -113,7 +113,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     @property
     def nodes(self) -> int:
-        """The number of machines that it takes."""
+        """The number of machines that it needs."""
         return max(worker.node for worker in self.workers) + 1
 
     def of(self, role: str) -> list[ProfileWorker]:
@@ -125,8 +125,8 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return {"FULCRUM_WORKER_MODEL": self.model, "FULCRUM_WORKER_MODEL_PATH": f"{folder}/{self.model}"}
 
     def check(self) -> None:
-        """Raise StartupError for a profile that cannot serve: a GPU in two workers, a width that differs from its
-        GPUs, or a missing role.
+        """Raise StartupError for a profile that cannot serve: a GPU in two workers, a width that differs from the
+        number of its GPUs, or a missing role.
         """
         used = Counter((worker.node, device) for worker in self.workers for device in worker.devices)
         twice = [place for place, count in used.items() if count > 1]
@@ -144,7 +144,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def load_profile(name: str) -> DeploymentProfile:
-    """Return the shipped profile of that name, checked. Raise StartupError that lists the names."""
+    """Return the shipped profile of that name, checked. Raise StartupError, which lists the names."""
     file = FOLDER / f"{name}.json"
     names = profile_names()
     if name not in names:

@@ -1,4 +1,4 @@
-"""The ready file, by whose name or gateway port other commands find a running suite."""
+"""The ready file, through which other commands find a running suite, by its name or gateway port."""
 
 import os
 import secrets
@@ -40,7 +40,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 def default_ready_file(gateway_port: int) -> Path:
-    """Return the file that the suite on this port writes."""
+    """Return the ready file of the suite on this port."""
     return cache_dir() / "suites" / f"{gateway_port}.json"
 
 
@@ -50,7 +50,7 @@ def logs_folder(gateway_port: int) -> Path:
 
 
 def write_ready(path: Path, ready: Ready) -> None:
-    """Write the file atomically, readable by its owner alone. Raise StartupError."""
+    """Write the file atomically, readable only by its owner. Raise StartupError."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def write_ready(path: Path, ready: Ready) -> None:
 
 
 def read_ready(path: Path) -> Ready | None:
-    """Read the file. Returns None if no suite that still runs wrote it."""
+    """Read the file. Return None unless a running suite wrote it."""
     try:
         ready = msgspec.json.decode(path.read_bytes(), type=Ready)
     except (OSError, msgspec.MsgspecError):

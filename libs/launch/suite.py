@@ -1,4 +1,6 @@
-"""A suite's processes as one unit: up when all are up, stopped in the order that lets requests finish, and spares."""
+"""A suite's processes as one unit, which is up when all are up and stops in an order that lets requests finish; and its
+spares.
+"""
 
 import asyncio
 import hmac
@@ -19,7 +21,7 @@ from libs.runtime.http.semantics import HttpSemantics
 from libs.runtime.tasks import TaskOwner
 
 FIRST_WAIT_S: Final = 2.0
-# The pause before a spare worker that could not start is tried again, however often it is requested.
+# The pause before another attempt to start a spare worker that failed, however often it is requested.
 MAX_WAIT_S: Final = 60.0
 
 
@@ -85,7 +87,7 @@ class Spares:
         self._reporter.note(f"{name} has ended: the planner wishes fewer workers")
 
     async def _await(self, name: str, supervisor: Supervisor) -> None:
-        """Wait for a worker's start. If it fails, another is tried after a pause."""
+        """Wait for a worker's start. If it fails, another one is started after a pause."""
         try:
             await supervisor.first_ready
         except (StartupError, asyncio.CancelledError) as error:
@@ -101,12 +103,12 @@ class Spares:
         self._reporter.note(f"{name} has been started: the planner wishes more workers")
 
 
-# A big model takes minutes to load; after this the start has failed.
+# A big model takes minutes to load; after this long the start has failed.
 START_TIMEOUT_S = 900.0
 GATEWAY_GRACE_S = 3.0
 SERVICE_GRACE_S = 2.5
-# All graces together are well under the 10 s in which a suite must stop. Services have nothing to finish once the
-# gateways are gone.
+# All graces together are well under the 10 s in which a suite must stop. Services have no work left once the gateways
+# are gone.
 STORE_GRACE_S = 0.5
 # Time for a spare worker to finish its sequences when fewer are requested, while the suite continues.
 SPARE_GRACE_S = 30.0
@@ -133,7 +135,7 @@ class Suite:
         """The grace and the children of each stage, in the order of stopping."""
 
     async def start(self) -> dict[str, StatusLine]:
-        """Return all children's status lines by name once they are ready. Raises the first child's StartupError."""
+        """Return all children's status lines by name once they are ready. Raise the first child's StartupError."""
         plan = self._plan
         self._tasks.spawn("logs", self._bound_logs())
         stores = await self._start_all((STORE_GRACE_S, plan.stores))
@@ -157,7 +159,7 @@ class Suite:
                 await asyncio.wait({task})
 
     async def stop(self) -> None:
-        """Stop the gateways first, so that requests finish, then what serves them, and the stores last."""
+        """Stop the gateways first, so that requests finish, then their workers and services, and the stores last."""
         for grace_s, supervisors in reversed(self._stages):
             stops = [supervisor.stop(grace_s) for supervisor in supervisors]
             if grace_s == SERVICE_GRACE_S:

@@ -47,7 +47,7 @@ class Up:
         self._suite: Suite | None = None
 
     async def run(self, on_ready: OnReady) -> None:
-        """Run until cancelled. On return, and when it raises StartupError, nothing of the suite is left."""
+        """Run until cancelled. After a return or a StartupError, nothing of the suite is left."""
         with (
             preflight.gateway_port(self._options, self._settings.host) as port,
             preflight.broker_port(self._options) as broker_port,
@@ -132,7 +132,9 @@ class Up:
         )
 
     def _neighbours(self, options: SuiteOptions) -> tuple[int, int]:
-        """Return the ports of planner and metrics: the next two, for people to find; 0 lets the service pick one."""
+        """Return the ports of planner and metrics: the next two, so that people find them; 0 lets the service pick
+        one.
+        """
         if self._options.gateway_port == 0:
             return 0, 0
         first = options.gateway_port + 1
@@ -168,11 +170,11 @@ def _ready(
 
 
 def _reachable(url: str) -> str:
-    """Return the URL at which this machine reaches a service that listens on every address."""
+    """Return the URL by which this machine reaches a service that listens on every address."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-# The longest path of a Unix socket on Linux. Redis cuts a longer one without a word, and nobody finds it.
+# The longest path of a Unix socket on Linux. Redis silently truncates a longer one, which then cannot be found.
 MAX_SOCKET_BYTES: Final = 107
 
 
@@ -182,13 +184,15 @@ def check_socket_path(folder: Path) -> None:
         raise StartupError(f"{folder} is too long a path for a Unix socket: set TMPDIR to a shorter folder")
 
 
-# A shell that waits for the end of its input, which the launcher's death brings in any case, even `kill -9`.
+# A shell that waits for the end of its input, which arrives when the launcher dies, even by `kill -9`.
 _SWEEP = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$@"'
 
 
 @contextlib.asynccontextmanager
 async def suite_folder(*files: Path) -> AsyncIterator[Path]:
-    """Yield a new folder. It and `files` are removed at the end, even if the process dies. Raise StartupError."""
+    """Yield a new folder. The folder and `files` are removed at the end, even if the process dies. Raise
+    StartupError.
+    """
     try:
         folder = Path(tempfile.mkdtemp(prefix="fulcrum-"))
     except OSError as error:
@@ -234,7 +238,7 @@ def _token(ready: Ready) -> dict[str, str]:
 
 
 async def _missing(client: httpx.AsyncClient, ready: Ready, workers: Sequence[str]) -> str:
-    """Return in words the first thing that is still missing; empty once all serve."""
+    """Describe the first part that is still missing; empty once all serve."""
     try:
         for gateway in ready.gateways:
             if (await client.get(f"{gateway}/readyz")).status_code != httpx.codes.OK:
@@ -253,7 +257,7 @@ HELPER_GRACE_S = 2.0
 async def run_helper(launcher: Launcher, reporter: Reporter, name: str, command: tuple[str, ...]) -> str:
     """Run a process that does one task and ends, such as converting a model, and show its progress.
 
-    Returns the path that it reports, or "". Raise StartupError with its own words if it fails.
+    Return the path that it reports, or "". Raise StartupError with its own message if it fails.
     """
     reporter.progress(name, "starting", 0.0)
     child = await launcher.start(ChildSpec(name, command, {}))

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja text that comes with a model, rendered as transformers' `apply_chat_template` renders it."""
+"""Chat templates: Jinja text that comes with a model, rendered like transformers' `apply_chat_template`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -41,8 +41,8 @@ ones are name, reasoning_content, reasoning, tool_calls (as in OpenAI's API, wit
 class Arguments(dict[str, Any]):
     """The arguments of a tool call.
 
-    Templates that write them as JSON see an object. Templates that join them to text see the JSON text that the
-    model once wrote.
+    Templates that write them as JSON see an object. Templates that join them to text see the JSON text written by the
+    model.
     """
 
     def __init__(self, fields: Mapping[str, Any], text: str | None = None) -> None:
@@ -142,8 +142,9 @@ class _ChatTemplate:
         walked += [each.node for each in tree.find_all(nodes.Filter) if each.name in _LIST_FILTERS and each.node]
         self._takes_parts = any(_is_content(node, contents) for node in walked)
         self._takes_texts = not self._takes_parts or "string" in asks
-        # Replacements of null content, each tried if a template refuses the one before. transformers leaves it out
-        # since 5.23 and passed None before. DeepSeek R1's templates write calls only of messages whose content is none.
+        # Replacements of null content, each tried if a template refuses the previous one. transformers has omitted it
+        # since 5.23 and passed None before. DeepSeek R1's templates write calls only for messages whose content is
+        # none.
         self._nulls: tuple[Any, ...] = (_LEFT_OUT, "")
         compared = list(tree.find_all(nodes.Compare))
         if "none" in asks or any(_compares_with_none(node, contents) for node in compared):
@@ -161,7 +162,7 @@ class _ChatTemplate:
             shaped = [turn if turn["content"] is not None else self._without_content(turn, null) for turn in turns]
             try:
                 return self._template.render(messages=shaped, **given)
-            except Exception as error:  # a template can raise whatever Python does
+            except Exception as error:  # a template can raise any Python exception
                 refusal = str(error)
         raise InvalidRequest(
             f"the model's chat template refuses these messages: {refusal[:MAX_REASON_CHARS]}", param="messages"
@@ -186,7 +187,7 @@ class _ChatTemplate:
             )
         end = rendered.rindex(tag)
         kept = rendered[:end]
-        # If the tag has lost its space it was trimmed, as white space at the message's end would have been.
+        # If the tag has lost its space, it was trimmed, as white space at the message's end would have been.
         return kept if rendered.startswith(_CONTINUE_TAG, end) else kept.rstrip()
 
     def _content(self, content: Any) -> Any:
@@ -203,8 +204,8 @@ class _ChatTemplate:
         """Return a copy of the message in the shape that this template expects."""
         turn = dict(message)
         role, content = turn["role"], turn.get("content")
-        # In tool messages some families give a list a meaning of its own (GLM: several results), but OpenAI's parts
-        # are one text.
+        # In tool messages, some families give a list a different meaning (GLM: several results), but OpenAI's parts are
+        # one text.
         if isinstance(content, list) and (not self._takes_parts or role == "tool"):
             if any(part["type"] == "image" for part in content):
                 raise InvalidRequest("the model's chat template takes text only, and no images", param="messages")
@@ -262,7 +263,7 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A block of its own, as in transformers: assignments in it have no effect after it.
+        # A separate block, as in transformers: assignments in it have no effect after it.
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
     def _body(self, caller: Macro) -> str:

@@ -16,7 +16,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SIM_NAME = re.compile(r"[A-Za-z0-9][\w.:/-]{0,199}")
 
 Helper = Callable[[str, tuple[str, ...]], Awaitable[str]]
-"""Runs a command as a process of its own under the given display name. Returns the path that it reports, if any."""
+"""A function that runs a command in a separate process under the given display name. Returns the path that it reports,
+if any.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Model:
     path: str
 
 
-# Assumed size of a simulated model that is only a name: 8.03 billion parameters of two bytes, as Llama 3.1 8B has.
+# Assumed size of a simulated model that is only a name: 8.03 billion parameters of two bytes, as in Llama 3.1 8B.
 SIM_SIZE_BYTES = 16_060_522_496
 
 
@@ -63,7 +65,7 @@ def _folder(spec: str) -> Path | None:
 
 
 def _checked(name: str, folder: Path) -> Model:
-    # This fails here, in one line, rather than in every process.
+    # Fail here, in one line, rather than in every process.
     load_model_info(folder)
     if not (folder / "tokenizer.json").is_file():
         raise StartupError(f"model folder {folder} lacks tokenizer.json: save it with a fast tokenizer")

@@ -1,10 +1,10 @@
 """`python -m libs.model.grammar`: check whether answers can be constrained to a JSON schema, read from stdin.
 
-It prints `fault`, the reason if they cannot, and the parts of a `LooseSchema`. A JSON string on
-stdin is a rule's right-hand side instead: a pattern, or choices.
+It prints `fault` (the reason if they cannot) and the parts of a `LooseSchema`. A JSON string on stdin is a rule's
+right-hand side instead: a pattern, or choices.
 
-This is a process of its own, since no limit of the library bounds all of its compiler. Intersections of patterns
-can take minutes, and a thread cannot be ended.
+It runs in a separate process, since no limit of the library covers its whole compiler. Intersections of patterns can
+take minutes, and a thread cannot be ended.
 """
 
 import json
@@ -51,7 +51,7 @@ def choice_rule(choices: Sequence[str]) -> str:
 
 
 class InvalidGrammar(Exception):
-    """A grammar is in no known syntax; the message says where it fails."""
+    """A grammar of unknown syntax; the message names the position of the fault."""
 
 
 def grammar_rule(grammar: str) -> str:
@@ -64,7 +64,7 @@ def grammar_rule(grammar: str) -> str:
     if "::=" in grammar:
         try:
             grammar = gbnf_to_lark(grammar)
-        except Exception as error:  # the library has an exception class for foreseen errors only
+        except Exception as error:  # the library only has an exception class for expected errors
             raise InvalidGrammar(one_line(error, _MAX_PLACE_CHARS)) from None
         grammar = grammar.replace("%llguidance {}", "")
     return f"%lark {{\n{grammar}\n}}"
@@ -93,13 +93,17 @@ def fault_of_rule(rule: str) -> str:
 
 
 def kept_schema(schema: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the schema as the library reads it, and why answers cannot be constrained to it; empty if they can."""
+    """Return the schema in the library's form, and the reason why answers cannot be constrained to it; empty if they
+    can.
+    """
     loose, fault = loose_schema(schema)
     return ({}, fault or loose.reason) if fault or loose.omitted else (loose.schema, "")
 
 
 def loose_schema(schema: Mapping[str, Any]) -> tuple[LooseSchema, str]:
-    """Return the schema without what cannot be enforced, and why no answer can fit it; empty if one can."""
+    """Return the schema without unenforceable constraints, and the reason why no answer can fit it; empty if one
+    can.
+    """
     try:
         return loosen(schema, _fault_of_pattern, _fault_of_schema), ""
     except SchemaRefused as refused:
@@ -116,7 +120,7 @@ def _fault_of_schema(schema: Mapping[str, Any]) -> str:
 
 
 def _fault_of_pattern(pattern: str) -> str:
-    """Return why a look-around, or what else a grammar has no form for, keeps a pattern from being enforced.
+    """Return the unsupported feature, such as a look-around, that keeps a pattern from being enforced.
 
     A pattern that is wrong in any dialect, or matches nothing, has no such fault: no answer fits its schema.
     """

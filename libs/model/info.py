@@ -1,7 +1,7 @@
 """Properties of a model that can be read without loading it, and the built-in model of the sim engine.
 
-Context, vocabulary, sampling defaults that its makers recommend (generation_config.json), the way it embeds texts
-(modules.json) and takes images, and the identity of its weights.
+Context, vocabulary, sampling defaults that its makers recommend (generation_config.json), its embedding of texts
+(modules.json), its form of images, and the identity of its weights.
 """
 
 import json
@@ -70,7 +70,7 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """A model's sampling defaults, named as in the API. These values are the API's own, for lack of any."""
+    """A model's sampling defaults, named as in the API. These values are the API's own."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -80,7 +80,7 @@ class SamplingDefaults:
 
 
 def sampling_defaults(generation_config: dict[str, Any], path: Path) -> SamplingDefaults:
-    """Return the defaults in a generation_config.json. Raise StartupError that names an invalid field."""
+    """Return the defaults in a generation_config.json. Raise StartupError, which names an invalid field."""
     advised = {
         field.name: generation_config[field.name]
         for field in fields(SamplingDefaults)
@@ -110,26 +110,26 @@ ENCODERS: Final = frozenset(
     {"bert", "camembert", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta"}
 )
 """Model types in config.json whose tokens attend to those after them."""
-# Encoders that number positions from the padding token's id plus one, so that they have so many positions fewer.
+# Encoders that number positions from the padding token's id plus one, so that they have that many positions fewer.
 _PADDED_POSITIONS: Final = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
 _CROSS_ENCODER: Final = "ForSequenceClassification"
 _SIGMOIDS: Final = {"Sigmoid": True, "Identity": False}
 
 
 def is_encoder(config: dict[str, Any]) -> bool:
-    """Return whether a config.json is an encoder's, which gives vectors or scores and generates nothing."""
+    """Return whether a config.json belongs to an encoder, which gives vectors or scores and generates nothing."""
     return config.get("model_type") in ENCODERS and not config.get("is_decoder")
 
 
 def is_cross_encoder(config: dict[str, Any]) -> bool:
-    """Return whether a config.json is that of an encoder with a head over pairs of texts."""
+    """Return whether a config.json belongs to an encoder with a head over pairs of texts."""
     named = config.get("architectures") or [""]
     return is_encoder(config) and str(named[0]).endswith(_CROSS_ENCODER)
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A layer behind the pooling: a matrix [outputs, inputs], perhaps a bias, and an activation."""
+    """A layer behind the pooling: a matrix [outputs, inputs], optionally a bias, and an activation."""
 
     folder: Path
     inputs: int
@@ -141,19 +141,19 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The way a model turns a text into a vector, named in the files of Sentence Transformers.
+    """The method that turns a text into a vector, from the files of Sentence Transformers.
 
-    Without them the last token's state is taken and normalised, which is vLLM's default for models that generate. Of
-    encoders the mean is taken, as Sentence Transformers does.
+    Without them, the last token's state is used and normalised, which is vLLM's default for models that generate. For
+    encoders, the mean is used, as in Sentence Transformers.
     """
 
     pooling: Literal["last", "mean", "cls", "score"] = "last"
-    """The pooling; "score" of a cross-encoder, whose one output stands for a vector."""
+    """The pooling; "score" for a cross-encoder, whose single output takes the place of a vector."""
     normalizes: bool = True
     size: int = SIM_VECTOR_SIZE
     """The length of a vector; 0 if unknown."""
     shortens: bool = False
-    """True if the model was trained so that the beginning of a vector is a vector too (Matryoshka)."""
+    """True if the model was trained so that the beginning of a vector is also a vector (Matryoshka)."""
     sizes: frozenset[int] = frozenset()
     """The lengths to which vectors can be shortened; empty allows all below `size`."""
     unserved: str = ""
@@ -161,15 +161,15 @@ class Embedding:
     listed: bool = False
     """True if the folder has files of Sentence Transformers."""
     dense: tuple[Dense, ...] = ()
-    """The layers that a pooled vector passes, in order."""
+    """The layers that process a pooled vector, in order."""
     sigmoid: bool = False
     """True if a cross-encoder's scores are the sigmoid of its output."""
     prompt: str = ""
     """The text that Sentence Transformers puts before every text; empty if the files name none by default."""
 
     def fault(self, dimensions: int | None) -> str:
-        """Return the reason why vectors cannot have this length; empty if they can, as with None for the model's
-        own.
+        """Return the reason why vectors cannot have this length; empty if they can, as for None, the model's own
+        length.
         """
         if dimensions is None or dimensions == self.size:
             return ""
@@ -274,7 +274,7 @@ def _poolings(*, encodes: bool) -> dict[str, Literal["last", "mean", "cls"]]:
 
 
 def _load_score(folder: Path, config: dict[str, Any]) -> Embedding:
-    """Return the way a cross-encoder scores. Its activation is named in one of three places, the newest first."""
+    """Return the scoring of a cross-encoder. Its activation is named in one of three places, the newest first."""
     own = _stated(folder).get("activation_fn")
     # A config without labels has the two of transformers.
     labels = len(config.get("id2label") or "..")
@@ -334,20 +334,20 @@ class ModelInfo:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     embedding: Embedding = field(default_factory=Embedding)
     vision: Vision | None = None
-    """The way that prompts take images; None for a model without vision."""
+    """The form of images in prompts; None for a model without vision."""
     encodes: bool = False
     """True for an encoder, which generates nothing."""
 
     @property
     def request_tokens(self) -> int:
-        """The most tokens of a prompt and its output. An encoder's vector counts as one, and takes no position."""
+        """The most tokens of a prompt and its output. An encoder's vector counts as one, and needs no position."""
         return self.max_context_tokens + self.encodes
 
 
 def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
     """Read a folder's config files, or return the built-in model for "builtin:sim".
 
-    Raise StartupError that names whatever is missing.
+    Raise StartupError, which names the missing part.
     """
     if str(path) == BUILTIN_SIM:
         eos = frozenset({SIM_EOS, SIM_IM_END})
@@ -383,7 +383,7 @@ def _encoder_tokens(folder: Path, config: dict[str, Any], positions: int) -> int
     if config["model_type"] in _PADDED_POSITIONS:
         pad = config.get("pad_token_id")
         positions -= (pad if isinstance(pad, int) else 1) + 1
-    # Later releases of Sentence Transformers write the length into the tokenizer's file alone.
+    # Later releases of Sentence Transformers write the length only into the tokenizer's file.
     of_tokenizer = read_json_if_there(folder / "tokenizer_config.json").get("model_max_length")
     own = _sentence_config(folder).get("max_seq_length")
     named = of_tokenizer if own is None else own

@@ -1,9 +1,9 @@
 """`python -m libs.model.instances`: check texts against JSON schemas, read from stdin as a list of pairs.
 
-It prints a list with true, false, or null where the schema's own patterns or references cannot be followed. A text
-that is no JSON satisfies no schema.
+It prints a list with true, false, or null where the schema's own patterns or references cannot be followed. A text that
+is not JSON satisfies no schema.
 
-This is a process of its own, since patterns of a client's may take any time.
+It runs in a separate process, since a client's patterns may take any time.
 """
 
 import json
@@ -38,7 +38,7 @@ def satisfies(text: str, schema: Mapping[str, Any]) -> bool | None:
     try:
         # An empty registry fetches nothing.
         return bool(validator(bare, registry=Registry()).is_valid(instance))
-    except Exception:  # the library has no error class for patterns and values that it does not foresee
+    except Exception:  # the library has no error class for unexpected patterns and values
         return None
 
 

@@ -1,9 +1,9 @@
 """Normalisation of JSON schemas to those that the grammar library can enforce. Pure.
 
-A schema comes in as clients write it: any draft since 4, with annotations, keywords without effect, and references
-of every kind. It leaves in a small part of draft 2020-12. Every instance of the resulting schema is an instance of
-the original. If the library can enforce all of it, both have the same instances; the few places that are stricter
-say so.
+A schema arrives as written by clients: any draft since 4, with annotations, keywords without effect, and references
+of every kind. The result is in a small part of draft 2020-12. Every instance of the resulting schema is an instance of
+the original. If the library can enforce all of it, both have the same instances; the few places that are stricter say
+so.
 """
 
 import re
@@ -187,7 +187,7 @@ class _Document:
         try:
             return self._child(schema, resource, keyword, *path)
         except NotEnforced:
-            # A weaker subschema could make the whole one stricter, so all of the keyword is not enforced.
+            # A weaker subschema could make the whole one stricter, so the whole keyword is not enforced.
             del self._path[depth:]
             raise self._cannot(keyword) from None
 
@@ -272,7 +272,7 @@ class _Document:
                 raise self._refused(f"{key}: numbers beyond 2**53 cannot be enforced")
 
     def _values(self, own: dict[str, Any]) -> None:
-        """Write `const` as an `enum` of one, and drop formats that are not enforced and empty lists."""
+        """Write `const` as an `enum` of one, and drop unenforced formats and empty lists."""
         values = self._list(own, "enum")
         if "const" in own:
             const = own.pop("const")
@@ -290,7 +290,7 @@ class _Document:
                 del own[key]
 
     def _conditions(self, own: dict[str, Any], resource: Any) -> None:
-        """Resolve an `if` whose result is known or has no effect, and `not` of a schema that is all or nothing."""
+        """Resolve an `if` whose result is known or has no effect, and `not` of a schema that allows all or nothing."""
         condition = own.pop("if", None)
         branches: dict[str, Schema] = {
             key: self._child(own.pop(key), resource, key) for key in ("then", "else") if key in own
@@ -353,7 +353,7 @@ class _Document:
         self._unevaluated(own, resource, "unevaluatedProperties", "additionalProperties")
 
     def _unevaluated(self, own: dict[str, Any], resource: Any, keyword: str, others: str) -> None:
-        """Replace `keyword` by `others`, which means the same if no subschema applies in place."""
+        """Replace `keyword` by `others`, which is equivalent if no subschema applies in place."""
         if keyword not in own:
             return
         rest = own.pop(keyword)

@@ -1,4 +1,6 @@
-"""Schemas without the constraints that a grammar cannot express, for answers that are checked once they are whole."""
+"""Schemas without the constraints that a grammar cannot express, for answers that are checked once they are
+complete.
+"""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +11,7 @@ from libs.model.schema_keywords import NO_SCHEMAS, NotEnforced, SchemaRefused
 
 MAX_OMITTED: Final = 64
 """The bound on constraints of one schema that may be left out."""
-# Keywords whose effect depends on another one, which goes with them.
+# Keywords whose effect depends on another one, which is dropped with them.
 _WITH: Final[Mapping[str, tuple[str, ...]]] = {
     "if": ("then", "else"),
     "contains": ("minContains", "maxContains"),
@@ -20,7 +22,7 @@ _COMBINED: Final[Mapping[str, tuple[str, ...]]] = {
     "min/maxProperties only supported": ("minProperties", "maxProperties"),
     "are not disjoint": ("patternProperties",),
 }
-# Keywords without which `unevaluatedItems` and `unevaluatedProperties` would refuse what they evaluate.
+# Keywords without which `unevaluatedItems` and `unevaluatedProperties` would refuse the parts that they evaluate.
 _EVALUATING: Final = ("if", "contains", "dependentSchemas", "$dynamicRef")
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 
@@ -39,9 +41,9 @@ def loosen(
 ) -> LooseSchema:
     """Normalise a schema without the constraints that cannot be enforced.
 
-    `fault_of_pattern` returns why a regular expression cannot be enforced, `fault_of` the same of a normalised
-    schema; both return an empty text if it can. Raise SchemaRefused for a schema that is no schema, has no instance,
-    or has more than MAX_OMITTED such constraints.
+    `fault_of_pattern` returns why a regular expression cannot be enforced, `fault_of` the same of a normalised schema;
+    both return an empty text if it can. Raise SchemaRefused for a value that is not a schema, a schema without
+    instances, or one with more than MAX_OMITTED such constraints.
     """
     loose = copy.deepcopy(dict(schema))
     omitted: list[str] = []
@@ -50,7 +52,7 @@ def loosen(
         try:
             found = normalise(loose)
         except NotEnforced as error:
-            assert error.schema is not None  # the normaliser sets it on the way out
+            assert error.schema is not None  # the normaliser sets it on output
             reason = reason or str(error)
             omitted.append(f"{_pointer(loose, error.schema)}/{_escaped(error.keyword)}")
             _omit(error.schema, error.keyword)
@@ -78,7 +80,7 @@ def loosen(
 
 def _omit(schema: dict[str, Any], keyword: str) -> None:
     if keyword == "oneOf":
-        # Still one of them at least.
+        # At least one of them still applies.
         schema["allOf"] = [*schema.get("allOf", []), {"anyOf": schema.pop("oneOf")}]
         return
     for each in (keyword, *_WITH.get(keyword, ())):
@@ -98,7 +100,7 @@ def _omit_unevaluated(root: dict[str, Any]) -> list[str]:
 
 
 def _outermost(pointers: list[str]) -> tuple[str, ...]:
-    """Return the pointers in order, without those of parts of another one."""
+    """Return the pointers in order, without those that are parts of another one."""
     conditions = [each[: -len("if")] for each in pointers if each.endswith("/if")]
     whole = [*pointers, *(f"{each}{branch}" for each in conditions for branch in ("then", "else"))]
     return tuple(dict.fromkeys(each for each in pointers if not any(each.startswith(f"{other}/") for other in whole)))
@@ -115,7 +117,7 @@ def _bad_patterns(schema: dict[str, Any], faults: Mapping[str, str]) -> list[tup
 
 
 def _combined(schema: dict[str, Any], fault: str) -> list[tuple[dict[str, Any], str, str, str]]:
-    """Return (subschema, keyword, pointer, fault) of each keyword that an error of the library is about."""
+    """Return (subschema, keyword, pointer, fault) of each keyword named in an error of the library."""
     keywords = next((each for text, each in _COMBINED.items() if text in fault), ())
     return [
         (each, keyword, f"{pointer}/{keyword}", fault)
@@ -150,7 +152,7 @@ def _values(value: Any, pointer: str) -> Iterator[tuple[Any, str]]:
 
 
 def _subschemas(schema: Any, pointer: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Return all subschemas with their pointers; values of `enum` and the like are none."""
+    """Yield all subschemas with their pointers; values of `enum` and the like are not subschemas."""
     if isinstance(schema, list):
         for place, each in enumerate(schema):
             yield from _subschemas(each, f"{pointer}/{place}")

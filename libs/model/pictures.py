@@ -1,4 +1,4 @@
-"""The picture in an image's file, as gateway and engine both have to read it. Needs Pillow."""
+"""The picture in an image's file, which gateway and engine must read in the same way. Needs Pillow."""
 
 import io
 import re
@@ -17,13 +17,13 @@ TRIAL_PIXELS: Final = 32
 MAX_SCANS: Final = 64
 """The maximum number of passes over a progressive JPEG; encoders write about ten."""
 MAX_ASPECT: Final = 50
-"""The maximum ratio of a picture's sides. Processors give the shorter side some hundred pixels, and the longer one
-grows with it.
+"""The maximum ratio of a picture's sides. Processors scale the shorter side to some hundred pixels, and the longer one
+in proportion.
 """
 _SCAN, _END = b"\xda", b"\xd9"
 _ALONE: Final = frozenset({b"\x01", b"\xd8"})
 """Markers without a segment."""
-# Stuffed bytes, fill bytes and restarts stand in a scan's data.
+# Stuffed bytes, fill bytes and restarts occur in a scan's data.
 _MARKER: Final = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
 
 
@@ -32,11 +32,11 @@ class BrokenImage(Exception):
 
 
 class UnservedPicture(Exception):
-    """A picture would take too much work or memory; the message says what to send instead."""
+    """A picture that would take too much work or memory; the message says what to send instead."""
 
 
 def read_picture(data: bytes, max_pixels: int | None = None) -> Image.Image:
-    """Decode a file as transformers' `load_image` does: the first picture, turned as its EXIF says, in RGB.
+    """Decode a file as transformers' `load_image` does: the first picture, rotated according to its EXIF data, in RGB.
 
     Raise UnservedPicture before it is decoded. For broken files Pillow raises errors of many types.
     """
@@ -53,12 +53,12 @@ def read_picture(data: bytes, max_pixels: int | None = None) -> Image.Image:
 
 @contextmanager
 def breaks_on_errors(what: str) -> Iterator[None]:
-    """Raise BrokenImage for any error in the context, with `what` cannot be done to an image."""
+    """Raise BrokenImage for any error in the context; `what` names the failed operation."""
     try:
         yield
     except BrokenImage:
         raise
-    except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
+    except Exception as error:  # Pillow raises SyntaxError, struct.error and others in addition to OSError
         raise BrokenImage(f"an image cannot be {what}: {one_line(error, 200)}") from error
 
 
@@ -70,7 +70,9 @@ def read_sent_picture(data: bytes, digest: bytes) -> Image.Image:
 
 
 def has_many_scans(data: bytes) -> bool:
-    """Return whether a file is a JPEG of over MAX_SCANS scans. Data after its end and in its segments is no scan."""
+    """Return whether a file is a JPEG of over MAX_SCANS scans. Data after its end and in its segments does not
+    count.
+    """
     scans, at = 0, 2 if data.startswith(b"\xff\xd8") else len(data)
     while scans <= MAX_SCANS and (found := _MARKER.search(data, at)):
         marker, at = found[1], found.end()

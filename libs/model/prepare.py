@@ -26,7 +26,7 @@ from libs.runtime import status
 
 # Files that engines and gateways read. Other formats of the same weights are not downloaded.
 FILES = ("*.safetensors", "*_Dense/pytorch_model.bin", "*.json", "*.jinja", "*.model")
-# A second copy of the weights, for the code of their makers.
+# A second copy of the weights, for their makers' code.
 OTHER_FILES = ("original/*",)
 EXIT_NO_MODEL = 2
 
@@ -74,10 +74,10 @@ def download(name: str, folder: Path | None = None) -> int:
 
 
 def main(model: str, folder: Path) -> int:
-    """Prepare the model and return an exit code, which is not 0 after one line that says why."""
+    """Prepare the model and return an exit code, which is not 0 after one line with the reason."""
     target = folder / model
     if model == BUNDLED_MODEL:
-        # In a program of its own, since only engines may import torch.
+        # In a separate program, since only engines may import torch.
         os.execv(sys.executable, [sys.executable, "-m", "libs.engine.torch.convert", str(target)])  # noqa: S606
     return download(model, target)
 

@@ -22,10 +22,10 @@ class Alternatives:
         self._left = MAX_COMPARISONS
 
     def prove(self, schema: dict[str, Any]) -> bool:
-        """Rewrite `oneOf` as `anyOf` if no two of its alternatives have a common instance. Return whether they do not.
+        """Rewrite `oneOf` as `anyOf` if no two of its alternatives have a common instance. Return whether that is so.
 
-        If objects differ by the value of one property, that property becomes required. It is what pydantic calls a
-        discriminator, and leaves optional if it has a default.
+        If objects differ by the value of one property, that property becomes required. This is pydantic's
+        discriminator, which is optional in its schemas if it has a default.
         """
         listed = schema["oneOf"]
         if not self._apart(listed):
@@ -45,8 +45,8 @@ class Alternatives:
         return True
 
     def _with(self, schema: Schema, required: str) -> Schema:
-        # The definition itself changes, wherever it is used: the library follows no circular reference with keys
-        # beside it.
+        # The definition itself changes, wherever it is used, because the library follows no circular reference with
+        # keys beside it.
         target = schema
         while isinstance(target, dict) and set(target) == {"$ref"}:
             target = self._definitions[name_of(target)]
@@ -61,7 +61,7 @@ class Alternatives:
         return all(self._exclude(one, other, _MAX_DEPTH) for one, other in self._pairs(listed))
 
     def _tag(self, listed: Sequence[Schema]) -> str | None:
-        """Return the property whose values tell all alternatives apart, if any."""
+        """Return the property whose values distinguish all alternatives, if there is one."""
         every = [self._conjuncts(each, _MAX_DEPTH) for each in listed]
         if any(not any(part.get("type") == "object" for part in parts) for parts in every):
             return None

@@ -1,4 +1,6 @@
-"""The keywords of JSON Schema as the grammar library and its normalisation know them, and why a schema is refused."""
+"""The keywords of JSON Schema known to the grammar library and to its normalisation, and the reasons for refusing a
+schema.
+"""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +8,7 @@ from typing import Any, Final
 
 # Nesting depth of objects and lists; the library reads 128.
 MAX_DEPTH: Final = 120
-# Larger numbers lose digits in the library, as they do in JavaScript.
+# Larger numbers lose digits in the library, as in JavaScript.
 MAX_EXACT: Final = 2**53 - 1
 MAX_SIZE: Final = 2**31 - 1
 # Formats that are enforced. The draft has `format` as an annotation, so any other one is ignored.
@@ -44,7 +46,7 @@ NO_SCHEMAS: Final = ("enum", "const", "default", "examples", "required")
 
 
 class SchemaRefused(Exception):
-    """A schema has a constraint that cannot be enforced; the message says which, and where."""
+    """A schema with a constraint that cannot be enforced; the message names it and its position."""
 
 
 class NotEnforced(SchemaRefused):

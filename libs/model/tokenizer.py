@@ -18,11 +18,11 @@ from libs.model.info import CHATML_TEMPLATE, SIM_SPECIAL_TOKENS, ModelInfo, byte
 # Tokens that may wait for the rest of a character. More of them cannot be a character.
 MAX_HELD_TOKENS = 64
 
-# Folder of named templates beside chat_template.jinja, as transformers saves them.
+# Folder of named templates beside chat_template.jinja, in the form written by transformers.
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-# Characters per allowed token in the beginning of a text, which is encoded to see whether it has too many tokens.
+# Characters per allowed token in the beginning of a text, which is encoded to check for too many tokens.
 PREFIX_CHARS: Final = 8
 # Kinds of pre-tokenizer that split a text from left to right into words, which no token spans.
 _SPLITTERS: Final = frozenset({"ByteLevel", "Digits", "Split", "Punctuation"})
@@ -43,7 +43,7 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in repr(inner.decoder)  # alone, or one of a sequence
         self._lead = self._find_lead()
         self._unknown_chars: list[str] = []
-        """ASCII characters that the vocabulary lacks, and that encoding a text leaves out."""
+        """ASCII characters that the vocabulary lacks, and that are dropped in encoding."""
         self._max_token_chars = self._find_max_token_chars()
         self.special_tokens = {token_id: str(token.content) for token_id, token in self._added.items() if token.special}
         """Texts of special tokens by id, to which no ordinary text is encoded."""
@@ -53,7 +53,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text.
 
-        With `add_special_tokens` it begins and ends as the model expects of raw text. A rendered chat already does.
+        With `add_special_tokens`, it begins and ends as the model expects for raw text. A rendered chat already does.
         """
         # Unlike `encode`, the batch call releases the GIL.
         ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -70,8 +70,7 @@ class Tokenizer:
     def has_more(self, text: str, most_tokens: int) -> bool:
         """Return whether a text, without added special tokens, certainly has more than `most_tokens`.
 
-        This is decided from its length and its beginning. The result is False if only encoding all of it could
-        tell.
+        This is decided from its length and its beginning. The result is False if only a full encoding would show it.
         """
         if self._max_token_chars is None or len(text) <= most_tokens:
             return False
@@ -130,7 +129,7 @@ class Tokenizer:
         return Decoder(self._inner, self._lead)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to the text, maybe a part of a character; empty for an unknown id."""
+        """Return the bytes that a token adds to the text, possibly a part of a character; empty for an unknown id."""
         added = self._added.get(token_id)
         if added is not None:
             return str(added.content).encode()
@@ -145,7 +144,7 @@ class Tokenizer:
     def _find_max_token_chars(self) -> int | None:
         """Return the characters of the longest token, or None if tokens do not map to parts of the text.
 
-        They do if each token stands for a part of the text in order, and only unknown characters are left out.
+        They do if the tokens map to consecutive parts of the text, and only unknown characters are left out.
         """
         model, splitter = self._inner.model, self._inner.pre_tokenizer
         if self._inner.normalizer is not None or type(model).__name__ != "BPE" or splitter is None:
@@ -178,7 +177,7 @@ class Tokenizer:
 
 
 class Decoder:
-    """An incremental decoder. Its outputs join to the text of all tokens, and it never emits half a character.
+    """An incremental decoder. Its joined outputs are the text of all tokens, and it never emits half a character.
 
     If some byte tokens were emitted as characters and the rest turn out not to be, the output stays, and each
     remaining byte becomes U+FFFD.
@@ -195,7 +194,7 @@ class Decoder:
         """Return the text that `token_id` completes; empty while a character is incomplete, or for a special token."""
         try:
             text: str | None = self._stream.step(self._inner, token_id)
-        except Exception:  # the library raises nothing narrower if text changes after it was emitted
+        except Exception:  # the library has no narrower exception for text that changes after it was emitted
             self._held.append(token_id)
             return self.flush()
         if text:
@@ -205,7 +204,7 @@ class Decoder:
         return self.flush() if len(self._held) >= MAX_HELD_TOKENS else ""
 
     def flush(self) -> str:
-        """Return the held-back text with U+FFFD for bytes that are no character, and restart the decoder."""
+        """Return the held-back text with U+FFFD for bytes that are not a character, and restart the decoder."""
         text: str = self._inner.decode(self._held, skip_special_tokens=True)
         self._held.clear()
         self._stream = DecodeStream(self._lead, skip_special_tokens=True)
@@ -215,7 +214,7 @@ class Decoder:
 def load_tokenizer(model: ModelInfo, template_file: str = "") -> Tokenizer:
     """Load the model's tokenizer and its chat template, or that in `template_file`.
 
-    Raise StartupError that names the file at fault.
+    Raise StartupError, which names the faulty file.
     """
     if model.path is None:
         bos, eos, _start, _end = SIM_SPECIAL_TOKENS
@@ -232,7 +231,7 @@ def load_tokenizer(model: ModelInfo, template_file: str = "") -> Tokenizer:
 
 
 def read_template(file: str) -> str:
-    """Return the source of a chat template. Raise StartupError that names the file if it is no Jinja template."""
+    """Return the source of a chat template. Raise StartupError, which names the file, if it is not a Jinja template."""
     try:
         source = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
@@ -268,7 +267,7 @@ def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Return the texts of bos_token and the like by name, including the model's own, such as image_token."""
     legacy = folder / "special_tokens_map.json"
     fields = dict(config)
-    # transformers gives this file precedence over the config, too.
+    # transformers also gives this file precedence over the config.
     if "added_tokens_decoder" not in config and legacy.exists():
         fields |= read_json(legacy)
     extra = fields.get("extra_special_tokens")

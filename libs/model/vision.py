@@ -23,7 +23,7 @@ class Vision:
     """The form of images in a model's prompts."""
 
     token_id: int = -1
-    """The placeholder that a chat template writes once for each image."""
+    """The placeholder that a chat template writes once per image."""
     image_tokens: int = 0
     """The number of placeholders that an image takes in the prompt."""
     unserved: str = ""

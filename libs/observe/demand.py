@@ -1,8 +1,8 @@
-"""Demand of an observed fleet: what servers counted, folded into bins of time. Pure; time is passed in.
+"""The demand of an observed fleet: servers' counts, folded into bins of time. Pure; time is passed in.
 
-A bin is closed once every server that was there in it has been read beyond its end. One that stays away is waited for
-up to `GIVE_UP_NS`. If its counters went on, their difference is spread over the time that it was away. Time of which
-nothing is known is never taken for time without demand: a model's bin is unknown if too much of it is missing.
+A bin is closed once every server that was present in it has been read beyond its end. A server that is away is waited
+for up to `GIVE_UP_NS`. If its counters continued, their difference is spread over the time of its absence. Unknown time
+never counts as time without demand: a model's bin is unknown if too much of it is missing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,30 +15,30 @@ from libs.demand.wire import BinDelta, Deltas
 from libs.observe.vllm import ServerSample
 
 SERVED: Final = "observed"
-"""Class and tenant of observed demand, of which servers know neither."""
+"""The class and tenant of observed demand, which servers do not know."""
 GIVE_UP_NS: Final = 300_000_000_000
 """The time after which a server that is away counts as out of service, unless it is the last of its model."""
 SETTLED_NS: Final = 5_000_000_000
-"""The time after a bin's end within which late records of live servers come."""
+"""The time after a bin's end within which late records of live servers arrive."""
 KNOWN_SHARE: Final = 0.9
 """The share of its servers' time in a bin that must be known for a model's bin to stand for the whole of it."""
 MAX_MODELS: Final = 64
-"""The maximum number of models that are counted at a time; nothing is kept of others."""
+"""The maximum number of models that are counted at a time; others are ignored."""
 MAX_COUNT: Final = 2**40
-"""The maximum that one stretch may add to a count; a larger one comes from a server that counts nonsense."""
+"""The maximum that one stretch may add to a count; a larger value comes from a faulty server."""
 MOST_BINS: Final = 64
-"""The maximum number of bins that one call closes, and that wait to be closed."""
+"""The maximum number of bins that one call closes, and of bins that wait to be closed."""
 
 
 class ServedWork(NamedTuple):
     """The work that a server counted over a stretch of time."""
 
     requests: int = 0
-    """Requests that arrived, those that wait included."""
+    """Requests that arrived, including waiting ones."""
     known_requests: int = 0
     """Requests with a first token, to which the tokens refer."""
     prompt_tokens: int = 0
-    """The tokens of their prompts, however they came to their KV."""
+    """The tokens of their prompts, whether computed or cached."""
     computed_tokens: int = 0
     output_tokens: int = 0
     ended: int = 0
@@ -52,7 +52,7 @@ class ServedWork(NamedTuple):
 
 
 class KnownWork(NamedTuple):
-    """Time of which all work is known."""
+    """A stretch of time of which all work is known."""
 
     from_ns: int
     to_ns: int
@@ -67,7 +67,7 @@ class ServerCounter:
         self._arrived = 0.0
 
     def take(self, sample: ServerSample) -> KnownWork | None:
-        """Return the work since the last sample; None if it is not known, as after a restart."""
+        """Return the work since the last sample; None if unknown, for example after a restart."""
         before, self._last = self._last, sample
         waiting = sum(each.reading.waiting for each in sample.engines.values())
         first = sum(each.reading.first_tokens for each in sample.engines.values())
@@ -91,7 +91,9 @@ def _restarted(before: ServerSample, after: ServerSample) -> bool:
 
 
 def _totals(sample: ServerSample) -> tuple[float, float, float, float, float]:
-    """Return first tokens, prompt tokens, computed ones, generated ones and ended requests."""
+    """Return the numbers of first tokens, prompt tokens, computed prompt tokens, generated tokens and ended
+    requests.
+    """
     first = prompt = computed = output = ended = 0.0
     for each in sample.engines.values():
         first += each.reading.first_tokens
@@ -103,9 +105,9 @@ def _totals(sample: ServerSample) -> tuple[float, float, float, float, float]:
 
 
 class StepCounter:
-    """The demand of one engine, from its steps.
+    """The demand of one engine, derived from its steps.
 
-    Steps name no requests. A step below its budget of tokens finishes all of its prompts; a full one leaves one
+    Steps do not name requests. A step below its budget of tokens finishes all of its prompts; a full one leaves one
     prompt for the next step.
     """
 
@@ -114,7 +116,7 @@ class StepCounter:
         self._first = self._arrived = self._ended = 0
 
     def add(self, row: StepRow, role: str, budget_tokens: int) -> None:
-        """Count a step; `budget_tokens` is the most that a step computes, 0 if unknown."""
+        """Count a step; `budget_tokens` is the maximum for a step, 0 if unknown."""
         # A decode worker whose KV comes from elsewhere begins each request in one step, whatever its length.
         decodes = role == "decode"
         full = not decodes and 0 < budget_tokens <= row.prefill_tokens + row.decode_sequences
@@ -125,7 +127,7 @@ class StepCounter:
         self._work = self._work.plus(ServedWork(0, first, prompt, computed, row.decode_sequences + first))
 
     def take(self, from_ns: int, to_ns: int, *, running: int, waiting: int) -> KnownWork:
-        """Return what was counted since the last call."""
+        """Return the work counted since the last call."""
         arrived = max(self._arrived, self._first + waiting)
         ended = max(self._ended, self._first - running)
         work = self._work._replace(requests=arrived - self._arrived, ended=ended - self._ended)
@@ -141,15 +143,15 @@ class _CountedServer:
     to_ns: int = 0
     """The end of the last known stretch; 0 before there is one."""
     gone_ns: int = 0
-    """The end of its last known stretch once it has left the list; 0 while it is there."""
+    """The end of its last known stretch once it has left the list; 0 while it is in the list."""
 
 
 @dataclass(slots=True)
 class _DemandBin:
     rows: dict[tuple[str, bool], ServedWork] = field(default_factory=dict)
-    """Work by model, apart for prefill servers, whose requests go on to decode servers."""
+    """The work by model, separately for prefill servers, whose requests continue on decode servers."""
     covered_ns: dict[str, int] = field(default_factory=dict)
-    """Known time by server."""
+    """The known time by server."""
 
 
 @dataclass(slots=True)
@@ -157,7 +159,7 @@ class _Coverage:
     expected_ns: int = 0
     covered_ns: int = 0
     decodes: bool = False
-    """True if a server that answers requests to their end was there."""
+    """True if a server that completes requests was present."""
 
     @property
     def is_known(self) -> bool:
@@ -175,7 +177,7 @@ class FleetDemand:
         self._models: set[str] = set()
 
     def expect(self, servers: Mapping[str, str], now_ns: int) -> None:
-        """Take these servers for the fleet; the values are their models, empty if unknown."""
+        """Set the fleet's servers; the values are their models, empty if unknown."""
         for name, model in servers.items():
             known = self._servers.get(name)
             if known is None or known.gone_ns:
@@ -234,7 +236,7 @@ class FleetDemand:
         return model in self._models
 
     def _coverage(self, number: int, now_ns: int) -> dict[str, _Coverage] | None:
-        """Return how much of a bin is known of each model; None while it is not to be closed."""
+        """Return the known part of a bin for each model; None while the bin must stay open."""
         low_ns, high_ns = number * self._bin_ns, (number + 1) * self._bin_ns
         if now_ns < high_ns + SETTLED_NS:
             return None
@@ -269,9 +271,9 @@ class FleetDemand:
 
 
 def _counts(rows: Mapping[tuple[str, bool], ServedWork], model: str, coverage: _Coverage) -> Counts:
-    """Return a model's demand, scaled from the part of the bin that is known to all of it."""
+    """Return a model's demand, scaled from the known part of the bin to all of it."""
     ends, begins = rows.get((model, False), ServedWork()), rows.get((model, True), ServedWork())
-    # Each request of a pair of roles passes a prefill server and a decode server, and counts at the second.
+    # With split roles, each request passes a prefill server and a decode server, and counts at the decode server.
     work = ends if coverage.decodes else begins
     computed = ends.computed_tokens + begins.computed_tokens
     cached = max(work.prompt_tokens - computed, 0)
@@ -280,7 +282,6 @@ def _counts(rows: Mapping[tuple[str, bool], ServedWork], model: str, coverage: _
 
 
 def count_steps(counter: StepCounter, rows: Iterable[StepRow], role: str, budget_tokens: int) -> None:
-    """Count all finished steps."""
     for row in rows:
         if row.end_unix_ns:
             counter.add(row, role, budget_tokens)

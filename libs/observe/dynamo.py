@@ -49,7 +49,7 @@ class PassRecord(msgspec.Struct, frozen=True):
 
 
 class PublishedRecord(msgspec.Struct, frozen=True):
-    """A record as it is sent."""
+    """A record in its published form."""
 
     publisher_id: int
     sequence: int
@@ -92,7 +92,7 @@ class Channel(msgspec.Struct, frozen=True):
 
     @property
     def node(self) -> str:
-        """The host of its endpoint; empty if that is no address like tcp://host:port."""
+        """The host of its endpoint; empty if that is not an address like tcp://host:port."""
         with suppress(ValueError):
             parts = urlsplit(self.endpoint)
             if parts.scheme == "tcp" and parts.hostname and parts.port and self.endpoint.isprintable():
@@ -115,7 +115,7 @@ class _Model(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct, frozen=True):
-    """The description that a worker gives of itself."""
+    """The description of a worker by itself."""
 
     component: Name
     instance_id: int
@@ -123,7 +123,7 @@ class Card(msgspec.Struct, frozen=True):
 
     @property
     def role(self) -> str:
-        """Its role: prefill, decode or mixed."""
+        """The worker's role: prefill, decode or mixed."""
         found = (self.card_json.worker_type or "").lower()
         return found if found in ("prefill", "decode") else "mixed"
 
@@ -139,7 +139,7 @@ _CARDS: Final = msgspec.json.Decoder(Card)
 
 
 def parse_message(parts: list[bytes]) -> tuple[PublishedRecord, PassRecord]:
-    """Return the record of a message: topic, publisher, sequence and envelope. Raise InvalidRequest."""
+    """Return the record in a message of topic, publisher, sequence and envelope. Raise InvalidRequest."""
     if not parts or len(parts[-1]) < _HEADER_BYTES:
         raise InvalidRequest("a message without an envelope")
     found = parts[-1]
@@ -159,7 +159,7 @@ def parse_message(parts: list[bytes]) -> tuple[PublishedRecord, PassRecord]:
 
 
 def parse_channel(text: bytes) -> Channel | None:
-    """Return a channel of forward-pass metrics over ZeroMQ and TCP; None if it is another or none."""
+    """Return a channel of forward-pass metrics over ZeroMQ and TCP; None for any other text."""
     try:
         found = _CHANNELS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError):

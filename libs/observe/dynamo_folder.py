@@ -1,4 +1,4 @@
-"""The discovery folder of a Dynamo fleet, DYN_FILE_KV: its workers, and where they publish their records."""
+"""The discovery folder of a Dynamo fleet, DYN_FILE_KV: its workers, and the addresses of their records."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +12,7 @@ from libs.observe.fleet import MOST_SERVERS
 
 MAX_FILE_BYTES: Final = 1024 * 1024
 MOST_FILES: Final = 16 * MOST_SERVERS
-# Dynamo touches its files every 3.3 s and removes those of others after 10 s. Nobody removes those of the last process.
+# Dynamo touches its files every 3.3 s and removes those of others after 10 s. The files of the last process remain.
 LEASE_S: Final = 20.0
 _KEYS: Final = "v1"
 
@@ -26,7 +26,7 @@ class DynamoMembers:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise InvalidRequest unless this is the discovery folder of a fleet that has been started."""
+    """Raise InvalidRequest unless this is the discovery folder of a fleet that has started."""
     if (folder / _KEYS / "mdc").is_dir():
         return
     wrong = "has no v1/mdc" if folder.is_dir() else "is no folder"
@@ -37,7 +37,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_members(folder: Path, now_s: float) -> DynamoMembers:
-    """Return the members of the fleet whose files have been touched lately."""
+    """Return the members of the fleet whose files have been touched recently."""
     cards = (parse_card(text) for text in _texts(folder / _KEYS / "mdc", "", now_s))
     channels = (parse_channel(text) for text in _texts(folder / _KEYS / "event_channels", TOPIC, now_s))
     return DynamoMembers(

@@ -15,7 +15,7 @@ ENGINE: Final = "dynamo"
 MAX_STEPS: Final = 16_384
 """The maximum number of steps that await a cut; beyond it all of them are dropped, and their time is unknown."""
 MAX_SLIP_NS: Final = 50_000_000
-"""The most by which a step may be placed later than it was published, which says whole milliseconds alone."""
+"""The maximum time by which a step may be placed later than its publication, which is in whole milliseconds."""
 COVERED_AT_ONCE: Final = 64
 MOST_STRETCHES: Final = 64
 
@@ -24,16 +24,16 @@ MOST_STRETCHES: Final = 64
 class RecordCounts:
     taken: int = 0
     lost: int = 0
-    """Records that the counters say were published and that never came."""
+    """Records that never arrived, according to the counters."""
     stale: int = 0
-    """Records that came twice, or after later ones."""
+    """Records that arrived twice, or after later ones."""
     restarts: int = 0
     dropped: int = 0
     """Steps dropped because too many awaited a cut."""
 
 
 class DynamoEngine:
-    """One engine: a worker, or a data-parallel rank of one."""
+    """One engine: a worker, or one data-parallel rank of a worker."""
 
     def __init__(self, card: Card, rank: int, node: str, now_ns: int, counts: RecordCounts) -> None:
         self.card = card
@@ -50,7 +50,7 @@ class DynamoEngine:
         self._counter_of_work = StepCounter()
         self._waiting_prompts = 0
         self.stretches: list[KnownWork] = []
-        """The demand of the batches, until somebody takes it."""
+        """The demand of the batches, until it is collected."""
 
     @property
     def name(self) -> str:
@@ -111,11 +111,11 @@ class DynamoEngine:
         return batch
 
     def _place(self, published_ns: int, length_ns: int) -> int:
-        """Return the end of a step, late enough that it does not overlap the one before it."""
+        """Return the end of a step, late enough that it does not overlap the previous one."""
         return min(max(published_ns, self._end_ns + length_ns), published_ns + MAX_SLIP_NS)
 
     def _leave_gap(self, start_ns: int) -> None:
-        """Begin the cover with this step: what happened before it never came."""
+        """Begin the cover with this step, because earlier records never arrived."""
         self._covered_from_ns = self._covered_to_ns = max(start_ns, self._covered_to_ns)
 
     def _append(self, record: PassRecord, start_ns: int, end_ns: int) -> None:
@@ -161,7 +161,7 @@ def _names(card: Card, rank: int) -> tuple[str, str]:
 
 
 def _work_row(record: PassRecord) -> StepRow:
-    """Return the requests of a step as they are recorded, without times."""
+    """Return the requests of a step in recorded form, without times."""
     work = record.scheduled_requests
     return StepRow(
         0,
@@ -175,7 +175,7 @@ def _work_row(record: PassRecord) -> StepRow:
 def _row(record: PassRecord, role: str, start_ns: int, end_ns: int) -> StepRow:
     work = record.scheduled_requests
     if role == "decode":
-        # A prompt whose KV came from a prefill worker is recorded as if it were computed here, in full.
+        # A prompt whose KV came from a prefill worker is recorded as if it were fully computed here.
         return StepRow(
             start_ns,
             end_ns,

@@ -29,18 +29,18 @@ class ObservedTarget:
 
     url: str
     name: str = ""
-    """Its name in figures; host and port if empty."""
+    """The server's name in figures; host and port if empty."""
     role: str = "mixed"
-    """The role that its router gives it: prefill, decode or mixed."""
+    """The role that the router assigns: prefill, decode or mixed."""
     model: str = ""
-    """Name of its model; that of its own metrics if empty."""
+    """The name of the model; if empty, that in the server's own metrics."""
     gpus: int = 1
     chunk_tokens: int = CHUNK_TOKENS
     """The value of the server's option --max-num-batched-tokens."""
     max_sequences: int = MAX_SEQUENCES
     """The value of the server's option --max-num-seqs."""
     token_env: str = ""
-    """Name of the environment variable that holds its bearer token."""
+    """Name of the environment variable that contains the server's bearer token."""
 
     @property
     def node(self) -> str:
@@ -57,7 +57,7 @@ def targets_of(urls: Sequence[str]) -> list[ObservedTarget]:
 
 
 def read_fleet(file: Path) -> list[ObservedTarget]:
-    """Return the servers of a file. Raise InvalidRequest, which names the table that is wrong."""
+    """Return the servers of a file. Raise InvalidRequest, which names the faulty table."""
     try:
         with file.open("rb") as opened:
             text = opened.read(MAX_FILE_BYTES + 1)

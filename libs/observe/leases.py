@@ -1,6 +1,6 @@
-"""The lease of the one process that changes roles in a fleet, where all of them run on one machine.
+"""The lease of the one process that changes roles in a fleet, if all candidates run on one machine.
 
-Servers behind a router have no place for such a lease, so a locked file of this machine is it. Processes on other
+Servers behind a router offer no place for such a lease, so it is a locked file on this machine. Processes on other
 machines, or of other users, do not see it.
 """
 
@@ -22,8 +22,8 @@ class FileLease:
     """A locked file, which the system unlocks however the process ends."""
 
     def __init__(self, folder: Path, fleet: str, identity: str) -> None:
-        """`fleet` tells fleets apart, say by their router's address."""
-        # Errors name the file without its folder, as readers of the status see them.
+        """Create the lease. `fleet` distinguishes fleets, for example by their router's address."""
+        # Errors name the file without its folder, because readers of the status see them.
         self._path = folder / f"acts-{hashlib.sha256(fleet.encode()).hexdigest()[:DIGEST_CHARS]}"
         self._identity = identity
         self._file: int | None = None
@@ -50,7 +50,7 @@ class FileLease:
             os.close(file)
             raise FleetAway(f"{self._named} cannot be locked: {error.strerror}") from None
         self._file = file
-        with suppress(OSError):  # on a full disk the lock holds without a name
+        with suppress(OSError):  # on a full disk, the lock holds without a name
             os.ftruncate(file, 0)
             os.pwrite(file, self._identity.encode()[:MAX_NAME_BYTES], 0)
         return ""

@@ -26,9 +26,7 @@ DIGEST_CHARS: Final = 8
 LEASE_S: Final = 15
 """The seconds without a renewal after which another process takes over."""
 DEADLINE_S: Final = 10.0
-"""The seconds since its last renewal for which a holder acts; the rest of the lease outlasts a call that it has
-begun.
-"""
+"""The seconds since its last renewal for which a holder acts; the rest of the lease outlasts a call in progress."""
 RENEW_S: Final = 2.0
 """The seconds between two reads of the lease."""
 PERMISSIONS: Final = "deploy/observe/kubernetes-act.yaml"
@@ -60,7 +58,7 @@ class PodLease:
     """The Lease object of the pods that a selector names."""
 
     def __init__(self, query: PodQuery, kubeconfig: str, identity: str, now_s: Callable[[], float] = _steady_s) -> None:
-        """`kubeconfig` is as for `PodFollower`; `now_s` is a clock that never steps back."""
+        """Create the lease. `kubeconfig` is as for `PodFollower`; `now_s` is a clock that never steps back."""
         self.name = f"{NAME}-{hashlib.sha256(query.selector.encode()).hexdigest()[:DIGEST_CHARS]}"
         self._query = query
         self._client = ShellClient(kubeconfig)
@@ -71,7 +69,7 @@ class PodLease:
         self._looked_s: float | None = None
         self._seen = _Lease()
         self._seen_s = 0.0
-        """The time at which the lease was first seen as it is."""
+        """The time at which the lease was first seen in its present state."""
         self._holder = ""
 
     @property
@@ -93,7 +91,7 @@ class PodLease:
         return self._holder
 
     async def close(self) -> None:
-        """Give the lease up, so that another process need not wait for its end, and disconnect. Idempotent."""
+        """Release the lease, so that another process need not wait for its end, and disconnect. Idempotent."""
         held, self._renewed_s, self._looked_s = self._renewed_s is not None, None, None
         try:
             if held:

@@ -22,7 +22,7 @@ from libs.observe.roles import FleetAway, FleetWorker, MoveRefused, check_move
 LIST_S: Final = 10.0
 MOST_PODS: Final = 4_096
 MOST_OWNERS: Final = 256
-"""The maximum number of owners that are read at a time."""
+"""The maximum number of owners read at a time."""
 ROLES_ANNOTATION: Final = "fulcrum.dev/roles"
 """The annotation of a pod with the roles that it can take: either, or fixed."""
 CHANGED_ANNOTATION: Final = "fulcrum.dev/role-changed"
@@ -31,7 +31,7 @@ MERGE: Final = "application/merge-patch+json"
 PERMISSIONS: Final = "deploy/observe/kubernetes-act.yaml"
 # vLLM takes the option as JSON, or as --kv-transfer-config.kv_role kv_both.
 _KV_BOTH: Final = re.compile(r"""kv_role["']?[\s:=]+["']?kv_both\b""")
-# llm-d's decode pods have a proxy in front of vLLM that asks a prefill pod for the KV.
+# llm-d's decode pods have a proxy in front of vLLM that requests the KV from a prefill pod.
 _PROXIES: Final = ("routing-proxy", "routing-sidecar", "pd-sidecar")
 
 
@@ -56,7 +56,7 @@ class _OwnerSpec(msgspec.Struct, frozen=True):
 
 
 class PodOwner(msgspec.Struct, frozen=True):
-    """The parts of a ReplicaSet or StatefulSet that are read."""
+    """The used parts of a ReplicaSet or StatefulSet."""
 
     metadata: _OwnerMeta = _OwnerMeta()
     spec: _OwnerSpec = _OwnerSpec()
@@ -117,7 +117,7 @@ class PodRoles:
     kind = "pod labels"
 
     def __init__(self, query: PodQuery, kubeconfig: str = "") -> None:
-        """`kubeconfig` is as for `PodFollower`."""
+        """Create the roles; `kubeconfig` is as for `PodFollower`."""
         self._query = query
         self._client = ShellClient(kubeconfig)
 
@@ -184,7 +184,7 @@ class PodRoles:
         return found.items
 
     async def _owners(self, pods: Sequence[ServerPod]) -> dict[tuple[str, str], PodOwner]:
-        """Read the ReplicaSets and StatefulSets that the pods belong to, each once."""
+        """Read the ReplicaSets and StatefulSets to which the pods belong, each once."""
         apps = client.AppsV1Api(await self._client.connected())
         read: dict[str, Any] = {
             "ReplicaSet": apps.read_namespaced_replica_set, "StatefulSet": apps.read_namespaced_stateful_set,

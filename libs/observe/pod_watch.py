@@ -32,7 +32,7 @@ from libs.policy.verdict.state import PodLabel
 log = structlog.get_logger()
 
 LIST_S: Final = 10.0
-"""The timeout of a list, which is megabytes for a thousand pods."""
+"""The timeout of a list, which has megabytes for a thousand pods."""
 WATCH_S: Final = 20
 """The time after which a watch ends by itself and is opened again."""
 # A server that has not ended the watch by then counts as unreachable.
@@ -42,19 +42,21 @@ FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 8.0
 PERMISSIONS: Final = "deploy/observe/kubernetes.yaml"
 _HELPLESS: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
-"""Statuses that retries cannot cure."""
+"""Statuses that retries cannot resolve."""
 
 
 class PodFollower:
     """The servers of a query, current while `follow` runs."""
 
     def __init__(self, query: PodQuery, kubeconfig: str = "") -> None:
-        """`kubeconfig` is a file; if empty, the account of this pod is used, or outside a pod kubectl's default."""
+        """Create the follower. `kubeconfig` is a file; if empty, the account of this pod is used, or outside a pod
+        kubectl's default.
+        """
         self._query = query
         self._client = ShellClient(kubeconfig)
         self._pods = ObservedPods(query)
         self._version = ""
-        """The version to watch from; empty if the pods have to be listed."""
+        """The version to watch from; empty if the pods must be listed."""
         self._failure = ""
 
     @property
@@ -71,7 +73,9 @@ class PodFollower:
 
     @property
     def trouble(self) -> str:
-        """The reason why servers may be missing from the list, or the list out of date; empty if there is none."""
+        """The reason why servers may be missing from the list, or the list out of date; empty if there is no such
+        reason.
+        """
         where = f"{self._query.selector!r} in namespace {self.namespace!r}"
         if self._failure:
             return f"the list of pods is that of before: {self._failure}"
@@ -84,7 +88,7 @@ class PodFollower:
         return ""
 
     async def begin(self) -> None:
-        """List the pods once. Raise InvalidRequest for a mistake that retries cannot cure."""
+        """List the pods once. Raise InvalidRequest for an error that retries cannot resolve."""
         try:
             await self._list()
         except NoApiServer as error:
@@ -97,7 +101,7 @@ class PodFollower:
     async def follow(self, changed: Callable[[], None]) -> None:
         """Watch until cancelled, and call `changed` after each change of `targets` or `trouble`.
 
-        While the server is away, the last list stands and the server is asked again at growing intervals.
+        While the server is away, the last list stays in use and requests are retried at growing intervals.
         """
         pause_s = FIRST_PAUSE_S
         while True:
@@ -116,8 +120,8 @@ class PodFollower:
                 self._version = ""
                 await asyncio.sleep(FIRST_PAUSE_S)
             except ActuatorDown as error:
-                # A list fails sooner than a watch where the server hangs, and one restored to an older state lacks our
-                # version.
+                # If the server hangs, a list fails sooner than a watch. A server restored to an older state lacks the
+                # known version.
                 self._version = ""
                 if not self._failure:
                     log.warning("pods cannot be watched: retrying", error=plain(str(error)))
@@ -144,10 +148,10 @@ class PodFollower:
         self._version = found.metadata.resource_version
 
     async def _changes(self) -> AsyncIterator[None]:
-        """Apply changes for up to WATCH_S. Yield once as the watch begins, and after each change."""
+        """Apply changes for up to WATCH_S. Yield once when the watch begins, and after each change."""
         core = client.CoreV1Api(await self._client.connected())
         with failures():
-            async with asyncio.timeout(CALL_S):  # the response's headers come at once
+            async with asyncio.timeout(CALL_S):  # the response's headers arrive at once
                 response = await core.list_namespaced_pod(
                     self.namespace, label_selector=self._query.selector, resource_version=self._version, watch=True,
                     allow_watch_bookmarks=True, timeout_seconds=WATCH_S, **{**RAW, "_request_timeout": SILENCE_S},

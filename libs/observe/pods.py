@@ -10,10 +10,10 @@ from libs.observe.fleet import MAX_GPUS, MOST_SERVERS, ObservedTarget
 
 ROLE_LABEL: Final = "llm-d.ai/role"
 PORT_NAMES: Final = ("metrics", "http")
-"""The names of container ports to look for, the most telling first: a sidecar may have a port `http` of its own."""
+"""The names of container ports to look for, most specific first, since a sidecar may also have a port `http`."""
 DEFAULT_PORT: Final = 8_000
 GPU_RESOURCE: Final = "/gpu"
-"""The end of the names of resources that are GPUs, such as nvidia.com/gpu."""
+"""The suffix of the names of GPU resources, such as nvidia.com/gpu."""
 RUNNING: Final = "Running"
 NO_EXTRA: Final = "to observe pods, install the extra: pip install 'fulcrum-serving[kubernetes]'"
 
@@ -24,9 +24,9 @@ class PodQuery:
 
     selector: str
     namespace: str = ""
-    """The namespace of the kubeconfig or service account if empty."""
+    """The namespace; if empty, that of the kubeconfig or service account."""
     port: int = 0
-    """The port of all pods; 0 for each pod's own."""
+    """The port of all pods; 0 means each pod's own."""
     role_label: str = ROLE_LABEL
 
 
@@ -35,7 +35,7 @@ class _Struct(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class OwnerReference(_Struct, frozen=True):
-    """An object that a pod belongs to."""
+    """An object that owns a pod."""
 
     kind: str
     name: str
@@ -93,7 +93,7 @@ class _Status(_Struct, frozen=True):
 
 
 class ServerPod(_Struct, frozen=True):
-    """The parts of a pod that are read."""
+    """The used parts of a pod."""
 
     metadata: _Meta
     spec: _Spec = _Spec()
@@ -101,12 +101,12 @@ class ServerPod(_Struct, frozen=True):
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the pod takes requests, which one that is being deleted does not."""
+        """Return whether the pod accepts requests; a pod that is being deleted does not."""
         ready = any(each.type == "Ready" and each.status == "True" for each in self.status.conditions)
         return ready and self.metadata.deletion_timestamp is None
 
     def port(self, wanted: int) -> int:
-        """Return the port of its metrics; `wanted` unless 0."""
+        """Return the port of the pod's metrics; `wanted` unless that is 0."""
         named = {port.name: port.container_port for each in self.spec.containers for port in each.ports}
         return wanted or next((named[name] for name in PORT_NAMES if name in named), DEFAULT_PORT)
 
@@ -131,8 +131,8 @@ class PodList(_Struct, frozen=True):
 class ObservedPods:
     """The pods of a query that are servers.
 
-    A pod becomes one when it is ready, and then stays one until it ends: one that is not ready any more is a server
-    that is away. Its name is its identity, so a pod of a StatefulSet keeps its history when it is made anew.
+    A pod counts as a server from the moment it is ready until it ends; one that is no longer ready is a server that
+    is away. Its name is its identity, so a pod of a StatefulSet keeps its history when it is recreated.
     """
 
     def __init__(self, query: PodQuery) -> None:
@@ -140,10 +140,10 @@ class ObservedPods:
         self._pods: dict[str, ServerPod] = {}
         """Servers by the name of their pod."""
         self._matching: set[str] = set()
-        """The names of the pods that match, servers or not."""
+        """The names of the matching pods, servers or not."""
 
     def replace(self, pods: Iterable[ServerPod]) -> None:
-        """Enter a list of all pods that match."""
+        """Enter a list of all matching pods."""
         known, self._pods, self._matching = self._pods, {}, set()
         for pod in pods:
             self._enter(pod, known.get(pod.metadata.name))
@@ -153,7 +153,7 @@ class ObservedPods:
         self._enter(pod, self._pods.pop(pod.metadata.name, None))
 
     def remove(self, name: str) -> None:
-        """Remove a pod that was deleted, or does not match any more."""
+        """Remove a pod that was deleted, or no longer matches."""
         self._pods.pop(name, None)
         self._matching.discard(name)
 
@@ -163,7 +163,7 @@ class ObservedPods:
 
     @property
     def matching(self) -> int:
-        """The number of pods that match, servers or not."""
+        """The number of matching pods, servers or not."""
         return len(self._matching)
 
     @property
@@ -173,7 +173,7 @@ class ObservedPods:
 
     def _targets(self) -> Iterator[ObservedTarget]:
         taken: set[str] = set()
-        # A pod that is gone may still be listed when another has its address already.
+        # A deleted pod may still be listed when another already has its address.
         for pod in sorted(self._pods.values(), key=lambda each: not each.is_ready):
             target = target_of(pod, self._query)
             if target.url not in taken:
@@ -200,6 +200,6 @@ def target_of(pod: ServerPod, query: PodQuery) -> ObservedTarget:
 
 
 def role_of(pod: ServerPod, label: str) -> str:
-    """Return the role by a pod's label; llm-d's other values do both phases."""
+    """Return the role in a pod's label; llm-d's other values mean both phases."""
     role = pod.metadata.labels.get(label, "")
     return role if role in ("prefill", "decode") else "mixed"

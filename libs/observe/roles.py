@@ -7,10 +7,10 @@ from typing import Final, Protocol
 
 @dataclass(frozen=True, slots=True)
 class FleetWorker:
-    """A worker of the fleet as its control plane knows it."""
+    """A worker of the fleet from the point of view of its control plane."""
 
     name: str
-    """The name of its `ObservedTarget`."""
+    """The name of the worker's `ObservedTarget`."""
     role: str
     """One of prefill, decode and mixed; a mixed one does both phases."""
     ready: bool = True
@@ -18,7 +18,7 @@ class FleetWorker:
     fixed_because: str = ""
     """The reason why its role cannot be changed; empty if it can."""
     version: str = ""
-    """The version that was read. A change based on an older version is refused."""
+    """The version at the time of reading. A change based on an older version is refused."""
 
 
 ROLES: Final = ("prefill", "decode")
@@ -34,7 +34,9 @@ class MoveRefused(Exception):
 
 
 class FleetRoles(Protocol):
-    """A fleet's control plane, as far as it assigns roles. `workers` reflects every earlier change, whoever made it."""
+    """A fleet's control plane, in its function of assigning roles. `workers` reflects every earlier change, whoever
+    made it.
+    """
 
     kind: str
     """The name of the mechanism that changes roles, for display."""
@@ -46,7 +48,7 @@ class FleetRoles(Protocol):
     async def set_role(self, worker: FleetWorker, role: str, why: str) -> None:
         """Change a recently read worker to prefill or decode, and return once that is in effect.
 
-        `why` is recorded beside the role where the fleet has a place for it. Raise MoveRefused or FleetAway.
+        `why` is recorded with the role if the fleet supports it. Raise MoveRefused or FleetAway.
         """
         ...
 
@@ -56,17 +58,17 @@ class FleetRoles(Protocol):
 
 
 class ActingLease(Protocol):
-    """The right to change roles in one fleet, which at most one process has."""
+    """The right to change roles in one fleet, which at most one process holds."""
 
     async def hold(self) -> str:
         """Acquire or renew the lease; return its holder's name if that is another process, else "".
 
-        A process that holds it may make one change within the next seconds. Raise FleetAway if nobody can tell.
+        A process that holds it may make one change within the next seconds. Raise FleetAway if the holder is unknown.
         """
         ...
 
     async def close(self) -> None:
-        """Give the lease up. Idempotent."""
+        """Release the lease. Idempotent."""
         ...
 
 

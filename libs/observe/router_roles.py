@@ -18,14 +18,14 @@ from libs.observe.fleet import MOST_SERVERS
 from libs.observe.roles import ROLES, FleetAway, FleetWorker, MoveRefused, check_move
 
 CALL_S: Final = 2.0
-"""The time that one call may take, with all of its answer."""
+"""The time that one call may take, including its whole answer."""
 SETTLED_S: Final = 15.0
 """The time within which the router must carry out a removal or an addition that it has accepted."""
 LOOK_S: Final = 0.1
 MOST_LOST: Final = 4
-"""The maximum number of servers whose place at the router is in doubt after a failed change."""
+"""The maximum number of servers whose membership in the router is uncertain after a failed change."""
 WATCHED_S: Final = 60.0
-"""The time for which a server that is listed after a failed change may still leave by that change."""
+"""The time for which a server that is listed after a failed change may still be removed by that change."""
 MOST_TRIES: Final = 10
 """The maximum number of reads at which a lost server is added back."""
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
@@ -49,7 +49,7 @@ class _List(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Lost:
-    """A server that a change may have removed for good."""
+    """A server that a change may have removed permanently."""
 
     listed: _Listed
     asked_s: float
@@ -57,12 +57,10 @@ class _Lost:
 
 
 class RouterRoles:
-    """The roles of a router's servers."""
-
     kind = "sglang-router"
 
     def __init__(self, url: str, names: Callable[[], Mapping[str, str]]) -> None:
-        """`names` returns the names of observed servers by address."""
+        """Create the roles; `names` returns the names of observed servers by address."""
         self._url = url.rstrip("/")
         self._names = names
         self._client = httpx.AsyncClient(timeout=CALL_S)
@@ -70,10 +68,10 @@ class RouterRoles:
         """The servers by address whose removal was requested, until they are known to be back."""
 
     async def workers(self) -> Sequence[FleetWorker]:
-        """Return the router's servers, under their observed names where they have one.
+        """Return the router's servers, under their observed names if they have one.
 
-        Servers that an earlier change has lost are added back in their old role first. Raise FleetAway with their
-        addresses while that fails.
+        Servers lost by an earlier change are first added back in their old role. Raise FleetAway with their addresses
+        while that fails.
         """
         found = await self._list()
         if self._lost:
@@ -91,7 +89,7 @@ class RouterRoles:
             raise MoveRefused(f"{worker.name} is the router's last {worker.role} server: add another one first")
         if len(self._lost) >= MOST_LOST:
             raise MoveRefused(f"{worker.name} stays: {MOST_LOST} servers have not come back to the router")
-        # From here on, whatever ends this call.
+        # From here on, restore the server however this call ends.
         self._lost[listed.url] = _Lost(listed, asyncio.get_running_loop().time())
         await self._call("DELETE", f"/workers/{listed.id}")
         if not await self._settles(lambda found: listed.url not in found):
@@ -131,7 +129,7 @@ class RouterRoles:
         return await self._list()
 
     async def close(self) -> None:
-        """Add lost servers back if the router takes them now, and disconnect. Idempotent."""
+        """Add lost servers back if the router accepts them now, and disconnect. Idempotent."""
         lost, self._lost = [each.listed for each in self._lost.values()], {}
         try:
             there = {each.url for each in await self._list()} if lost else set()
@@ -177,14 +175,14 @@ class RouterRoles:
         return await self._settles(lambda found: found.get(listed.url) == role)
 
     async def _settles(self, holds: Callable[[Mapping[str, str]], bool]) -> bool:
-        """Return whether `holds` becomes true of the roles by address within SETTLED_S."""
+        """Return whether `holds`, a condition on the roles by address, becomes true within SETTLED_S."""
         end_s = asyncio.get_running_loop().time() + SETTLED_S
         while asyncio.get_running_loop().time() < end_s:
             try:
                 if holds({each.url: each.worker_type for each in await self._list()}):
                     return True
             except FleetAway:
-                pass  # tried again until the end: the router may be busy with the change
+                pass  # retried until the end, because the router may be busy with the change
             await asyncio.sleep(LOOK_S)
         return False
 

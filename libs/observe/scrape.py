@@ -1,7 +1,7 @@
 """Bounded HTTP requests for /metrics over connections that stay open.
 
-httpx takes a millisecond a request, a core for a thousand servers. This takes a tenth of that, as it knows a single
-request. Redirects and proxies are not followed.
+httpx takes a millisecond per request, a core for a thousand servers. This client takes a tenth of that, since it
+supports a single request. Redirects and proxies are not followed.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ OK: Final = 200
 
 
 class ScrapeFailed(Exception):
-    """A server that did not answer, or not as a metrics endpoint does."""
+    """A scrape without an answer, or with one that is not from a metrics endpoint."""
 
     def __init__(self, message: str, reason: str) -> None:
-        """`reason` is the failure's label in metrics."""
+        """Create the error; `reason` is the failure's label in metrics."""
         super().__init__(message)
         self.message = message
         self.reason = reason
@@ -42,7 +42,7 @@ class Scraper:
         self._connection: _Connection | None = None
 
     async def scrape(self, token: str = "") -> bytes:
-        """Fetch the exposition. Raise ScrapeFailed if it does not come whole."""
+        """Fetch the exposition. Raise ScrapeFailed if it does not arrive completely."""
         authorization = f"authorization: Bearer {token}\r\n" if token else ""
         request = (
             f"GET {self._path} HTTP/1.1\r\nhost: {self._netloc}\r\naccept: text/plain;version=0.0.4\r\n"
@@ -55,7 +55,7 @@ class Scraper:
                     try:
                         return await kept.ask(request)
                     except ConnectionResetError:
-                        pass  # an idle connection may have been closed just now
+                        pass  # an idle connection may just have been closed
                 return await (await self._connect()).ask(request)
         except TimeoutError:
             raise ScrapeFailed(f"away (no answer in {self._timeout_s:g} s)", "timeout") from None
@@ -87,7 +87,7 @@ def _tls() -> ssl.SSLContext:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time. Methods named on_* are httptools' callbacks."""
+    """A connection for one request at a time. Methods named on_* are httptools' callbacks."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -119,20 +119,20 @@ class _Connection(asyncio.Protocol):
         try:
             return await self._answer
         finally:
-            self._answer = None  # it would hold the exposition until the next request
+            self._answer = None  # otherwise it would keep the exposition until the next request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass of it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._fail(lambda: ConnectionResetError("the connection was closed"))
 
     def data_received(self, data: bytes) -> None:
-        # Counts what the parser passes on to nobody as well, such as endless chunk extensions.
+        # Also counts bytes that the parser discards, such as endless chunk extensions.
         self._header_bytes += len(data)
         if self._done:
-            self.abort()  # nothing was asked
+            self.abort()  # an answer without a request
         elif self._header_bytes > MAX_EXPOSITION_BYTES + MAX_HEADER_BYTES:
             self._too_large()
         else:

@@ -1,4 +1,4 @@
-"""Phase shares of a server observed from outside: the sum of its engines."""
+"""The phase shares of a server observed from outside, summed over its engines."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class ObservedShares:
 
 @dataclass(slots=True)
 class EstimatedTime:
-    """Estimated seconds, summed over engines; `wall_s` is 0 where nothing is known."""
+    """Estimated seconds, summed over engines; `wall_s` is 0 if nothing is known."""
 
     wall_s: float = 0.0
     busy_s: float = 0.0
@@ -32,7 +32,7 @@ class EstimatedTime:
     low_s: float = 0.0
     high_s: float = 0.0
     restarted: bool = False
-    """True if a counter went back, which means that the server was restarted."""
+    """True if a counter decreased, which means that the server restarted."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Engine:
 
 
 class ObservedServer:
-    """The estimators of a server's engines; each one learns separately, as the load of ranks may differ."""
+    """The estimators of a server's engines; each learns separately, since the load of ranks may differ."""
 
     def __init__(self, may_fit: Callable[[bool], bool] = lambda first: True) -> None:
         self._may_fit = may_fit
@@ -60,7 +60,7 @@ class ObservedServer:
         self.take(self._parser.parse(text.encode(), t_s).readings)
 
     def take(self, readings: Mapping[str, Reading]) -> EstimatedTime:
-        """Process readings by engine, and return how the time since the last ones was spent."""
+        """Process readings by engine, and return the use of the time since the last ones."""
         found = EstimatedTime()
         for name, reading in readings.items():
             engine = self._engines.get(name)
@@ -69,7 +69,7 @@ class ObservedServer:
                     self._engines[name] = _Engine(PhaseEstimator(self._may_fit), reading)
                 continue
             before, engine.last = engine.last, reading
-            # A server that restarted begins again at 0; what it did meanwhile is not known.
+            # A restarted server begins again at 0; its work in the meantime is unknown.
             if reading.restarted_since(before):
                 found.restarted = True
                 continue

@@ -1,4 +1,4 @@
-"""A ZeroMQ subscription to publishers that come and go."""
+"""A ZeroMQ subscription to publishers that start and stop."""
 
 import asyncio
 from collections import Counter
@@ -24,11 +24,13 @@ _FOREIGN: Final = (
 
 
 class Subscriber:
-    """One socket for all publishers. It connects again to one that ends, but not to one that breaks the protocol."""
+    """One socket for all publishers. It reconnects to a publisher that ends, but not to one that breaks the
+    protocol.
+    """
 
     def __init__(self, topic: bytes) -> None:
         self.failures: Counter[str] = Counter()
-        """Connections that ended or could not be made: `away`, and `foreign` if something else answers."""
+        """Connections that ended or failed: `away`, or `foreign` if another program answers."""
         self._endpoints: set[str] = set()
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.SUB)
@@ -51,7 +53,7 @@ class Subscriber:
             self._connect(endpoint)
 
     def renew(self, endpoint: str) -> None:
-        """Connect anew to a publisher, whatever became of the connection to it."""
+        """Reconnect to a publisher, regardless of the state of its connection."""
         self._disconnect(endpoint)
         self._connect(endpoint)
 
@@ -64,7 +66,7 @@ class Subscriber:
 
     def _disconnect(self, endpoint: str) -> None:
         self._endpoints.discard(endpoint)
-        with suppress(zmq.ZMQError):  # the connection has ended by itself
+        with suppress(zmq.ZMQError):  # the connection has already ended
             self._socket.disconnect(endpoint)
 
     async def messages(self) -> AsyncIterator[list[bytes]]:
@@ -72,10 +74,10 @@ class Subscriber:
         while True:
             for _ in range(MESSAGES_A_TURN):
                 yield await self._socket.recv_multipart()
-            await asyncio.sleep(0)  # let others run: available messages are read without a pause
+            await asyncio.sleep(0)  # let other tasks run, because available messages are read without a pause
 
     async def watch(self) -> None:
-        """Count connections that fail, without end."""
+        """Count failing connections until cancelled."""
         while True:
             event = (await recv_monitor_message(self._monitor))["event"]
             if event & _AWAY:

@@ -1,4 +1,4 @@
-"""A parser of vLLM's /metrics that remembers where the known lines stand, since they seldom move.
+"""A parser of vLLM's /metrics that remembers the positions of known lines, since they seldom move.
 
 Checked against vLLM 0.32.0. `num_requests_running` and `_waiting` change after a step, once finished requests have
 left. `iteration_tokens_total` has one sample per output batch, so prompt chunks before the last have none.
@@ -52,7 +52,7 @@ _LABEL: Final = re.compile(rb'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)",?')
 MOST_ENGINES: Final = 64
 """The maximum number of data-parallel engines behind one exposition."""
 MOST_LINES: Final = 4_096
-"""The maximum number of known lines of one exposition; vLLM has about a hundred an engine."""
+"""The maximum number of known lines of one exposition; vLLM has about a hundred per engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class ServerSample:
 
 @dataclass(slots=True)
 class _Layout:
-    """The places of known lines in the last exposition."""
+    """The positions of known lines in the last exposition."""
 
     lines: int = 0
     numbers: list[int] = field(default_factory=list)
@@ -107,7 +107,7 @@ class _Layout:
     scalars: list[tuple[int, str, str]] = field(default_factory=list)
     """The index in `numbers`, the engine and the name of each scalar."""
     buckets: list[tuple[str, str, list[float], list[int]]] = field(default_factory=list)
-    """Engine, name, upper bounds in ascending order, and for each of them an index into `numbers`."""
+    """The engine, name, upper bounds in ascending order, and an index into `numbers` for each bound."""
     model: str = ""
     block_size_tokens: int = 0
     kv_blocks: int = 0
@@ -131,7 +131,7 @@ class VllmParser:
         return _sample(self._layout, values, t_s)
 
     def _values(self, lines: Sequence[bytes]) -> list[float] | None:
-        """Return the values of the known lines; None if they stand elsewhere than they did, or are no numbers."""
+        """Return the values of the known lines; None if they have moved or are not numbers."""
         layout = self._layout
         if len(lines) != layout.lines:
             return None
@@ -184,7 +184,7 @@ def _learn(lines: Sequence[bytes]) -> _Layout:
 
 MOST_LAYOUTS: Final = 64
 _LAYOUTS: Final[OrderedDict[tuple[object, ...], _Layout]] = OrderedDict()
-"""Layouts by their content. Servers of one model have the same one, of 40 kB."""
+"""Layouts by their content. Servers of one model share one, of 40 kB."""
 
 
 def _shared(layout: _Layout) -> _Layout:
@@ -196,7 +196,7 @@ def _shared(layout: _Layout) -> _Layout:
 
 
 def _head(line: bytes) -> tuple[str, dict[str, str], int]:
-    """Return a line's name without prefix, its labels, and the length of all before its value."""
+    """Return a line's name without prefix, its labels, and the length of the text before its value."""
     opened, closed = line.find(b"{"), line.rfind(b"}")
     if opened < 0:
         name, space, _ = line.partition(b" ")

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel, StepWork
 
-# Number of step sizes, by powers of two, that are kept. The least recently seen size is dropped.
+# The number of step sizes, by powers of two, that are kept. The least recently seen size is dropped.
 MAX_CELLS: Final = 96
 STEPS_PER_CELL: Final = 6
-# After this many newer steps a step has half its weight.
+# The number of newer steps after which a step has half its weight.
 HALF_LIFE_STEPS: Final = 4096
 MAX_STEP_NS: Final = 600 * 1_000_000_000
 
@@ -188,28 +188,28 @@ def robust_weights(residual: Floats, kinds: Sequence[NDArray[np.bool_]]) -> Floa
 
 # A phase with fewer steps keeps the shape of its prior.
 MIN_STEPS: Final = 16
-# With this many pure steps of a phase they set its speed; with fewer the prior does.
+# With this many pure steps of a phase, they set its speed; with fewer, the prior does.
 MIN_SCALED: Final = 4
 # Weight of the prior in rows. It is small, so that the prior decides only what the data leave open.
 PRIOR_ROWS: Final = 0.05
 MAX_TURNS: Final = 12
 # Quantile of prefill durations, and of their ratio to a line, that lies below nearly all of them.
 LOW_QUANTILE: Final = 0.1
-# Quantiles for the line, each for a start of its own: with a high floor only the few largest steps lie on the line.
+# Quantiles for the line, each for its own start: with a high floor, only the few largest steps lie on the line.
 LINE_QUANTILES: Final = (LOW_QUANTILE, 0.02)
 # Bound on a coefficient: its prediction for the largest work seen, divided by the longest step.
 MAX_FACTOR: Final = 1e4
 # Upper bound of a relative error, so that outliers do not decide between two models.
 LOSS_CAP: Final = 1.0
-# Loss on large batches up to which a profile's are not doubted.
+# The loss on large batches up to which a profile's values are trusted.
 GOOD_LOSS: Final = 0.03
 
-# Sizes of the steps by which an earlier model is remembered.
+# The sizes of the steps that represent an earlier model.
 REMEMBERED_TOKENS: Final = tuple(2**power for power in range(4, 15))
 REMEMBERED_BATCHES: Final = (1, 4, 16, 64, 256)
 REMEMBERED_CONTEXTS: Final = (128, 1_024, 8_192)
 REMEMBERED_WEIGHT: Final = 0.25
-# A fit holds for sizes up to this many times beyond those seen, so nothing is remembered of these.
+# A fit is valid for sizes up to this many times beyond those seen, so no steps of these sizes are remembered.
 REACH: Final = 2.0
 
 COEFFICIENTS: Final = (
@@ -257,7 +257,7 @@ def loss(model: StepTimeModel, rows: Rows) -> float:
 
 
 def remembered_steps(model: StepTimeModel, *, prefill: bool, decode: bool) -> Rows:
-    """Return pure steps of many sizes as the model predicts them, for the phases that it has learned."""
+    """Return pure steps of many sizes as predicted by the model, for the phases that it has learned."""
     tokens = np.array(REMEMBERED_TOKENS if prefill else (), dtype=np.float64)
     sizes = [(batch, batch * each) for batch in REMEMBERED_BATCHES for each in REMEMBERED_CONTEXTS] if decode else []
     batch, kv_tokens = np.array(sizes, dtype=np.float64).reshape(-1, 2).T
@@ -297,7 +297,7 @@ def fit_steps(prior: StepTimeModel, rows: Rows, remembered: Rows = NOTHING) -> S
     if loss(trial, large) >= loss(found, large):
         return found
     plain = _fit_sizes(start, rows, remembered)
-    # It has fewer coefficients, so it fits the same steps better only if they are not like the prior's.
+    # It has fewer coefficients, so it fits the same steps better only if they are unlike the prior's.
     better = loss(plain, large) < loss(found, large) and loss(plain, rows) < loss(found, rows)
     return plain if better else found
 
@@ -353,7 +353,7 @@ def _enough(rows: Rows) -> Rows:
 
 
 def _fit(prior: StepTimeModel, rows: Rows, remembered: Rows) -> StepTimeModel:
-    """Return the best of the local optima from a few starts: where regimes change, there are several."""
+    """Return the best of the local optima from a few starts, since there are several where regimes change."""
     scaled = _scaled(prior, rows, remembered)
     starts = [scaled]
     if (pure := rows.has_prefill & ~rows.has_decode).sum() >= MIN_STEPS:
@@ -365,7 +365,7 @@ def _fit(prior: StepTimeModel, rows: Rows, remembered: Rows) -> StepTimeModel:
 
 
 def _from_below(prior: StepTimeModel, start: StepTimeModel, rows: Rows, line_quantile: float) -> StepTimeModel:
-    """Return a start whose floor and line both lie below the prefill steps, as they do on any device."""
+    """Return a start whose floor and line both lie below the prefill steps, as on any device."""
     floor_ns = float(np.quantile(rows.duration_ns, LOW_QUANTILE))
     line_ns = np.maximum(
         prior.prefill_token_ns * rows.prefill_tokens + prior.prefill_token_squared_ns * rows.squared, 1
@@ -418,8 +418,8 @@ def _linear(rows: Rows, sizes: Sizes) -> tuple[Floats, Floats]:
 
 
 def _parts(vector: Floats, rows: Rows, sizes: Sizes) -> tuple[Floats, Floats]:
-    """Return ([steps], [steps]) ns: prompt chunks and decodes. With a known `sizes.saturating`, chunks lie on no floor
-    of their own.
+    """Return ([steps], [steps]) ns: prompt chunks and decodes. With a known `sizes.saturating`, chunks have no separate
+    floor.
     """
     prefill, decode = _linear(rows, sizes)
     floor_ns = 0.0 if sizes.saturating else vector[0]
@@ -447,8 +447,8 @@ def _design(vector: Floats, interference: float, rows: Rows, sizes: Sizes) -> Fl
 
 
 def _scaled(prior: StepTimeModel, rows: Rows, remembered: Rows = NOTHING) -> StepTimeModel:
-    """Scale each phase that is not remembered to the speed of its pure steps, or of its mixed steps without pure
-    ones.
+    """Scale each phase that is not remembered to the speed of its pure steps, or of its mixed steps if there are no
+    pure ones.
     """
     vector = _vector(prior)
     for part, own, other, known in (
@@ -486,7 +486,7 @@ def _room(rows: Rows, sizes: Sizes) -> Floats:
 
 
 def _interference(vector: Floats, rows: Rows, weight: Floats, prior: float, sizes: Sizes) -> float:
-    """Fit, by least squares within 0..1, how much less mixed steps take than the sum of their parts."""
+    """Fit, by least squares within 0..1, the saving of mixed steps against the sum of their parts."""
     shared = _shared(vector, rows, sizes) / rows.duration_ns
     saved = sum(_parts(vector, rows, sizes)) / rows.duration_ns - 1
     if sizes.saturating:  # a step on its floor says nothing about it

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from libs.perfmodel.fit import Rows, StepSamples, fit_steps, predict, remembered_steps
 from libs.policy.step_time import StepTimeModel, StepWork
 
-# Recent predictions of each kind of step from which errors are published.
+# The recent predictions of each kind of step from which errors are published.
 KEPT_ERRORS: Final = 256
 # With fewer steps since the last fit, there is nothing to refit.
 MIN_NEW_STEPS: Final = 8
@@ -59,7 +59,7 @@ class FittedModel:
 
 
 def combine(base: StepTimeModel, fits: Mapping[StepKind, FittedModel]) -> StepTimeModel:
-    """Return `base` with prefill, decode and interference from the fit for that kind of step, if any."""
+    """Return `base` with prefill, decode and interference from the fit for that kind of step, if there is one."""
     if StepKind.PREFILL in fits:
         model = fits[StepKind.PREFILL].model
         base = replace(
@@ -78,7 +78,7 @@ def combine(base: StepTimeModel, fits: Mapping[StepKind, FittedModel]) -> StepTi
             decode_sequence_ns=model.decode_sequence_ns,
             decode_kv_token_ns=model.decode_kv_token_ns,
         )
-        # A fit from before 0.2 knows neither batch, and fitting finds none: those of `base` stay.
+        # A fit from before 0.2 knows neither batch, and fitting finds none, so those of `base` stay.
         if model.saturating_sequences:
             base = replace(
                 base,
@@ -108,7 +108,9 @@ class StepTimeLearner:
     """A learner that turns measured steps into a model. Until it has enough of them, the model is the prior."""
 
     def __init__(self, prior: StepTimeModel, known: Collection[StepKind] = ()) -> None:
-        """- known: the kinds of steps that the prior has learned on this device; for others it is a guess"""
+        """Create a learner. `known` holds the kinds of steps that the prior has learned on this device; for others it
+        is a guess.
+        """
         self._prior = prior
         self._remembered = remembered_steps(prior, prefill=StepKind.PREFILL in known, decode=StepKind.DECODE in known)
         self._samples = StepSamples()
@@ -159,14 +161,14 @@ TYPICAL_CONTEXT: Final = 1_000
 LEAST_NS: Final = 1.0
 
 
-# Steps of a kind beyond this number add no weight, so that one busy slow worker does not count as usual.
+# The number of steps of a kind beyond which they add no weight, so that one busy slow worker does not count as usual.
 ENOUGH_STEPS: Final = 64
 
 
 def usual_model(reported: Sequence[FittedModel], chunk_tokens: int) -> StepTimeModel | None:
-    """Combine each part from the median worker, weighed by the steps of such a kind that it has run.
+    """Combine each part from the median worker, weighted by its number of such steps.
 
-    None without a valid model.
+    Return None without a valid model.
     """
     if not reported:
         return None
@@ -189,7 +191,7 @@ def usual_model(reported: Sequence[FittedModel], chunk_tokens: int) -> StepTimeM
 def expected_ns(model: StepTimeModel, counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return [steps] ns: the durations that a model predicts for finished steps. counts: [`StepCounts`, steps]."""
     tokens, prompts, context, batch, kv_tokens, given_squared = counts
-    alike = np.maximum(tokens * (2 * context - tokens) / np.maximum(prompts, 1), 0)  # as `StepWork.squared`
+    alike = np.maximum(tokens * (2 * context - tokens) / np.maximum(prompts, 1), 0)  # as in `StepWork.squared`
     squared = np.where(given_squared > 0, given_squared, alike) * (tokens > 0)
     nothing = np.zeros_like(tokens)
     return predict(model, Rows(tokens, squared, batch, kv_tokens, nothing, nothing))

@@ -54,7 +54,7 @@ _LLAMA_8B_H100 = Profile(
         decode_fixed_ns=7e6,  # 16.1 GB of weights at 75 % of bandwidth, and 0.6 ms of launches
         decode_sequence_ns=20_000,
         decode_kv_token_ns=52,  # 128 KiB at 75 % of bandwidth
-        interference=0.3,  # between the two that a cluster design must survive: 0 overlaps, 1 adds
+        interference=0.3,  # between the two cases that a cluster design must survive: 0 overlaps, 1 adds
     ),
     kv_bytes_per_token=131_072,  # 32 layers x 2 x 8 heads x 128 x 2 bytes
     kv_memory_bytes=54_000_000_000,
@@ -94,7 +94,7 @@ _SMOLLM2_135M_CPU = Profile(
 )
 
 _INSTANT = Profile(
-    name="instant",  # a device that costs nothing, so that what remains is the suite's own cost
+    name="instant",  # a device that costs nothing, so that only the suite's own cost remains
     step_time=StepTimeModel(
         prefill_fixed_ns=0,
         prefill_token_ns=0,
@@ -142,7 +142,7 @@ LAPTOP_PROFILE: Final = "smollm2-135m-cpu"
 MULTIPLYING, ATTENTION, READING = 0.6, 0.4, 0.75
 _TOGETHER: Final = 0.9
 DECODE_LAUNCHES_NS: Final = 0.6e6
-# Range of speed-ups in a simulated device's name. Any other one is ignored.
+# Range of speed-ups in a simulated device's name. Others are ignored.
 SPEEDUPS: Final = (1e-6, 1e9)
 
 
@@ -176,7 +176,7 @@ class _MeasuredModel:
 # Parts of a vLLM worker's variant without CUDA graphs or without vLLM's compiler.
 VARIANT_EAGER: Final = "eager"
 VARIANT_UNCOMPILED: Final = "uncompiled"
-# A model is like a measured one if each of its sizes is within this factor of the measured one's.
+# A model resembles a measured one if each of its sizes is within this factor of the measured one's.
 LIKE: Final = 1.25
 _LLAMA_31_8B: Final = (6_979_321_856, 525_336_576, 131_072, 131_072)
 _MEASURED: Final = (
@@ -241,7 +241,9 @@ def _is_like(one: Compute, known: Compute) -> bool:
 
 
 def _rescaled(stated: StepTimeModel, compute: Compute, known: Compute) -> StepTimeModel:
-    """Return a profile of the model `known` with the times that FLOPs or bytes set scaled to another model's."""
+    """Return a profile of the model `known`, in which the times determined by FLOPs or bytes are scaled to another
+    model.
+    """
     parameters = compute.layer_parameters / known.layer_parameters
     weights = compute.weight_bytes / known.weight_bytes
     return replace(

@@ -46,12 +46,12 @@ class KvShape:
     def block_bytes(self, block_tokens: int) -> int:
         """Return the bytes that `block_tokens` more tokens add to a long sequence.
 
-        In a model with windows only they would add nothing, so there they are added to a short sequence.
+        In a model that has only windows, they would add nothing, so there they are added to a short sequence.
         """
         return round(block_tokens * (self._bytes(windows=False) or self._bytes(windows=True)))
 
     def kept_tokens(self, tokens: int) -> int:
-        """Return how many of a sequence's `tokens` the layers that keep most of them keep."""
+        """Return the number of a sequence's `tokens` kept by the layers that keep most of them."""
         return max((min(tokens, group.window_tokens or tokens) for group in self.groups), default=0)
 
     @property
@@ -107,7 +107,7 @@ PEAKS: Final = MappingProxyType(
 
 
 def gpu_peaks(name: str) -> tuple[float, float]:
-    """Return (FLOP/s, bytes/s) of a GPU by the name that its driver reports; zeros if it is unknown."""
+    """Return (FLOP/s, bytes/s) of a GPU by the name reported by its driver; zeros if it is unknown."""
     words = set(re.split(r"[\s\-_]+", name.upper()))
     known = [key for key in PEAKS if words.issuperset(key)]
     if not known:
@@ -121,7 +121,7 @@ class Compute:
     """The figures of a model on a device from which utilisation is computed."""
 
     layer_parameters: int
-    """The number of parameters in matrices that every token is multiplied with."""
+    """The number of parameters in matrices by which every token is multiplied."""
     head_parameters: int
     """The number of parameters of the output projection, which runs only for the last token of a chunk."""
     parameter_bytes: int
@@ -151,7 +151,9 @@ class Compute:
         return self.kv_window_token_bytes / max(self.kv_token_bytes + self.kv_window_token_bytes, 1)
 
     def attended(self, tokens: float, within: float) -> float:
-        """Return how many of the preceding `tokens` the mean layer attends to, if windows reach `within` tokens."""
+        """Return the number of the preceding `tokens` that the mean layer attends to, if windows reach `within`
+        tokens.
+        """
         return tokens - self.window_share * max(tokens - within, 0.0)
 
     def kv_bytes(self, tokens: float, sequences: float) -> float:
@@ -176,7 +178,7 @@ class Effort:
 def effort_of(compute: Compute, work: StepWork, *, prefill_steps: float, decode_steps: float) -> Effort:
     """Return the effort of steps that do `work` in total.
 
-    Each step reads the weights, which is shared between the phases as its time is: `prefill_steps` steps belong to
+    Each step reads the weights, which is divided between the phases like its time: `prefill_steps` steps belong to
     prefill, `decode_steps` to decode. Both may be fractions.
     """
     squared = work.squared if work.prefill_tokens else 0.0

@@ -37,7 +37,7 @@ def step_time_message(fitted: FittedModel) -> common.StepTime:
 
 
 def fitted_model(message: common.StepTime) -> FittedModel | None:
-    """Return the model in a message; None if its values are not valid."""
+    """Return the model in a message; None if its values are invalid."""
     times = {name: getattr(message, name) for name in COEFFICIENTS}
     if not all(0 <= value <= MAX_COEFFICIENT_NS for value in times.values()) or not 0 <= message.interference <= 1:
         return None
@@ -143,7 +143,7 @@ def speed_message(speed: Speed) -> pb.Speed:
 
 
 def speed_of(message: pb.Speed, chunk_tokens: int) -> Speed | None:
-    """Return the speed that a worker sent; None if its values are not valid.
+    """Return the speed sent by a worker; None if its values are not valid.
 
     `chunk_tokens` is used if the worker sent none.
     """

@@ -1,9 +1,9 @@
-"""The sharing of a cluster between batch jobs: the job whose next share is dealt to runners, and how much capacity its
-lines may use.
+"""The division of a cluster between batch jobs: the jobs whose shares are dealt to runners next, and the capacity that
+their lines may use.
 
 Shares are dealt evenly by tenant, and within a tenant by priority and window. At most half a minute's work is dealt
-ahead, so that a later job waits behind that much and no more. `MAX_OPEN_LINES` bounds it as well, so that the unread
-messages in the broker do not grow with the number of jobs.
+ahead, which is the longest wait of a later job. `MAX_OPEN_LINES` limits it too, so that the unread messages in the
+broker do not grow with the number of jobs.
 """
 
 from collections import Counter, deque
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 SHARE_LINES = 256
-"""The lines of one share: few enough that its answered lines fit into the metadata of an offset."""
+"""The lines of one share: the record of its answered lines must fit into the metadata of an offset."""
 MAX_OPEN_LINES = 16 * SHARE_LINES
 """The maximum number of dealt but unanswered lines of all jobs: two shares for each partition."""
 LEAST_OPEN_LINES = 4 * SHARE_LINES
 """The lower bound of lines dealt ahead, for a slow cluster or one whose rate is unknown."""
 AHEAD_S = 30.0
-"""The seconds of work dealt ahead, within the two bounds; runners are dealt more long before it is done."""
-# Lines in flight even where workers show no room, so that the demand for more capacity stays visible.
+"""The seconds of work dealt ahead, within the two bounds; runners are dealt more long before they finish."""
+# The number of lines in flight even if workers show no room, so that the demand for more capacity stays visible.
 LOOK_AHEAD = 4
 MAX_LINES_WAITING = 32
 """The maximum number of batch lines in the gateway's queue.
@@ -29,7 +29,7 @@ It is enough for one round of binding. No more lines are read while workers acce
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """A job whose lines are counted but not all answered."""
+    """A job with known length whose lines are not all answered."""
 
     job_id: str
     tenant: str
@@ -84,8 +84,8 @@ def deal(jobs: Iterable[OpenJob], now_ns: int, per_s: float | None) -> list[str]
 def queues_of(jobs: Iterable[OpenJob], now_ns: int, per_s: float | None) -> Mapping[str, list[OpenJob]]:
     """Return each tenant's jobs in the order they are served.
 
-    They are sorted by priority, then by the end of their window. A job that could not finish in time even alone
-    comes after the feasible jobs of its priority.
+    They are sorted by priority, then by the end of their window. Jobs that could not finish in time even alone come
+    after the feasible jobs of their priority.
     """
     queues: dict[str, list[OpenJob]] = {}
     for job in jobs:

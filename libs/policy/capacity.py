@@ -1,4 +1,4 @@
-"""Capacity plans: the work that pools take, that sample paths of demand need, and the workers for it by hour."""
+"""Capacity plans: the work that sample paths of demand bring to pools, and the workers needed for it by hour."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ MOST_WORKERS: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class PoolTable:
-    """The capacity of one phase: the most work for each number of workers, in permanently busy workers."""
+    """The capacity of one phase: the maximum work by number of workers, in permanently busy workers."""
 
     workers: tuple[int, ...]
     """The worker counts of the table's rows, in strictly increasing order."""
     work: tuple[float, ...]
-    """The most work for each count, never decreasing."""
+    """The maximum work for each count, never decreasing."""
 
     def most_work(self, workers: float) -> float:
-        """Return the most work, interpolated between measured counts and proportional beyond the last."""
+        """Return the maximum work, interpolated between measured counts and proportional beyond the last."""
         if workers <= 0:
             return 0.0
         below, under = 0, 0.0
@@ -54,9 +54,9 @@ class PoolTable:
 
 
 def make_table(measured: Sequence[tuple[int, float]]) -> PoolTable:
-    """Make a table from pairs (workers, most work).
+    """Make a table from pairs (workers, maximum work).
 
-    The work never falls with more workers, and never exceeds their own time.
+    Work never decreases with more workers, and never exceeds their time.
     """
     ordered = sorted(measured)
     work, most = [], 0.0
@@ -78,9 +78,9 @@ class WorkerKind:
 
 
 def prefill_seconds(kind: WorkerKind, prompt_tokens: float, cached_share: float = 0.0) -> float:
-    """Return the seconds that one worker takes for a prompt without its cached tokens.
+    """Return the seconds that one worker takes for the uncached tokens of a prompt.
 
-    Steps count as being as full as prompts make them.
+    Steps count as full as prompts make them.
     """
     tokens = prompt_tokens * (1 - cached_share)
     squares = prompt_tokens**2 - (prompt_tokens * cached_share) ** 2
@@ -94,7 +94,7 @@ def prefill_seconds(kind: WorkerKind, prompt_tokens: float, cached_share: float 
 
 
 def decode_seconds(kind: WorkerKind, prompt_tokens: float, output_tokens: float, tpot_s: float) -> float:
-    """Return the seconds that one worker takes for an answer in the largest batch that keeps TPOT and fits its KV.
+    """Return the seconds that one worker takes for an answer in the largest batch that meets TPOT and fits its KV.
 
     The result is inf if not even one sequence keeps TPOT.
     """
@@ -136,7 +136,7 @@ class Shortage:
 
     phase: Phase
     at_s: float
-    """The beginning of the stretch that lacks workers."""
+    """The beginning of that stretch."""
     workers: int
     """Workers missing in at least `SURE` of the paths."""
     sure: float
@@ -240,7 +240,9 @@ def runs_short(plan: CapacityPlan, phase: Phase, quantile: Literal["p50", "p95"]
 
 
 def gpu_hours(plan: CapacityPlan, gpus: int) -> tuple[float, float]:
-    """Return the GPU-hours of the plan: (with as many as each stretch needs, with as many as suffice throughout)."""
+    """Return the GPU-hours of the plan: (with the workers that each stretch needs, with a constant number that suffices
+    throughout).
+    """
     hours = plan.step_s / 3600
     moving = sum(each.asked for phase in PHASES for each in plan.pools[phase]) * hours * gpus
     still = sum(plan.most(phase) for phase in PHASES) * len(plan.starts_s) * hours * gpus
@@ -250,9 +252,9 @@ def gpu_hours(plan: CapacityPlan, gpus: int) -> tuple[float, float]:
 def wished_workers(plan: CapacityPlan, now_s: float, lead_s: float) -> dict[Phase, int]:
     """Return the workers that each pool should have once those ordered now have started.
 
-    It is the most that is needed from now until one stretch after `lead_s`. No worker is thus released that is needed
-    again before a new one could start. The number is 0 for a pool without work in 19 of 20 paths, as a plan's minimum
-    is no reason to start a worker. The result is empty if the plan does not cover that time.
+    It is the maximum need from now until one stretch after `lead_s`, so no worker is released that is needed again
+    before a new one could start. It is 0 for a pool without work in 19 of 20 paths: a plan's minimum is no reason to
+    start a worker. The result is empty if the plan does not cover that time.
     """
     until_s = now_s + lead_s + plan.step_s
     indices = [at for at, start in enumerate(plan.starts_s) if start < until_s and start + plan.step_s > now_s]
@@ -269,30 +271,30 @@ class CapacityPlans(Protocol):
     """A source of the newest capacity plan of each model."""
 
     def plan(self, model: str) -> CapacityPlan | None:
-        """Return the newest plan in Unix seconds; None if there is none, which requests nothing."""
+        """Return the newest plan in Unix seconds; None if there is none, in which case nothing is requested."""
         ...
 
 
 def wishes(plans: CapacityPlans, model: str, now_s: float, lead_s: float) -> dict[Phase, int]:
     """Return the workers that each pool of a model should have once those ordered now have started.
 
-    `lead_s` is the time that a worker takes to start. The result is empty without a plan for that time, which
-    leaves the pools as they are (see `wished_workers`).
+    `lead_s` is the time that a worker takes to start. Without a plan for that time the result is empty and the pools
+    stay unchanged (see `wished_workers`).
     """
     plan = plans.plan(model)
     return {} if plan is None else wished_workers(plan, now_s, lead_s)
 
 
 AROUND_S: Final = 10_800.0
-"""A time of day is known from demand within this time before and after it."""
+"""Demand within this time before or after a time of day counts for it."""
 
 
 def most_supported(values: Floats, first: int, ahead: int, *, step_s: float, growth: float) -> Floats:
-    """Return the most that history supports in `ahead` stretches, of shape [ahead]; inf if no demand is known.
+    """Return the maximum that history supports in `ahead` stretches, of shape [ahead]; inf if no demand is known.
 
-    It is `growth` times the busiest stretch of `values` around the same time of day. All stretches count for a
-    history of under a day, and for times of day without demand. `first` is the index of the first stretch, in
-    stretches from the beginning of `values`.
+    It is `growth` times the busiest stretch of `values` around the same time of day. If the history is under a day
+    long, or has no demand at that time, all stretches count. `first` is the index of the first stretch, counted from
+    the beginning of `values`.
     """
     known = np.where(np.isfinite(values), values, 0.0)
     busiest = float(known.max(initial=0.0))
@@ -308,13 +310,13 @@ def most_supported(values: Floats, first: int, ahead: int, *, step_s: float, gro
     return np.asarray(growth * near[(first + np.arange(ahead)) % day])
 
 
-# The random numbers come in as normal deviates. A path's deviate of an hour becomes a rate by the quantiles of that
+# Callers pass random numbers as normal deviates. A path's deviate of an hour becomes a rate by the quantiles of that
 # hour (a Gaussian copula).
 
 
 _Z: Final = np.array([-1.6448536, -1.2815516, -0.6744898, 0.0, 0.6744898, 1.2815516, 1.6448536])
 """The deviates of a standard normal distribution at `LEVELS`."""
-# Quantiles are known from 5 to 95 %. The last stretch is extrapolated up to here and no further.
+# Quantiles are known from 5 to 95 %. The last stretch is extrapolated to this deviate and no further.
 MOST_Z: Final = 3.0
 LEAST_HANG: Final = 0.5
 MOST_HANG: Final = 0.98
@@ -323,9 +325,9 @@ assert len(_Z) == len(LEVELS)
 
 
 def hang_together(values: Floats, day: int) -> float:
-    """Return the correlation of neighbouring bins of a series about its daily profile.
+    """Return the correlation of neighbouring bins of a series around its daily profile.
 
-    It lies within `LEAST_HANG` and `MOST_HANG`, and is the mean of both where too little is known.
+    It lies within `LEAST_HANG` and `MOST_HANG`, and is their mean if too little is known.
     """
     off = residuals(values, day)
     pairs = np.isfinite(off[1:]) & np.isfinite(off[:-1])
@@ -335,14 +337,14 @@ def hang_together(values: Floats, day: int) -> float:
 
 
 def phases_together(prefill: Floats, decode: Floats, day: int) -> float:
-    """Return the correlation of both phases about their daily profiles, 0 to 1; 0.5 with too little data."""
+    """Return the correlation of both phases around their daily profiles, 0 to 1; 0.5 with too little data."""
     mine, its = residuals(prefill, day), residuals(decode, day)
     both = np.isfinite(mine) & np.isfinite(its)
     return float(np.clip(_correlation(mine[both], its[both]), 0.0, 1.0)) if both.sum() >= 24 else 0.5
 
 
 def residuals(values: Floats, day: int) -> Floats:
-    """Return logarithms less the mean of their time of day, or less the overall mean with fewer than two days."""
+    """Return logarithms minus the mean at their time of day, or minus the overall mean with fewer than two days."""
     seen = values[np.isfinite(values) & (values > 0)]
     offset = 0.01 * float(np.median(seen)) if len(seen) else 1.0
     logs = np.log(np.maximum(values, 0.0) + offset)

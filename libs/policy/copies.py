@@ -1,12 +1,12 @@
-"""The copies of partitions that brokers lack, and brokers that cannot be reached; time is passed in."""
+"""Missing replicas of partitions at brokers, and unreachable brokers. Time is passed in."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-# A broker that is cut off from the others still reports what it knew before. One of several answers may come from it,
-# so the worst recent one counts.
+# A broker that is cut off from the others still reports outdated facts. Any of several answers may be one of these, so
+# the worst recent one counts.
 RECENT_NS: Final = 5 * 10**9
 MAX_ANSWERS: Final = 64
 NO_LEADER: Final = -1
@@ -22,14 +22,14 @@ class PartitionCopies(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LostCopies:
-    """The copies that brokers lack; false if every copy is in sync."""
+    """The replicas that are out of sync; false if there are none."""
 
     behind: tuple[tuple[int, int, int], ...] = ()
-    """Node id, copies out of sync, and all copies of each broker that has some out of sync."""
+    """Node id, replicas out of sync, and number of replicas of each broker that is behind."""
     fewest: int = 0
-    """The least number of copies in sync of any partition that lacks some."""
+    """The smallest number of replicas in sync among partitions that lack some."""
     wanted: int = 0
-    """The copies that the partition with the fewest should have."""
+    """The number of replicas assigned to that partition."""
     stopped: int = 0
     """The partitions that cannot be written: they have no leader, or too few copies in sync."""
 
@@ -39,7 +39,7 @@ class LostCopies:
     @property
     def sentence(self) -> str:
         """Return the alert's reason: the brokers that lack copies, and the effect on records."""
-        # "Lost" would be wrong of a broker that is up and still copies what it missed.
+        # "Lost" would be wrong for a running broker that is still catching up.
         brokers = ", ".join(
             f"broker {node} has no copy in sync"
             if missing == every
@@ -54,16 +54,16 @@ class LostCopies:
 
 
 def lost_copies(partitions: Iterable[PartitionCopies], needed: Callable[[int], int]) -> LostCopies:
-    """Compare the copies in sync with those that are assigned.
+    """Compare the replicas in sync with the assigned ones.
 
-    `needed` returns how many of a partition's copies must have a record before it counts as written.
+    `needed` returns the number of a partition's replicas that must have a record before it counts as written.
     """
     every: Counter[int] = Counter()
     missing: Counter[int] = Counter()
     few: tuple[int, int] | None = None
     stopped = 0
     for leader, assigned, listed in partitions:
-        # Kafka lists the last copy in sync of a partition without a leader, though its broker is away.
+        # For a partition without a leader, Kafka lists the last replica in sync even if its broker is down.
         in_sync = () if leader == NO_LEADER else listed
         every.update(assigned)
         if lacking := set(assigned) - set(in_sync):

@@ -1,8 +1,8 @@
 """Role moves in a fleet that Fulcrum only observes, decided by the planner's rule and made one at a time.
 
-Budgets of such a fleet cannot be changed. A move takes effect only once the fleet's router follows it and the
-worker's earlier work has ended. Until moves have been measured, each is assumed to take as long as a move may take
-to pay off.
+Budgets of such a fleet cannot be changed. A move takes effect only once the fleet's router follows it and the worker's
+earlier work has ended. Until moves have been measured, each is assumed to take the longest time within which a move may
+pay off.
 """
 
 from collections.abc import Collection, Mapping
@@ -65,7 +65,7 @@ def plan_move(
 ) -> tuple[RolePlan, ForeignMove | None]:
     """Decide about one model, and return its move if one is due.
 
-    `fixed` names workers whose role cannot change. None moves until an earlier move has paid off.
+    `fixed` names workers whose role cannot change. No worker moves until an earlier move has paid off.
     """
     planned = [_planned(each, fixed) for each in state.workers]
     rests = any(now_ns < paid_ns for paid_ns in memory.paid_ns.values())
@@ -88,7 +88,7 @@ def plan_move(
 
 
 def withheld(move: ForeignMove, roles: Mapping[str, str], limits: ModelLimits) -> str:
-    """Return the reason why a move must not be made; empty if it may.
+    """Return the reason why a move must not be made; empty if it may be made.
 
     `roles` has the model's ready workers by name, as the control plane lists them. Telemetry may lag behind it.
     """
@@ -112,7 +112,7 @@ def without_move(memory: Memory, before: Memory) -> Memory:
 
 
 def why_kept(model: str, plan: RolePlan) -> str:
-    """Return a model's pressures, and the reason why its roles stay."""
+    """Explain why a model's roles stay, with its pressures."""
     now = plan.now
     found = (
         f"{model} keeps its roles: pressure {figure(now.prompt_pressure)} on {workers(now.prefill, 'prefill')},"

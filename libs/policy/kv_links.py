@@ -1,4 +1,4 @@
-"""The speed of KV transfers between pairs of workers, and pairs far below the capability of their link.
+"""The speed of KV transfers between pairs of workers, and the pairs far below the capability of their link.
 
 A transfer of a few blocks, or one that waits for its prompt or for a CPU, says little about the link. A pair's speed is
 therefore that of its fastest transfers. Links do not state their capability, so pairs of the same kind are
@@ -13,19 +13,19 @@ from typing import Final, NamedTuple
 LINK_FORGETS: Final = 1.02
 # Smaller transfers measure latency rather than speed.
 LEAST_BYTES: Final = 1 << 20
-# Fewer transfers may all have found the link busy, so the pair is not judged.
+# Fewer transfers may all have met a busy link, so the pair is not judged.
 LEAST_TRANSFERS: Final = 8
-# vLLM starts a transfer as it decides a step and notices its end as another step ends, so a duration may be two
-# steps too long. Two of ten steps are a fifth, less than `SLOW_LINK` is below a sound link. A transfer of fewer
-# steps gives a floor of the link's speed.
+# vLLM starts a transfer when it decides a step and notices its end when another step ends, so a duration may be two
+# steps too long. Two of ten steps are a fifth, less than the gap between `SLOW_LINK` and a sound link. A transfer of
+# fewer steps gives a lower bound of the link's speed.
 LEAST_STEPS: Final = 10
-# A role move hands a worker's sequences over at once, and their transfers share one link.
+# A role move hands over all sequences of a worker at once, and their transfers share one link.
 MAX_TOGETHER: Final = 64
-"""The number of a pair's last transfers whose bytes count beside those of another one."""
+"""The number of a pair's last transfers whose bytes are added to those of an overlapping one."""
 # Older transfers say nothing about the link now.
 LINK_KEPT_NS: Final = 600 * 1_000_000_000
-# Any route between GPUs reaches this, including shared memory and slow network cards. If no pair does, there is no
-# fast link to compare with, as for small models on CPUs.
+# Any route between GPUs reaches this, including shared memory and slow network cards. If no pair does, as for small
+# models on CPUs, there is no fast link for comparison.
 LEAST_GB_PER_S: Final = 1.0
 SLOW_LINK: Final = 1 / 3
 """The share of the fastest pair's speed below which a link counts as faulty."""
@@ -41,16 +41,18 @@ class MovedKv(NamedTuple):
     end_unix_ns: int
     shared_memory: bool = False
     step_ns: int = 0
-    """The longest step of a receiver that notices ends only between steps; 0 if its times are exact."""
+    """The longest step of a receiver that notices the end of transfers only between steps; 0 if its times are exact."""
     short_of_cpu: bool = False
-    """True if a process at either end waited for a CPU, which may be what the transfer waited for."""
+    """True if a process at either end waited for a CPU, which may have delayed the transfer."""
     awaited_prompt: bool = False
     """True if the sender was still computing the prompt for most of the time."""
     beside_bytes: int = 0
     """The bytes of other transfers that the link carried during this one."""
 
     def beside(self, others: "Iterable[MovedKv]") -> "MovedKv":
-        """Return the transfer with what the link carried of others; each is taken to have gone evenly."""
+        """Return the transfer with the bytes that the link carried for others; each is assumed to have had an even
+        rate.
+        """
         if self.size_bytes < LEAST_BYTES:
             return self  # its speed is not measured
         carried = 0.0
@@ -62,11 +64,11 @@ class MovedKv(NamedTuple):
 
 
 READY_SHARE: Final = 0.5
-"""The share of a transfer's time in which ready KV is under way, below which its prompt held it up."""
+"""The share of a transfer's time with ready KV in transit below which its prompt delayed it."""
 
 
 def awaited_prompt(whole_ns: int, ready_ns: int) -> bool:
-    """Return whether a transfer's prompt held it up; `ready_ns` is 0 if that is unknown."""
+    """Return whether a transfer's prompt delayed it; `ready_ns` is 0 if unknown."""
     return 0 < ready_ns < whole_ns * READY_SHARE
 
 
@@ -91,7 +93,9 @@ class KvLink:
     gb_per_s: float | None = None
     """The speed of the fastest recent transfers; None if none was conclusive."""
     is_floor: bool = False
-    """True if the receiver's steps, a lack of CPUs or the prompt may have limited the speed: the link may be faster."""
+    """True if the receiver's steps, a lack of CPUs or the prompt may have limited the speed, so the link may be
+    faster.
+    """
     one_node: bool = False
     """True if both ends are on one node."""
     moved_unix_ns: int = 0
@@ -100,7 +104,7 @@ class KvLink:
     """The end of the last transfer of at least `LEAST_BYTES`."""
 
     def moved(self, kv: MovedKv) -> "KvLink":
-        """Return the link with another transfer counted in."""
+        """Return the link including another transfer."""
         duration_ns = kv.end_unix_ns - kv.start_unix_ns
         after = replace(
             self,
@@ -114,7 +118,7 @@ class KvLink:
         speed = (kv.size_bytes + kv.beside_bytes) / duration_ns
         held_up = kv.short_of_cpu or kv.awaited_prompt
         if held_up and not anew and speed < (self.gb_per_s or 0.0):
-            return after  # a transfer that was held up says nothing about the link
+            return after  # a delayed transfer says nothing about the link
         is_floor = held_up or duration_ns < LEAST_STEPS * kv.step_ns
         sunk = 0.0 if anew else (self.gb_per_s or 0.0) / LINK_FORGETS
         if speed < sunk:
@@ -129,7 +133,7 @@ class KvLink:
         )
 
     def at(self, now_ns: int) -> "KvLink | None":
-        """Return the link without outdated figures; None if it carries nothing any more."""
+        """Return the link without outdated figures; None if no figures are left."""
         if self.moved_unix_ns <= now_ns - LINK_KEPT_NS:
             return None
         if self.measured_unix_ns <= now_ns - LINK_KEPT_NS:
@@ -158,7 +162,7 @@ class JudgedLink:
 def judge(links: Iterable[KvLink]) -> Sequence[JudgedLink]:
     """Return the comparable pairs, the slowest first.
 
-    A pair whose speed is a floor shows what others could reach but is not judged itself, as it may be as fast as
+    A pair whose speed is a floor shows what others could reach but is not judged itself, since it may be as fast as
     any.
     """
     known = [each for each in links if each.gb_per_s is not None and each.transfers >= LEAST_TRANSFERS]

@@ -1,4 +1,4 @@
-"""Maps that are bounded by dropping what was set longest ago."""
+"""Maps that drop the least recently set entries beyond a bound."""
 
 from collections import OrderedDict
 from typing import TypeVar

@@ -15,23 +15,24 @@ from libs.policy.observed_work import CHUNK_TOKENS, CountedWork, CounterChange
 
 Array = NDArray[np.float64]
 
-# Beyond this many decoding sequences a further one may cost more, as other limits bind.
+# Beyond this many decoding sequences a further one may cost more, because other limits apply.
 KNEE_SEQUENCES: Final = 64.0
-# The least step times with a prompt to try. Without CUDA graphs, launching kernels takes longer than running them.
+# The candidate minimum times of a step with a prompt. Without CUDA graphs, launching kernels takes longer than running
+# them.
 FLOORS_S: Final = (0.0, *(float(each) for each in np.geomspace(0.005, 0.08, 13)))
 RIDES: Final = (0.0, 0.5, 1.0)
-"""The parts of a step's base to try that a prompt saves by riding in a step that decodes anyway."""
+"""The candidate shares of a step's base that a prompt saves if the step decodes anyway."""
 # Computing this many prompt tokens takes as long as reading the weights once (150 to 400 on current accelerators).
 RIDGE_TOKENS: Final = 250.0
 # This many decoding sequences double the time of a step on current accelerators.
 DOUBLING_SEQUENCES: Final = 128.0
-# Beside a sample's 1, this weight decides only what samples of a single kind of load leave open.
+# The weight of the prior, where a sample's is 1. It decides only what samples of a single kind of load leave open.
 PRIOR_WEIGHT: Final = 0.02
 ROUNDS: Final = 6
 LEAST_RESIDUAL: Final = 0.02
 """The relative residual below which rows have equal weight."""
 WORST_RESIDUAL: Final = 0.3
-# A more complicated form must lower the residual below this share of the best so far.
+# A more complicated form must reduce the residual below this share of the best so far.
 BETTER: Final = 0.99
 
 
@@ -55,7 +56,9 @@ ROW: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """The cost of a step in seconds: base + prompt tokens + decoding sequences, with a further rate beyond the knee."""
+    """The cost of a step in seconds: base + prompt tokens + decoding sequences, with an additional rate beyond the
+    knee.
+    """
 
     base_s: float
     prompt_token_s: float
@@ -68,11 +71,11 @@ class StepCost:
     """Mean relative error over the fitted samples, 0 to 1."""
 
     def decode_s(self, decoding: float) -> float:
-        """Return the time of a step in which this many sequences decode and nothing else happens."""
+        """Return the time of a step that only decodes this many sequences."""
         return self.base_s + self.sequence_s * decoding + self.further_sequence_s * max(0.0, decoding - KNEE_SEQUENCES)
 
     def prefill_s(self, chunk_tokens: float) -> float:
-        """Return the time of a step of prompt tokens alone, without the floor."""
+        """Return the time of a step with only prompt tokens, without the floor."""
         return self.base_s + self.prompt_token_s * chunk_tokens
 
     def mixed_s(self, chunk_tokens: float, decoding: float) -> float:
@@ -91,7 +94,7 @@ class StepCost:
         """Return the seconds that the work took in each phase."""
         prefill_s, decode_s = self._phases_s(work, 1.0)
         if prefill_s and 0.0 < prefill_s + decode_s < work.wall_s:
-            # A prompt that finds the engine idle runs alone. Arrivals at random find it busy as often as it is.
+            # A prompt that finds the engine idle runs alone. Random arrivals find it busy as often as it is.
             return self._phases_s(work, (prefill_s + decode_s) / work.wall_s)
         return prefill_s, decode_s
 
@@ -101,7 +104,7 @@ class StepCost:
         if not steps:
             return 0.0, 0.0
         prefill_steps, chunk_tokens = min(work.prefill_steps, steps), work.chunk_tokens
-        beside = min(beside, work.decode_tokens / steps)  # below one sequence a step, some steps have prompts alone
+        beside = min(beside, work.decode_tokens / steps)  # below one sequence per step, some steps contain only prompts
         decode_steps = steps - (1.0 - beside) * prefill_steps
         decoding = work.decode_tokens / decode_steps if decode_steps else 0.0
         alone_s = (1.0 - beside) * prefill_steps * self.mixed_s(chunk_tokens, 0.0)
@@ -121,7 +124,7 @@ def _prior(step_s: float) -> Array:
     """Return the prior's term of the normal equations, shape (4, 4), for steps of about this length."""
     ridge = np.array([-1.0, RIDGE_TOKENS, 0.0, 0.0])
     doubling = np.array([-1.0, 0.0, DOUBLING_SEQUENCES, 0.0])
-    further = np.array([0.0, 0.0, 0.0, DOUBLING_SEQUENCES])  # a load barely beyond the knee says nothing of it
+    further = np.array([0.0, 0.0, 0.0, DOUBLING_SEQUENCES])  # a load barely beyond the knee says nothing about it
     rows = np.stack([ridge, doubling, further])
     prior: Array = PRIOR_WEIGHT / step_s**2 * (rows.T @ rows)
     return prior
@@ -139,7 +142,7 @@ def _non_negative(gram: Array, moments: Array) -> Array:
     while len(left):
         own = kept[left]
         part = gram[left] * (own[:, :, None] & own[:, None, :])
-        # A ridge far below any real coefficient: rows of one kind leave a coefficient free.
+        # A ridge far below any real coefficient, since rows of one kind leave a coefficient undetermined.
         ridge = np.maximum(1e-10 * part[:, diagonal, diagonal].sum(axis=1), 1e-300)
         part[:, diagonal, diagonal] += np.where(own, ridge[:, None], 1.0)
         solved = np.linalg.solve(part, (moments[left] * own)[:, :, None])[:, :, 0]
@@ -156,7 +159,7 @@ class _Rows:
     """Samples as arrays, with the means of their steps."""
 
     def __init__(self, table: Array) -> None:
-        """`table` has a row of `Sample.row` for each sample, shape (samples, `ROW`)."""
+        """Create arrays from a table with a row of `Sample.row` for each sample, shape (samples, `ROW`)."""
         self.took, self.trust, steps, self.prefill_steps, prompt_tokens, decode_tokens = table.T
         self.rows = _columns(steps, prompt_tokens, decode_tokens)
         self.products = (self.rows[:, :, None] * self.rows[:, None, :]).reshape(len(table), -1)
@@ -165,18 +168,19 @@ class _Rows:
         self.decoding = np.minimum(1.0, decoding)
         chunks = prompt_tokens / np.maximum(self.prefill_steps, 1.0)
         self.mean_step = _columns(np.ones(len(table)), chunks, decoding)
-        self.mean_step[:, 3] = 0.0  # sequences beyond the knee cost time of the host, which a step at the floor has too
+        # sequences beyond the knee cost time of the host, which a step at the floor also takes
+        self.mean_step[:, 3] = 0.0
 
     def fit(self, floors_s: Array, rides: Array, start: Array) -> tuple[Array, Array]:
         """Return (mean relative errors [forms], coefficients [forms, 4]), robust against outliers."""
-        # All forms are fitted at once, as one takes nearly as long as forty.
+        # All forms are fitted at once, since one takes nearly as long as forty.
         weights = self.trust / np.maximum(self.took, 0.02) ** 2
         found = np.repeat(start[None], len(floors_s), axis=0)
         for _ in range(ROUNDS):
             extra = self._extra(found, floors_s, rides)
             off = np.abs(self.took - extra - found @ self.rows.T) / self.took
             robust = weights / np.maximum(off, LEAST_RESIDUAL)
-            # Half a step: what the floor adds depends on the coefficients that it is added to.
+            # Half a step, since the floor's addition depends on the coefficients that it is added to.
             found = 0.5 * (found + self._solve(robust, np.maximum(self.took - extra, 0.0)))
         off = np.abs(self.took - self._extra(found, floors_s, rides) - found @ self.rows.T) / self.took
         return np.minimum(off, WORST_RESIDUAL) @ self.trust / self.trust.sum(), found
@@ -192,7 +196,7 @@ class _Rows:
         return _non_negative(gram, (weights * took) @ self.rows)
 
     def _extra(self, found: Array, floors_s: Array, rides: Array) -> Array:
-        """Return how much the floor adds to, and the ride takes from, each row's sum of coefficients [forms, rows]."""
+        """Return the change of each row's sum of coefficients [forms, rows] by the floor and the ride."""
         saved = rides[:, None] * found[:, :1] * self.decoding
         extra: Array = self.prefill_steps * np.maximum(floors_s[:, None] - found @ self.mean_step.T, -saved)
         return extra
@@ -204,7 +208,7 @@ def _near(values: Sequence[float], value: float) -> Sequence[float]:
 
 
 def fit_step_cost(samples: Sequence[Sample], before: StepCost | None = None) -> StepCost | None:
-    """Return the cost that explains the samples best; None without any.
+    """Return the cost that explains the samples best; None without samples.
 
     With a cost found `before`, only forms next to its floor and ride are tried, which is a tenth of the work.
     """
@@ -241,7 +245,7 @@ OVERLAP_KEPT: Final = 0.9
 FIRST_FITS_EVERY_S: Final = 2.0
 FITS_EVERY_S: Final = 10.0
 LEARNING_S: Final = 60.0
-"""The time after the first reading in which constants are fitted more often."""
+"""The time after the first reading during which constants are fitted more often."""
 # The split of a mixed step is a convention, so the interval of prefill's share has at least this half width.
 LEAST_MARGIN: Final = 0.04
 LEARNING_MARGIN: Final = 0.08  # during the first minute
@@ -259,11 +263,11 @@ class PhaseEstimate:
 
 @dataclass(slots=True)
 class _Overlap:
-    """The busy time of an engine that computes nothing but prompts, from how much these overlap.
+    """The busy time of an engine that only computes prompts, estimated from their overlap.
 
-    A prompt takes its own step, and what is left of the one that runs when it is scheduled. The engine schedules a step
-    ahead: on an idle one that is nothing, on a busy one all of a step. With `busy` as the chance that a step runs, a
-    prompt takes 1 + busy steps, and steps take `busy` of the wall time.
+    A prompt takes its own step, plus the rest of the step that runs when it is scheduled. The engine schedules a step
+    ahead: the rest is nothing on an idle engine and a whole step on a busy one. With `busy` as the chance that a step
+    runs, a prompt takes 1 + busy steps, and steps take `busy` of the wall time.
     """
 
     work: CountedWork = field(default_factory=CountedWork)
@@ -271,7 +275,7 @@ class _Overlap:
     prefills_s: float = 0.0
 
     def take(self, interval: CounterChange) -> None:
-        """Add an interval, and forget earlier ones bit by bit; one with other work begins anew."""
+        """Add an interval and decay earlier ones; an interval with other work resets them."""
         work = interval.work
         if not interval.prefills and (work.steps or work.prompt_tokens):
             self.work, self.prefills, self.prefills_s = CountedWork(), 0.0, 0.0
@@ -282,9 +286,9 @@ class _Overlap:
         self.prefills_s = OVERLAP_KEPT * self.prefills_s + interval.prefills_s
 
     def correction(self, cost: StepCost) -> float:
-        """Return how many times as long steps took as `cost` says; 1 where too little is known.
+        """Return the measured over the predicted duration of steps; 1 if too little is known.
 
-        Prompts that take several steps tell too little, since only the last step of each is counted.
+        Prompts that take several steps carry too little information, since only the last step of each is counted.
         """
         work = self.work
         if work.steps < LEAST_SAMPLE_STEPS or work.prompt_tokens > CHUNK_TOKENS * self.prefills:
@@ -296,15 +300,17 @@ class _Overlap:
 
 
 class PhaseEstimator:
-    """An online estimator that learns the cost of an engine's steps and splits its time by it."""
+    """An online estimator that learns the cost of an engine's steps and splits its time accordingly."""
 
     def __init__(self, may_fit: Callable[[bool], bool] = lambda first: True) -> None:
-        """`may_fit` returns whether a fit may run now, given whether it is the engine's first; a fit takes some ms."""
+        """Create an estimator. `may_fit` returns whether a fit may run now, given whether it is the engine's first; a
+        fit takes some ms.
+        """
         self.cost: StepCost | None = None
         self._may_fit = may_fit
         self._variants: Sequence[StepCost] = ()
         self._samples: OrderedDict[tuple[Kind, int, int], array[float]] = OrderedDict()
-        """Rows of samples one after the other, by kind of load. As objects they would take three times the memory."""
+        """Rows of samples in sequence, by kind of load. As objects they would take three times the memory."""
         self._kind: Kind | None = None
         self._work = CountedWork()
         self._overlap = _Overlap()
@@ -326,7 +332,7 @@ class PhaseEstimator:
         due = self._fresh and since_s >= (FIRST_FITS_EVERY_S if soon else FITS_EVERY_S)
         if due and self._may_fit(self.cost is None):
             kept = np.concatenate([np.frombuffer(rows) for rows in self._samples.values()]).reshape(-1, ROW)
-            # A kind of load not seen before may show another form of cost; known kinds move the constants alone.
+            # A kind of load not seen before may show another form of cost; known kinds only change the constants.
             self.cost = _fit(kept, None if self._new_load else self.cost)
             self._fitted_s, self._fresh, self._new_load = interval.t_s, False, False
         work = interval.work
@@ -343,7 +349,7 @@ class PhaseEstimator:
             return PhaseEstimate(0.0, 0.0, 0.0, 0.0)
         if interval.prefills:
             correction = self._overlap.correction(cost)
-            # A step counts where it ends, and may have begun in the interval before.
+            # A step counts where it ends, and may have begun in the previous interval.
             step_s = correction * wall_s / max(work.steps, 1.0)
             wall_s = mid_s = correction * wall_s + self._owed_s
             self._owed_s = min(max(wall_s - work.wall_s, 0.0), 2.0 * step_s)
@@ -361,16 +367,16 @@ class PhaseEstimator:
         return PhaseEstimate(busy_s, busy_s * share, busy_s * low, busy_s * high)
 
     def _variants_of(self, cost: StepCost) -> Sequence[StepCost]:
-        """Return the cost, that without half of the further rate, and others within the error."""
+        """Return the cost, a variant with half of the additional rate, and others within the error."""
         if not self._variants or self._variants[0] is not cost:
-            # Beyond the knee a step may wait for the host, which wall time includes, so half of that time is taken.
+            # Beyond the knee a step may wait for the host, which wall time includes, so half of that time counts.
             half = replace(cost, further_sequence_s=cost.further_sequence_s / 2)
             none = replace(cost, further_sequence_s=0.0)
             self._variants = (cost, half, none, *self._neighbours(half))
         return self._variants
 
     def _neighbours(self, cost: StepCost) -> tuple[StepCost, StepCost]:
-        """Return costs whose prompt tokens are as much cheaper and dearer as the residual allows."""
+        """Return costs whose prompt tokens are as much cheaper or dearer as the residual allows."""
         off = 1.0 + cost.residual
         return (
             replace(cost, prompt_token_s=cost.prompt_token_s / off),
@@ -386,9 +392,9 @@ class PhaseEstimator:
         elif work.steps and work.token_gaps and not work.prompt_tokens:
             kind = "gaps"
         elif interval.lone_prefill_s:
-            # A step that ran when the prompt was scheduled had to end first, so that two bases have passed. Where only
-            # prompts run, the second base stands for the host's part in that time, which nothing else tells. No prefill
-            # step is named, since the host's part must not pass for a floor.
+            # A step that ran when the prompt was scheduled had to end first, so that two bases have passed. If only
+            # prompts run, the second base represents the host's part of that time, which is otherwise unknown. No
+            # prefill step is named, since the host's part must not be taken for a floor.
             steps = 1.0 if interval.from_idle else 2.0
             lone = CountedWork(steps=steps, prompt_tokens=work.prompt_tokens / max(work.prefill_steps, 1.0))
             self._keep("lone", Sample(lone, interval.lone_prefill_s, WEIGHTS["lone"]))
@@ -420,7 +426,7 @@ class PhaseEstimator:
     def _keep(self, kind: Kind, sample: Sample) -> None:
         steps = max(sample.work.steps, 1.0)
         load = (kind, int(log2(1 + sample.work.decoding)), int(log2(1 + sample.work.prompt_tokens / steps)))
-        # The load seen last goes last, so the one unseen for longest is dropped when there are too many.
+        # The most recently seen load comes last, so the one unseen for longest is dropped when there are too many.
         kept = self._samples.pop(load, None)
         self._new_load |= kept is None
         kept = kept if kept is not None else array("d")

@@ -9,12 +9,12 @@ from typing import Final
 LONGEST_INTERVAL_S: Final = 3.0
 SERIAL_SHARE: Final = 0.6  # the share of an interval up to which prefill times of prompts hardly overlap
 BUSY_CONCURRENCY: Final = 5.0
-"""Running requests from which an engine counts as busy throughout.
+"""The number of running requests from which an engine counts as busy throughout.
 
-The figure is the lesser one of both ends, plus their mean by inter-token time. Two or three leave gaps: a third of
-such intervals was idle.
+It is compared with the smaller figure of both ends, plus their mean by inter-token time. Two or three requests leave
+gaps: a third of such intervals was idle.
 """
-# A step computes at least this many prompt tokens if it can. It bounds the steps of prompts without a first token.
+# A step computes at least this many prompt tokens if it can. It limits the steps of prompts without a first token.
 CHUNK_TOKENS: Final = 4096
 
 
@@ -41,7 +41,7 @@ class Reading:
     """Samples by (upper bound of their tokens, count so far), ascending, the last bound infinite."""
 
     def restarted_since(self, before: "Reading") -> bool:
-        """Return whether a counter went back, so that no difference to `before` means anything."""
+        """Return whether a counter decreased, so that differences to `before` are meaningless."""
         return (
             self.samples < before.samples
             or self.prompt_tokens < before.prompt_tokens
@@ -96,18 +96,18 @@ class CounterChange:
     work: CountedWork
     busy_throughout: bool
     lone_prefill_s: float | None
-    """Mean time from scheduling to the first token, if one request after the other began and ended here."""
+    """Mean time from scheduling to the first token, if requests began and ended here one after the other."""
     from_idle: bool = False
-    """True if that was a single request, nothing ran or waited before it, and it went on to decode."""
+    """True if that was a single request on an idle engine, and it went on to decode."""
     prefills: float = 0.0
-    """Requests that ended with their first token in an interval of prompts alone; `prefills_s` is the sum of their
+    """Requests that ended with their first token in an interval with only prompts; `prefills_s` is the sum of their
     times from scheduling to it.
     """
     prefills_s: float = 0.0
 
 
 def interval(before: Reading, after: Reading) -> CounterChange:
-    """Return the work between two readings of the same life of a server."""
+    """Return the work between two readings of one server process."""
     first_tokens = after.first_tokens - before.first_tokens
     work = CountedWork(
         wall_s=after.t_s - before.t_s,
@@ -140,7 +140,7 @@ def _busy_throughout(before: Reading, after: Reading, work: CountedWork) -> bool
     if before.waiting and after.waiting:
         return True
     fewest = min(before.running, after.running)
-    # Token gaps add up to the time that sequences decoded; over the wall time that is the concurrency.
+    # Token gaps add up to the time that sequences decoded; divided by the wall time, that is the concurrency.
     return fewest > 0 and fewest + work.token_gaps_s / work.wall_s >= BUSY_CONCURRENCY
 
 

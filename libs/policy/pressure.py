@@ -1,8 +1,8 @@
 """The pressure of prompts and decodes on a model's workers in any split of roles.
 
-Pressure is work over capacity: above 1 it grows into a queue. A mixed worker serves decodes first, then prompts as
-far as TPOT leaves time. The gain depends on how much of a prompt chunk hides behind decode's reading of the
-weights, which the step-time model predicts. So the best split follows from that model and is no setting.
+Pressure is work over capacity: above 1 it grows into a queue. A mixed worker serves decodes first, then prompts as far
+as TPOT leaves time. The gain depends on how much of a prompt chunk hides behind decode's reading of the weights, which
+the step-time model predicts. So the best split follows from that model and is not a setting.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,8 +23,8 @@ Truths = NDArray[np.bool_]
 N = TypeVar("N", float, Numbers)
 
 
-# Pressures of single splits and of many side by side are written once, in functions that take one number or an array
-# with one element per split.
+# Pressures of one split and of many splits are computed by the same functions, which take a number or an array with one
+# element per split.
 def least(one: N, other: N | float) -> N:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.minimum(one, other)
@@ -95,9 +95,9 @@ def sequences_ns(model: StepTimeModel, sequences: N) -> N:
 
 
 def sequence_lines(model: StepTimeModel, sequences: N) -> list[tuple[N | float, float]]:
-    """Return lines (fixed, each) whose maximum is `sequences_ns`; `fixed` may be negative.
+    """Return lines (fixed, per sequence) whose maximum is `sequences_ns`; `fixed` may be negative.
 
-    Leaving a CUDA graph costs as much as at `sequences`, whatever the batch.
+    The cost of leaving a CUDA graph is that at `sequences`, whatever the batch.
     """
     exit_ns: Any = 0.0
     if model.graph_sequences:
@@ -123,7 +123,7 @@ def mixed_ns(model: StepTimeModel, prefill_ns: N, decode_ns: N, hidden_ns: N) ->
 
 
 def most_prefill_ns(model: StepTimeModel, step_ns: N | float, decode_ns: N, hidden_ns: N) -> N:
-    """Return the most that `chunk_ns` may be in a step of `step_ns`."""
+    """Return the maximum of `chunk_ns` in a step of `step_ns`."""
     rest_ns = most(step_ns - decode_ns, 0.0)
     found_ns = rest_ns + (1 - model.interference) * hidden_ns
     if model.interference:
@@ -134,17 +134,17 @@ def most_prefill_ns(model: StepTimeModel, step_ns: N | float, decode_ns: N, hidd
 # Sequences grow and prompts need room, so decode counts as full at this share of KV.
 KV_FILL: Final = 0.9
 DECODE_FULL: Final = 0.9
-# Transfers that arrive by chance wait as long as they take where a link is used for this share of the time (M/D/1).
+# On a link that is used for this share of the time, transfers that arrive by chance wait as long as they take (M/D/1).
 LINK_FULL: Final = 2 / 3
 LEAST_RIDE: Final = 0.1
-"""The share of a prefill worker's speed that mixed workers give prompts if nobody else computes them."""
+"""The share of a prefill worker's speed that mixed workers give to prompts if no other worker computes them."""
 DECODE_COST: Final = 10.0
 """The cost of decode pressure beyond `DECODE_FULL`, in units of pressure."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerProfile:
-    """The capability of one worker; all workers of a model are taken to be alike."""
+    """The capability of one worker; all workers of a model are assumed to be alike."""
 
     step_time: StepTimeModel
     chunk_tokens: int
@@ -152,9 +152,11 @@ class WorkerProfile:
     kv_tokens: int
     """KV room in tokens; 0 if there is no bound."""
     kv_token_ns: float = 0.0
-    """The time in which a worker's link receives the KV of one token; 0 if unknown, and then links bound nothing."""
+    """The time in which a worker's link receives the KV of one token; 0 if unknown, in which case links impose no
+    bound.
+    """
     chunk_speed: float = field(init=False, repr=False)
-    """Prompt tokens a nanosecond in steps of one prompt's first chunk."""
+    """Prompt tokens per nanosecond in steps of one prompt's first chunk."""
     _key: tuple[StepTimeModel, int, int, int, float] = field(init=False, repr=False)
     _hash: int = field(init=False, repr=False)
 
@@ -166,15 +168,15 @@ class WorkerProfile:
         object.__setattr__(self, "_hash", hash(key))  # needed for every split that is compared
 
     def speed_at(self, prompt_tokens: float) -> float:
-        """Return the prompt tokens a nanosecond in full steps of prompts of this length; 0 stands for one chunk.
+        """Return the prompt tokens per nanosecond in full steps of prompts of this length; 0 means one chunk.
 
-        The later tokens of a long prompt attend to more and take longer. Where lengths differ, it is their mean by
-        tokens, in which a long prompt counts more.
+        The later tokens of a long prompt attend to more tokens and take longer. For mixed lengths, pass the mean
+        weighted by tokens, in which long prompts count more.
         """
         chunk = self.chunk_tokens
         return chunk / max(self.step_time.chunks_ns(chunk, chunk * (prompt_tokens or chunk)), 1.0)
 
-    # Written by hand, as mypyc rejects a __hash__ beside the __eq__ that a dataclass generates.
+    # Written by hand, because mypyc rejects a __hash__ beside the __eq__ that a dataclass generates.
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, WorkerProfile) and self._key == other._key)
 
@@ -199,7 +201,7 @@ class Workload:
     held: int = 0
     """Further sequences that wait for a decode place before their prompts are computed.
 
-    Of them, as many press on decode as prompts can be computed soon.
+    Only those whose prompts can be computed soon press on decode.
     """
     held_kv_tokens: int = 0
     """KV tokens that all held sequences would hold."""
@@ -215,11 +217,11 @@ class Workload:
 
 
 MAX_PRESSURE: Final = 1_000.0
-"""The bound on pressures that are shown: without workers for a phase, pressure has none."""
+"""The bound on displayed pressures, which are infinite without workers for a phase."""
 
 
 def figure(pressure: float) -> str:
-    """Format a pressure for people to read, cut at `MAX_PRESSURE`."""
+    """Format a pressure for people, limited to `MAX_PRESSURE`."""
     return f"{pressure:.1f}" if pressure < MAX_PRESSURE else f"more than {MAX_PRESSURE:.0f}"
 
 
@@ -243,15 +245,14 @@ class Split:
     def cost(self) -> float:
         """The cost by which splits are compared.
 
-        Excess prompts wait. Excess decodes break the pace of all running ones and preempt each other, which costs
-        far more.
+        Excess prompts wait. Excess decodes slow all running ones and preempt each other, which costs far more.
         """
         return _cost(self.prompt_pressure, self.decode_pressure)
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Many splits side by side; every array has one element per split."""
+    """Many splits; every array has one element per split."""
 
     prefill: Numbers
     mixed: Numbers
@@ -275,7 +276,9 @@ def _cost(prompts: N, decodes: N) -> N:
 
 
 def ride(engine: WorkerProfile, work: Workload, mixed: float) -> float:
-    """Return how fast each of `mixed` workers computes prompts beside its decodes, relative to a prefill worker."""
+    """Return the speed at which each of `mixed` workers computes prompts beside its decodes, relative to a prefill
+    worker.
+    """
     return _ride(engine, work.tpot_ns, work.decodes, work.kv_tokens, mixed)
 
 
@@ -287,7 +290,7 @@ def decode_step_ns(engine: WorkerProfile, decodes: N, kv_tokens: N, mixed: N) ->
 def prompt_speed(
     engine: WorkerProfile, work: Workload, prefill: float, mixed: float, lending: float | None = None
 ) -> float:
-    """Return the joint speed of workers of both roles, in prefill workers.
+    """Return the joint prompt speed of workers of both roles, in prefill workers.
 
     `lending` of the mixed ones compute prompts, by default all.
     """
@@ -306,7 +309,7 @@ def split(
 ) -> Split:
     """Return the split for these numbers of workers; a slow worker counts for less than one.
 
-    `lending` of the mixed ones compute prompts too. By default all do where there are `budgets`, else none.
+    `lending` of the mixed ones compute prompts too. By default all do if there are `budgets`, otherwise none.
     """
     lent = (mixed if budgets else 0) if lending is None else min(lending, mixed)
     prompts, decodes = pressed(engine, work, work.decodes, work.kv_tokens, prefill=prefill, mixed=mixed, lent=lent)
@@ -316,9 +319,9 @@ def split(
 def pressed(
     engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: N, *, prefill: N, mixed: N, lent: N
 ) -> tuple[N, N]:
-    """Return (prompt pressure, decode pressure) of one split, or of many side by side.
+    """Return (prompt pressure, decode pressure) of one split or many.
 
-    `decodes` and `kv_tokens` replace those of the work, as another split may change them.
+    `decodes` and `kv_tokens` replace those of the work, since another split may change them.
     """
     speed = _speed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=lent)
     prompts = _prompt_pressure(work, speed)
@@ -328,32 +331,33 @@ def pressed(
 
 
 def prompt_pressure(engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: N, *, prefill: N, mixed: N) -> N:
-    """Return the prompt pressure alone of a split in which all mixed workers have budgets."""
+    """Return the prompt pressure of a split in which all mixed workers have budgets."""
     return _prompt_pressure(work, _speed(engine, work, decodes, kv_tokens, prefill=prefill, mixed=mixed, lent=mixed))
 
 
 def usual_link_ns(token_ns: Iterable[float]) -> float:
-    """Return the usual time of workers' links for one token; 0 if unknown, as it is for each link of 0."""
-    # A slow link is a fault to mend, and workers that never decoded have measured none.
+    """Return the usual time per token of workers' links; 0 if unknown. Links with 0 are unknown too."""
+    # A slow link is a fault to repair, and workers that never decoded have not measured theirs.
     known = [each for each in token_ns if each > 0]
     return median_low(known) if known else 0.0
 
 
 def most_prefill_by_link(engine: WorkerProfile, prompts: float, workers: float) -> float:
-    """Return the largest number of prefill workers, of so many in all, whose KV the links of the others receive.
+    """Return the largest number of prefill workers, out of `workers`, whose KV the links of the others can receive.
 
     `prompts` is the number of workers that prompts keep busy.
     """
-    # A busy prefill worker fills one link by this much; a little less where prompts are long.
+    # A busy prefill worker fills one link by this much; a little less if prompts are long.
     filled = engine.chunk_speed * engine.kv_token_ns / LINK_FULL
-    # With more prefill workers than prompts keep busy, only the number of links falls.
+    # If there are more prefill workers than prompts keep busy, only the number of links falls.
     return max(workers / (1 + filled), workers - prompts * filled)
 
 
 def decode_parts(engine: WorkerProfile, work: Workload, mixed: float) -> tuple[float, float]:
     """Return the batch and KV pressures on this many workers.
 
-    These are sequences over the largest batches that keep TPOT, and KV tokens over the room for them.
+    These are the sequences relative to the largest batches within TPOT, and their KV tokens relative to the space for
+    them.
     """
     return _decode_parts(engine, work, work.decodes, work.kv_tokens, mixed)
 
@@ -361,7 +365,7 @@ def decode_parts(engine: WorkerProfile, work: Workload, mixed: float) -> tuple[f
 def most_decodes(engine: WorkerProfile, tpot_ns: int, context_tokens: N) -> N:
     """Return how many sequences of `context_tokens` one worker decodes within the target; at least one.
 
-    It is the closed form of the search in `largest_batch`.
+    This is the closed form of the search in `largest_batch`.
     """
     if not tpot_ns:
         return context_tokens * 0 + engine.max_sequences
@@ -401,7 +405,9 @@ def _alone_ns(engine: WorkerProfile, decodes: N, kv_tokens: N, mixed: N) -> tupl
 
 
 def lent_step_ns(decode_ns: N, tpot_ns: float, pressure: N) -> N:
-    """Return the usual time of a step with decodes that take `decode_ns` alone, lengthened as far as prompts press."""
+    """Return the usual time of a step with decodes that take `decode_ns` alone, lengthened in proportion to the
+    pressure of prompts.
+    """
     return decode_ns + PROMPTS_PART * most(tpot_ns * (1 - IN_HAND) - decode_ns, 0.0) * least(pressure, 1.0)
 
 
@@ -448,7 +454,7 @@ def _decode_parts(engine: WorkerProfile, work: Workload, decodes: N, kv_tokens: 
 
 
 def _tokens(model: StepTimeModel, prefill_ns: N, bound: int) -> N:
-    # Squares are left aside: they are alike wherever the prompt is computed.
+    # Squares are ignored, since they are the same wherever the prompt is computed.
     if not model.prefill_token_ns:
         return prefill_ns * 0.0 + bound
     return least(most(whole((prefill_ns - model.prefill_fixed_ns) / model.prefill_token_ns), 0.0), bound)

@@ -14,7 +14,7 @@ PER_OCTAVE: Final = 12
 # Ratios from 1/16 to 16; values beyond count in the outermost bin.
 OCTAVES: Final = 8
 MEMORY_ANSWERS: Final = 512.0
-"""The histogram's memory in answers: one this far back weighs 1/e of the latest."""
+"""The histogram's memory in answers: an answer this old weighs 1/e of the latest."""
 LEAST_ANSWERS: Final = 32
 """The answers needed before a quantile is returned."""
 REFRESH: Final = 8
@@ -41,7 +41,7 @@ class Ratios:
     def __init__(self) -> None:
         self._weights = [0.0] * _BINS
         self._total = 0.0
-        # Weight of the next answer. Growing it decays all earlier answers at once.
+        # The weight of the next answer. Growing it decays all earlier answers at once.
         self._next = 1.0
         self._growth = 1 / (1 - 1 / MEMORY_ANSWERS)
         self._unread = 0

@@ -1,4 +1,4 @@
-"""The reading of telemetry: shares of its partitions, those on which a reader is behind, and the gaps it skipped."""
+"""The reading of telemetry: the shares of its partitions, partitions on which a reader is behind, and skipped gaps."""
 
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping
@@ -43,15 +43,15 @@ class Shares:
         return self.alive(now_ns)[0] == self.own_id
 
     def traces(self, *, own: bool, covered_to_ns: int | None, now_ns: int) -> bool:
-        """Return whether this instance makes the traces of a worker with telemetry up to `covered_to_ns`.
+        """Return whether this instance exports the traces of a worker with telemetry up to `covered_to_ns`.
 
-        If nobody seems to read the worker, all instances do, since duplicate traces are identical.
+        If no instance seems to read the worker, all of them export, since duplicate traces are identical.
         """
         return own or covered_to_ns is None or covered_to_ns < now_ns - ALIVE_NS
 
 
 # Lag is measured by this process's own clock, from the ends that the broker reported some seconds ago. Publishers'
-# clocks do not matter, and neither does a pause after which the reader catches up by itself.
+# clocks do not matter, nor does a pause after which the reader catches up by itself.
 
 
 # A partition is sampled about once a second, and samples older than the bound are dropped.
@@ -59,12 +59,12 @@ MAX_SAMPLES: Final = 64
 
 
 class Behind(Generic[PartitionT]):
-    """A bounded history of where partitions ended."""
+    """A bounded history of the ends of partitions."""
 
     def __init__(self, after_s: float) -> None:
         """Count a reader as behind if it has not reached the partition's end of `after_s` ago."""
         self._after_s = after_s
-        # (time, end) pairs, the oldest first: one that is as old as the bound, and all younger ones.
+        # (time, end) pairs, the oldest first: one as old as the bound, and all younger ones.
         self._ends: dict[PartitionT, deque[tuple[float, int]]] = {}
 
     def note(
@@ -84,20 +84,20 @@ class Behind(Generic[PartitionT]):
         return behind
 
     def forget(self, partition: PartitionT) -> None:
-        """Drop the history of a partition, as after the reader moved."""
+        """Drop the history of a partition, for example after the reader moved."""
         self._ends.pop(partition, None)
 
 
-# Sixteen jumps of four partitions. Beyond that the gap that lies furthest back is dropped.
+# Sixteen jumps of four partitions. Beyond that, the oldest gap is dropped.
 MAX_GAPS: Final = 64
 # The newest chunk of a gap is read first, forward within it.
 CHUNK_NS: Final = 10_000_000_000
 # Telemetry around a chunk is read with it, so that steps across its edges and whole seconds are known.
 MARGIN_NS: Final = 3_000_000_000
-# A chunk with less margin is read again with more, if the broker holds more.
+# A chunk with a shorter margin is read again with a longer one if the broker holds more.
 MARGIN_AT_LEAST_NS: Final = MARGIN_NS * 2 // 3
 FIRST_RATE: Final = 100.0
-"""Assumed records a second of a partition before any has been read."""
+"""The assumed records per second of a partition that has not been read."""
 MIN_CHUNK: Final = 100
 MAX_CHUNK: Final = 20_000
 """The maximum number of records of a chunk, and of each margin; some tens of MB."""
@@ -159,7 +159,7 @@ class _OpenGap(Generic[PartitionT]):
     gap: Stretch[PartitionT]
     end: int
     newest_ns: int
-    """The approximate time at which its newest record was published."""
+    """The approximate publication time of its newest record."""
     due_ns: int
     """The time from which telemetry after the gap exists."""
     rate: float = FIRST_RATE

@@ -1,7 +1,6 @@
-"""Roles of workers, phases of requests, and which fits which.
+"""Roles of workers, phases of requests, and which role serves which phase.
 
-The numbers are those of proto/fulcrum, so an edge converts a message's number to `Role`, `Phase` or `Refusal`
-directly.
+The numbers are those of proto/fulcrum, so an edge converts a message's number to `Role`, `Phase` or `Refusal` directly.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,11 +26,11 @@ class Phase(IntEnum):
     """The part of a request that a worker computes."""
 
     PREFILL = 1
-    """Compute the prompt and keep its blocks for a receiver."""
+    """Return why `gpus` do not suffice for `wanted` in addition to the other claims; None if they do."""
     DECODE = 2
     """Pull the blocks and continue token by token."""
     BOTH = 3
-    """Compute the whole request on one worker."""
+    """Return the claims to give up. All claims of a model go together, since only the largest of them counts."""
 
 
 class Refusal(IntEnum):
@@ -63,7 +62,7 @@ class Assigned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The work assigned to a worker; changes are compare-and-set on `epoch`, which only ever grows."""
+    """The work assigned to a worker; changes are compare-and-set on `epoch`, which only increases."""
 
     model: str
     role: Role
@@ -88,7 +87,7 @@ def ended_by(before: Iterable[Assigned], after: Iterable[Assigned]) -> tuple[Pha
 
 
 def end_refusal(model: str, movers: Sequence[str], ended: Sequence[Phase], *, force: str) -> str:
-    """Return why workers are not taken from a model's last phase; `force` says how to do it nevertheless."""
+    """Explain why workers must not leave a model's last role for a phase; `force` says how to do it nevertheless."""
     one = len(movers) == 1
     does = {Phase.PREFILL: f"compute{'s' * one} prompts", Phase.DECODE: f"decode{'s' * one}"}
     what = " and ".join(does[phase] for phase in ended)

@@ -7,13 +7,13 @@ from typing import Final
 
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel
 
-# A sequence that is short in hand gives up half of the time between its decodes and its target, and in the long run
-# there is always one. In virtual time prompts got 0.46 to 0.63 of it, beside 2 sequences as beside 21.
+# A sequence that is short of time gives up half of the time between its decodes and its target, and in the long run
+# there always is one. In virtual time, prompts got 0.46 to 0.63 of it, with 2 sequences as with 21.
 PROMPTS_PART: Final = 0.5
-"""The share of the time that TPOT leaves beside decodes which prompts get in the long run."""
+"""The share of the time that TPOT leaves beside decodes which goes to prompts in the long run."""
 # After the end of a prompt, the gateway's next one reaches the worker within 1 ms, or within tens of ms if cores are
 # busy. A prompt that arrives too late leaves its step half empty, and the worker stays below its plateau. The value is
-# ample because prompts differ in length, and a mean's worth of them often holds less.
+# generous because prompts differ in length, and many are shorter than the mean.
 HAND_OVER_S: Final = 0.1
 
 
@@ -31,7 +31,7 @@ class Speed:
     paced_step_ns: float = 0.0
     """The longest step with decodes that keeps their TPOT; 0 if there is no bound.
 
-    Prompts get `PROMPTS_PART` of what decodes leave of it.
+    Prompts get `PROMPTS_PART` of the time that decodes leave.
     """
 
     def prompt_ns(self, tokens: float, squares: float, decode_ns: float = 0.0, sequences: float = 0.0) -> float:
@@ -78,9 +78,9 @@ class Speed:
 
 
 def image_ns(counts: Iterable[tuple[int, int]]) -> float:
-    """Return the mean time to encode an image that goes into a prompt, 0 for one found in a cache included.
+    """Return the mean time to encode an image of a prompt, where cached images count as 0.
 
-    `counts` holds each worker's images that went into prompts, and the nanoseconds in which it has encoded some.
+    `counts` holds, for each worker, the images in its prompts and the nanoseconds spent on encoding.
     """
     used = took_ns = 0
     for images, encode_ns in counts:

@@ -6,7 +6,7 @@ from typing import Final
 
 # CPU libraries multiply weights with a matrix from this many rows on, and handle fewer rows as vectors.
 MATRIX_ROWS: Final = 4
-# A batch that no worker reaches.
+# A batch larger than any worker's.
 UNREACHED_SEQUENCES: Final = 1 << 30
 
 
@@ -26,7 +26,7 @@ class StepWork:
 
     @property
     def squared(self) -> float:
-        """`prefill_squared_tokens`, or an estimate from equal chunks if that is unknown."""
+        """The value of `prefill_squared_tokens`, or an estimate from equal chunks if unknown."""
         tokens, context = self.prefill_tokens, self.prefill_context_tokens
         alike = tokens * (2 * context - tokens) / max(self.prefill_sequences, 1)
         return float(self.prefill_squared_tokens or max(alike, 0.0))
@@ -60,10 +60,10 @@ class StepTimeModel:
     Prefill is a + b·L + c·L² but at least a floor; decode is a + b·batch + c·kv_tokens.
 
     Decode's a grows by `decode_matrix_ns` from `MATRIX_ROWS` sequences on. All times are nanoseconds, and none is
-    negative. The floor is the time that a device needs to read the weights once, however few tokens use them. Below
-    it more tokens are free.
+    negative. The floor is the time that a device needs to read the weights once, however few tokens use them. Below it,
+    more tokens are free.
 
-    The last four fields say what large batches cost; they are 0 in models without large batches.
+    The last four fields describe the cost of large batches; they are 0 in models without large batches.
     """
 
     prefill_fixed_ns: float
@@ -75,15 +75,15 @@ class StepTimeModel:
     interference: float
     """The share of a prompt chunk that cannot hide in a mixed step while decode reads the weights (`reading_ns`).
 
-    If the chunk is longer, the reading hides in it instead. At 0 all of the shorter one hides; at 1 the parts add.
-    The KV part of decode always adds.
+    If the chunk is longer, the reading hides in it instead. At 0 the shorter one hides completely; at 1 the parts add
+    up. The KV part of decode always adds.
     """
     prefill_floor_ns: float = 0.0
     decode_matrix_ns: float = 0.0
     saturating_sequences: int = 0
     """The batch that keeps a GPU busy for as long as it reads the weights; 0 if unknown.
 
-    If it is known, decodes and prompt chunks share that time, and the floor is one of the whole step. Outside a CUDA
+    If it is known, decodes and prompt chunks share that time, and the floor applies to the whole step. Outside a CUDA
     graph the floor is what the host needs to launch kernels.
     """
     decode_wide_ns: float = 0.0
@@ -94,7 +94,7 @@ class StepTimeModel:
     """The further time of a step with more decodes than `graph_sequences`."""
 
     def prefill_ns(self, work: StepWork) -> float:
-        """Return the time of the prompt chunks alone; 0 without any."""
+        """Return the time of the prompt chunks alone; 0 without chunks."""
         return self.chunks_ns(work.prefill_tokens, work.squared) if work.prefill_tokens else 0.0
 
     def chunks_ns(self, tokens: int, squared: float) -> float:
@@ -106,7 +106,7 @@ class StepTimeModel:
 
     def beside_ns(self, tokens: int, squared: float) -> float:
         """Return the part of `chunks_ns` that counts in a mixed step, for `mixed_ns`."""
-        # With known saturation the floor is one of the whole step, which `mixed_ns` applies.
+        # With known saturation, the floor applies to the whole step in `mixed_ns`.
         return self._above_floor_ns(tokens, squared) if self.saturating_sequences else self.chunks_ns(tokens, squared)
 
     def _above_floor_ns(self, tokens: int, squared: float) -> float:
@@ -114,13 +114,13 @@ class StepTimeModel:
         return linear + self.prefill_token_squared_ns * squared
 
     def reading_ns(self, sequences: float) -> float:
-        """Return decode's fixed time for this many sequences, in which the weights are read; 0 without any."""
+        """Return decode's fixed time for this many sequences, in which the weights are read; 0 without sequences."""
         if sequences <= 0:
             return 0.0
         return self.decode_fixed_ns + (self.decode_matrix_ns if sequences >= MATRIX_ROWS else 0.0)
 
     def hiding_ns(self, sequences: float) -> float:
-        """Return the part of `reading_ns` in which a prompt chunk can hide: what the decodes leave of it."""
+        """Return the part of `reading_ns` in which a prompt chunk can hide, which is the rest after the decodes."""
         reading_ns = self.reading_ns(sequences)
         if not self.saturating_sequences:
             return reading_ns
@@ -136,7 +136,7 @@ class StepTimeModel:
         return own_ns
 
     def decode_ns(self, work: StepWork) -> float:
-        """Return the time of the decodes alone; 0 without any."""
+        """Return the time of the decodes alone; 0 without decodes."""
         return (
             self.reading_ns(work.decode_sequences)
             + self.sequences_ns(work.decode_sequences)
@@ -157,7 +157,7 @@ class StepTimeModel:
         return max(whole_ns, self.prefill_floor_ns) if self.saturating_sequences else whole_ns
 
     def most_prefill_ns(self, step_ns: float, decode_ns: float, hiding_ns: float) -> float:
-        """Return the most that `beside_ns` may be in a step of `step_ns`; the inverse of `mixed_ns`."""
+        """Return the maximum of `beside_ns` in a step of `step_ns`; the inverse of `mixed_ns`."""
         if self.saturating_sequences and step_ns < self.prefill_floor_ns:
             return 0.0
         rest_ns = max(step_ns - decode_ns, 0.0)
@@ -166,7 +166,7 @@ class StepTimeModel:
         return rest_ns + (1 - self.interference) * hiding_ns
 
     def hidden_ns(self, work: StepWork) -> float:
-        """Return what a mixed step saves against running its two parts one after the other; 0 for a pure one."""
+        """Return the time that a mixed step saves over running its two parts one after the other; 0 for a pure step."""
         return self.prefill_ns(work) + self.decode_ns(work) - self.step_ns(work)
 
     def scaled(self, factor: float) -> "StepTimeModel":
@@ -177,7 +177,7 @@ class StepTimeModel:
     def without_large_batches(self) -> "StepTimeModel":
         """Return the model of a device on which a sequence costs the same in any batch.
 
-        Unlike a model with batches of 0, which are unknown, `combine` prefers it to what others know.
+        `combine` prefers it to the models of other workers, unlike a model with batches of 0, which are unknown.
         """
         return replace(
             self,
@@ -189,9 +189,9 @@ class StepTimeModel:
 
 
 def split_step_ns(model: StepTimeModel, work: StepWork, duration_ns: int) -> tuple[int, int]:
-    """Split a step's duration into (prefill, decode) in proportion to what each costs alone; the parts add exactly.
+    """Split a step's duration into (prefill, decode) in proportion to the cost of each alone; the parts add exactly.
 
-    A model that makes both free splits by tokens. A step without prompt tokens is all decode.
+    If the model makes both free, the split is by tokens. A step without prompt tokens is all decode.
     """
     prefill, decode = model.prefill_ns(work), model.decode_ns(work)
     if prefill + decode <= 0:

@@ -1,4 +1,4 @@
-"""Delays between attempts to reach something that is away.
+"""Delays between attempts to reach an unavailable peer.
 
 They double up to a bound. Each is shortened at random, so that the victims of one outage do not all return at the same
 moment.
@@ -16,7 +16,7 @@ class Backoff:
     """Delays that double with each `next_s` from `first_s` up to `max_s`, until `reset`."""
 
     def __init__(self, *, first_s: float, max_s: float, draw: Callable[[], float] = random.random) -> None:
-        """`draw` returns a random number in [0, 1)."""
+        """Create the delays; `draw` returns a random number in [0, 1)."""
         self._draw = draw
         self._first_s = first_s
         self._max_s = max_s
@@ -25,7 +25,7 @@ class Backoff:
         """Consecutive failed attempts; callers log an outage at the first."""
 
     def next_s(self) -> float:
-        """Return how long to wait before the next attempt."""
+        """Return the delay before the next attempt."""
         self.failures += 1
         wait_s = self._next_s
         self._next_s = min(2 * wait_s, self._max_s)

@@ -1,4 +1,6 @@
-"""Injected time that never steps back, held to the wall clock, and delayed calls by the event loop or a simulation."""
+"""Injected time that never steps back and follows the wall clock, and delayed calls by the event loop or a
+simulation.
+"""
 
 import asyncio
 import threading
@@ -8,14 +10,14 @@ from typing import Final, Protocol
 
 from libs.runtime.tasks import TaskOwner
 
-# Smaller differences between a process's time and the wall clock are left alone.
+# Smaller differences between a process's time and the wall clock are ignored.
 STEP_NS: Final = 500_000_000
 # After the wall clock was set back, time runs slower by 1/SLEW until the two agree.
 SLEW: Final = 8
 
 
 class Clock(Protocol):
-    """The source of time; tests and the lab bring their own."""
+    """The source of time; tests and the lab supply their own."""
 
     def now_ns(self) -> int:
         """Return Unix time in nanoseconds, never decreasing."""
@@ -25,10 +27,9 @@ class Clock(Protocol):
 class SystemClock:
     """The system's clock, on which a step of the wall clock never makes a duration negative.
 
-    Monotonic time stands still while the machine sleeps, and a wall clock may be corrected by hours. Keys would
-    then expire by another time than this process's, and services started later would stamp events by another. So
-    time that the wall clock is ahead by passes at once, as after a sleep. If the wall clock was set back, time runs
-    slower until both agree.
+    Monotonic time stands still while the machine sleeps, and a wall clock may be corrected by hours. Keys would then
+    expire by another time than this process's, and services started later would stamp events by another. So a lead of
+    the wall clock passes at once, as after a sleep. If the wall clock was set back, time runs slower until both agree.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class SystemClock:
     def _anchor(self) -> int:
         """Move the offset towards the wall clock and return the time.
 
-        The lock admits one thread at a time, since each must see the offset that another has set.
+        The lock admits one thread at a time, since each must see the offset set by others.
         """
         with self._anchoring:
             steady_ns, wall_ns = self._steady_ns(), self._wall_ns()
@@ -82,7 +83,9 @@ class Scheduler(Protocol):
 
 
 class LoopScheduler:
-    """The running event loop. A timed call that fails stops the owner's service, and is dropped with the owner."""
+    """The running event loop. A failed timed call stops the owner's service, and pending calls are dropped with the
+    owner.
+    """
 
     def __init__(self, clock: Clock, tasks: TaskOwner, name: str) -> None:
         self._clock = clock

@@ -23,7 +23,7 @@ def http_serves(url: SplitResult) -> bool:
 
 
 def grpc_serves(address: str) -> bool:
-    # Each of these imports takes longer than the whole check over HTTP.
+    # Each of these imports takes longer than a whole check over HTTP.
     import asyncio  # noqa: PLC0415
 
     from grpc.aio import AioRpcError  # noqa: PLC0415

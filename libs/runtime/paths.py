@@ -47,7 +47,7 @@ def private_folder(folder: Path, *, allowed: int = 0) -> None:
 
 
 def create_private(path: Path) -> BinaryIO:
-    """Create a file for this user alone, whatever the umask, in place of an existing one."""
+    """Create a file for this user alone, regardless of the umask, in place of an existing one."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         os.fchmod(number, PRIVATE_FILE)  # for a file that existed already

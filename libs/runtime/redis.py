@@ -1,4 +1,4 @@
-"""Redis connections on which no call outlasts a bound, whatever state the server is in."""
+"""Redis connections on which no call outlasts a bound, regardless of the state of the server."""
 
 import asyncio
 import re
@@ -63,7 +63,7 @@ def check_url(url: str) -> None:
         option = str(error).rpartition("argument ")[2]
         raise ValueError(f"{option} is not an option of a connection to Redis: remove it") from None
     except ValueError as error:
-        # urllib names what it takes for a port, which is the beginning of such a password.
+        # The error of urllib contains the supposed port, which is the beginning of such a password.
         if "Port " in str(error) and "@" in url:
             raise ValueError(UNESCAPED) from None
         raise
@@ -94,7 +94,7 @@ def shown_url(url: str) -> str:
 
 
 async def in_time(call: Awaitable[T], timeout_s: float, down: type[Exception]) -> T:
-    """Return the call's result. Raise `down` if Redis does not answer within `timeout_s`, whatever the cause."""
+    """Return the call's result. Raise `down` if Redis does not answer within `timeout_s` for any reason."""
     try:
         async with asyncio.timeout(timeout_s):
             return await call

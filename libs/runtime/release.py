@@ -21,7 +21,7 @@ def commit() -> str:
     built = TREE / "COMMIT"
     if built.is_file():
         return built.read_text().strip()
-    if not (TREE / ".git").exists():  # a repository around an installed package is not ours
+    if not (TREE / ".git").exists():  # a repository around an installed package is not this one
         return ""
     try:
         found = subprocess.run(

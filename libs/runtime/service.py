@@ -123,7 +123,7 @@ def collect_seldom() -> None:
 
 
 def end_process(exit_code: int) -> NoReturn:
-    """End at once after flushing what others need.
+    """End immediately, after flushing the data that others need.
 
     The interpreter would first tear down all loaded modules. For torch and vLLM that takes a second, while others
     wait for the worker to end before they start it again.

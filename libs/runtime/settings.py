@@ -145,7 +145,7 @@ def own_name(service: str) -> str:
 
 
 def load_settings(settings_class: type[SettingsT]) -> SettingsT:
-    """Read the environment. Raise StartupError with one line that names variable, value and what is allowed."""
+    """Read the environment. Raise StartupError with one line that names the variable and the allowed values."""
     try:
         settings = settings_class()
     except ValidationError as error:

@@ -18,7 +18,7 @@ CANCEL_AGAIN_S = 2.0
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until all have ended, whatever their results."""
+    """Cancel tasks and wait until all have ended, regardless of their results."""
     left = set(tasks)
     while left:
         for task in left:

@@ -22,7 +22,7 @@ _REFUSED: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request's fault: the error names the parameter and says what is allowed."}
 }
 _WITH_BODY = ("POST", "PUT", "PATCH")
-# Other routes serve browsers, probes and scrapers, whose makers add parameters of their own.
+# Other routes serve browsers, probes and scrapers, whose makers add further parameters.
 STRICT_PREFIX: Final = "/v1/"
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -48,7 +48,7 @@ def make_web_app(title: str, description: str, *, not_ready: NotReady, metrics: 
 
     @app.get("/readyz", tags=["operation"], responses={503: {"description": "not ready, with the reason"}})
     async def readyz() -> JSONResponse:
-        """Answer whether what is served is up to date."""
+        """Answer whether the served data is up to date."""
         reason = not_ready()
         if reason is None:
             return JSONResponse({"status": "ready"})
@@ -96,7 +96,7 @@ async def check_query(request: Request) -> None:
 
 
 def query_names(dependant: Dependant) -> list[str]:
-    """Return the query parameters of a route and of what it depends on, in the order of their declaration."""
+    """Return the query parameters of a route and of its dependencies, in the order of their declaration."""
     own = [each.alias for each in dependant.query_params]
     return list(dict.fromkeys([*own, *(name for each in dependant.dependencies for name in query_names(each))]))
 

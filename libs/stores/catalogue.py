@@ -39,16 +39,16 @@ class Reservation(Struct, frozen=True):
 
 
 class ModelEntry(Struct, frozen=True, omit_defaults=True):
-    """A model, by the name that requests use."""
+    """A model, by the name used in requests."""
 
     name: Name
     source: str
     """A folder in the layout of Hugging Face, or of PEFT for an adapter, or builtin:sim."""
     size_bytes: Annotated[int, Meta(ge=0, le=2**53)]
     floor: Annotated[int, Meta(ge=0, le=65_536)] = 0
-    """The minimum number of workers for the model, as far as there are any."""
+    """The minimum number of workers for the model, as far as there are enough."""
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
-    """Models of a higher priority are loaded first and give way last."""
+    """Models of a higher priority are loaded first and evicted last."""
     ttft_ms: Milliseconds | None = None
     """The TTFT target of requests that have none; None for the gateway's default."""
     tpot_ms: Milliseconds | None = None
@@ -56,7 +56,7 @@ class ModelEntry(Struct, frozen=True, omit_defaults=True):
     """True if the model stays once it has been loaded, or is required by floor or reservation."""
     reservations: Annotated[tuple[Reservation, ...], Meta(max_length=MAX_RESERVATIONS)] = ()
     parent: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
-    """The model on whose workers a LoRA adapter is loaded; empty for a model of its own."""
+    """The model on whose workers a LoRA adapter is loaded; empty for a base model."""
 
 
 class LoadTimes(Struct, frozen=True, omit_defaults=True):
@@ -69,19 +69,19 @@ class LoadTimes(Struct, frozen=True, omit_defaults=True):
 
 
 class ModelUse(Struct, frozen=True, omit_defaults=True):
-    """One gateway's use of a model, as it reports it."""
+    """One gateway's use of a model, as reported by the gateway."""
 
     arrivals: int = 0
     """The number of requests since the gateway started."""
     last_unix_ms: int = 0
     """The arrival of the latest request; 0 before the first."""
     waiting: int = 0
-    """The number of requests that no worker has yet."""
+    """The number of requests that no worker has accepted yet."""
     waiting_since_unix_ms: int = 0
     in_flight: int = 0
     """The number of requests that have not ended, including waiting ones."""
     promised_unix_ms: int = 0
-    """The time at which a client was asked to retry, when the model should be loaded; 0 if none was."""
+    """The time at which a client was asked to retry, when the model should be loaded; 0 if there was none."""
     lines_waiting: int = 0
     """The number of `waiting` requests that are lines of batch jobs."""
     lines_in_flight: int = 0
@@ -117,7 +117,7 @@ class Catalogued:
 
 
 class CatalogueDown(Exception):
-    """The store does not respond; callers continue with what they have."""
+    """The store does not respond; callers continue with their last data."""
 
 
 class ModelCatalogue(Protocol):
@@ -140,7 +140,7 @@ class ModelCatalogue(Protocol):
     def watch(self, *, poll_ms: int = 2_000) -> AsyncIterator[Catalogued]:
         """Yield the catalogue now, after every change of entries or outlooks, and at least every `poll_ms`.
 
-        Continues through outages.
+        Continue through outages.
         """
         ...
 
@@ -157,7 +157,7 @@ class ModelCatalogue(Protocol):
         ...
 
     def watch_uses(self, *, poll_ms: int = 1_000) -> AsyncIterator[Uses]:
-        """Yield the uses now, after every `use`, and at least every `poll_ms`. Continues through outages."""
+        """Yield the uses now, after every `use`, and at least every `poll_ms`. Continue through outages."""
         ...
 
     async def close(self) -> None:

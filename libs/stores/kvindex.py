@@ -34,7 +34,7 @@ class KvIndexStats:
     lookup_errors: int
     """The number of look-ups that found nothing because the store was away."""
     change_errors: int
-    """The number of changes and renewals that the store did not accept. The next one makes up for them."""
+    """The number of changes and renewals that the store did not accept. The next one repairs them."""
 
 
 class KvIndex(Protocol):
@@ -106,7 +106,7 @@ def probes(blocks: int, at_most: int) -> list[int]:
     last.
 
     A chained hash represents all blocks before it, and pools evict a chain from its end. A holder of one block
-    therefore holds all blocks that lead to it.
+    therefore holds all preceding blocks.
     """
     if blocks <= at_most:
         return list(range(1, blocks + 1))
@@ -197,7 +197,7 @@ class RedisKvIndex:
         return self._mirrors.setdefault(key, Mirror(lease_ms=FIRST_LEASE_MS))
 
     async def _held(self, sets: Sequence[tuple[str, Sequence[bytes]]]) -> list[dict[bytes, bool]]:
-        """Return which of the requested blocks each set holds, or an empty list while Redis is away."""
+        """Return the requested blocks that each set holds, or an empty list while Redis is away."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._paused_until_s:
             self._lookup_errors += 1
@@ -217,10 +217,10 @@ class RedisKvIndex:
         return held
 
     def _answer(self, wanted: Sequence[bytes], answer: Any) -> dict[bytes, bool]:
-        """Return which blocks a set holds.
+        """Return the blocks that a set holds.
 
-        A key of another type holds none: the worker writes it again with its next renewals, and other look-ups must
-        not fail meanwhile.
+        A key of another type holds none. The worker writes it again with its next renewals, and other look-ups must not
+        fail until then.
         """
         if is_wrong_type(answer):
             self._lookup_errors += 1
@@ -230,7 +230,7 @@ class RedisKvIndex:
         return dict(zip(wanted, map(bool, answer), strict=True))
 
     async def _write(self, key: str, mirror: Mirror, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Update the store by the change alone, or by the whole mirror if the two may differ."""
+        """Update the store by only the change, or by the whole mirror if the two may differ."""
         differs, mirror.in_doubt = mirror.in_doubt, True  # until the store has confirmed, even on cancellation
         try:
             if not differs:

@@ -32,7 +32,7 @@ class Grant:
     granted: int
     left: int
     wait_s: float
-    """The time until the least amount requested would fit; 0 if it was granted."""
+    """The time until the minimum amount would fit; 0 if it was granted."""
 
 
 class Ledger(Protocol):
@@ -74,9 +74,9 @@ class Ledger(Protocol):
 
 
 HOLD_S = 5.0
-"""The time after which a gateway loses what it has not renewed."""
-# A report that is not renewed for this long no longer counts. It has to be short, since answers at other gateways give
-# way to the tenants that are reported.
+"""The time after which a gateway loses reservations that it has not renewed."""
+# A report that is not renewed for this long no longer counts. It must be short, since answers at other gateways give
+# way to the reported tenants.
 REPORT_HOLD_S = 1.0
 # Fits about 5,000 tenants of one gateway.
 MAX_REPORT_BYTES = 256 * 1024
@@ -239,7 +239,7 @@ class RedisLedger:
         await _bounded(self._add(keys=[keys.limit_use(self._cluster, tenant, kind)], args=[*_cut(kind), units]))
 
     async def hold(self, tenant: str, gateway_id: str, limit: int, *, running: int, want: int) -> int:
-        # Reservations of other gateways stay theirs until they expire.
+        # Reservations of other gateways remain until they expire.
         args: list[str | int] = [gateway_id, limit, running, want, round(HOLD_S * 1000)]
         return int(await _bounded(self._hold(keys=[keys.limit_open(self._cluster, tenant)], args=args)))
 

@@ -1,4 +1,4 @@
-"""The registry, which lists the existing workers: the port, what makes an entry usable, and Redis.
+"""The registry, which lists the existing workers: the port, the validation of entries, and Redis.
 
 A worker exists as long as it renews its lease.
 """
@@ -31,7 +31,7 @@ class RegistryStats:
     """Counters of registry entries that could not be used."""
 
     skipped: int = 0
-    """The number of distinct entries so far that are no worker others can connect to."""
+    """The number of distinct entries so far that are not usable workers."""
     unusable: int = 0
     """The number of such entries in the last list."""
 
@@ -42,7 +42,7 @@ class Registry(Protocol):
     async def announce(self, worker: Worker, *, lease_ms: int) -> None:
         """Register a worker or renew its lease, notifying `watch` if anything but the lease differs.
 
-        Does nothing while a newer incarnation is registered.
+        Do nothing while a newer incarnation is registered.
         """
         ...
 
@@ -63,7 +63,7 @@ class Registry(Protocol):
         ...
 
     def watch(self, *, poll_ms: int = 1000) -> AsyncIterator[list[Worker]]:
-        """Yield the list now, after every pushed change, and at least every `poll_ms`. Continues through outages."""
+        """Yield the list now, after every pushed change, and at least every `poll_ms`. Continue through outages."""
         ...
 
     def stats(self) -> RegistryStats: ...
@@ -74,7 +74,7 @@ class Registry(Protocol):
 
 
 class RegistryDown(Exception):
-    """The store does not respond; callers continue with what they have."""
+    """The store does not respond; callers continue with their last data."""
 
 
 # The largest serialized worker, a hundred times the size of a typical one.
@@ -113,7 +113,7 @@ def kept_part(worker: Worker) -> bytes:
 
 
 def read_kept(value: bytes | None) -> Worker | None:
-    """Parse the kept part of a worker; None where there is none or it is damaged."""
+    """Parse the kept part of a worker; None if it is missing or damaged."""
     try:
         return Worker.FromString(value) if value and len(value) <= MAX_WORKER_BYTES else None
     except DecodeError:
@@ -155,8 +155,8 @@ SHOWN_BYTES = 80
 
 T = TypeVar("T")
 
-# Incarnations are 20 digits, so that comparing text compares numbers: Lua's own are not exact beyond 2**53.
-# A key of another type must be foreign, and would fail every command for ever.
+# Incarnations are 20 digits, so that comparing text compares numbers: Lua's own are not exact beyond 2**53. A key of
+# another type must be foreign, and would fail every command forever.
 _OWN = """
 local function own(key, kind)
   local held = redis.call('TYPE', key).ok
@@ -301,7 +301,7 @@ def _bytes(value: Any) -> bytes:
 
 
 class _Skipped:
-    """The values that were no worker. Each is logged and counted once for as long as it is remembered."""
+    """The values that were not workers. Each is logged and counted once while it is remembered."""
 
     def __init__(self) -> None:
         self.total = 0

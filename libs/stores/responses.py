@@ -1,7 +1,7 @@
 """Stored responses, which later requests of the same tenant can continue: the port, in memory, and in Redis.
 
 In Redis each tenant has a hash of values, a sorted set of their expiry times by Redis's clock, and the sum of their
-sizes. With one hash per tenant, its bounds are enforced in one step and all of it expires together.
+sizes. With one hash per tenant, its bounds are enforced in one step and its entries expire together.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ MAX_RESPONSES: Final = 1_000
 MAX_TENANT_BYTES: Final = 64 * 1024**2
 """The maximum number of bytes of one tenant's responses; the oldest make room."""
 MAX_RESPONSE_BYTES: Final = 8 * 1024**2
-"""The maximum number of bytes of a response with the conversation that led to it. Larger ones are not stored."""
+"""The maximum number of bytes of a response including the preceding conversation. Larger ones are not stored."""
 
 
 class ResponsesDown(Exception):

@@ -52,7 +52,7 @@ class StepTimeStore(Protocol):
     """
 
     async def load(self, key: StepTimeKey) -> Mapping[StepKind, FittedModel]:
-        """Return the last fit saved for each kind of step. Only the part of it that concerns the kind counts."""
+        """Return the last fit saved for each kind of step. Only the part for that kind counts."""
         ...
 
     async def save(self, key: StepTimeKey, fits: Mapping[StepKind, FittedModel]) -> None:
@@ -202,7 +202,7 @@ return 1
 
 
 class RedisStepTimes:
-    """A StepTimeStore over Redis 6.2 or later. Only leases expire, since a device will be as fast next week.
+    """A StepTimeStore over Redis 6.2 or later. Only leases expire, since a device will be equally fast next week.
 
     Each engine, model, device and variant has a hash with one serialized fit per kind of step and the last
     measurement of prefill. While a worker measures, its lease is stored beside the hash.
@@ -308,7 +308,7 @@ class LayeredStepTimes:
             await store.save(key, fits)
 
     async def load_curve(self, key: StepTimeKey) -> PrefillCurve | None:
-        """Return the curve measured last, since a worker of another host may have measured after this host's."""
+        """Return the curve measured last, since a worker of another host may have measured later than this host's."""
         found = [curve for store in self._stores if (curve := await store.load_curve(key)) is not None]
         return max(found, key=lambda curve: curve.unix_ns, default=None)
 

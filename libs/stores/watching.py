@@ -1,4 +1,4 @@
-"""Watching values in Redis, which are read again at every pushed change and at least once a period."""
+"""Watches of values in Redis, which are read again at every pushed change and at least once a period."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -35,7 +35,7 @@ async def watch_channel(
 ) -> AsyncGenerator[T, None]:
     """Yield the result of `read` now, after every change pushed on `channel`, and at least every `poll_ms`.
 
-    Continues through outages, in which `read` raises `down`. The first failure of each is logged as `away`.
+    Continue through outages, in which `read` raises `down`. The first failure of each is logged as `away`.
     """
     backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
     while True:

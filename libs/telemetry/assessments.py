@@ -1,4 +1,4 @@
-"""Assessments of models to and from protobuf, as metrics services publish them with the loads of workers."""
+"""Conversion of models' assessments to and from protobuf. Metrics services publish them with the loads of workers."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -16,7 +16,7 @@ from libs.policy.verdict.advice import Action
 from libs.policy.verdict.assessment import MOST_PRESSURE, Assessment
 
 FRESH_NS: Final = 2_000_000_000
-"""The age from which an assessment does not describe the present."""
+"""The age from which an assessment is outdated."""
 MAX_ASSESSED: Final = 64
 _UNFITTED: Final = KindFit(steps=0)
 
@@ -51,7 +51,7 @@ def assessment_message(found: Assessment) -> ModelAssessment:
 
 
 def assessments_of(messages: Iterable[ModelAssessment]) -> Mapping[str, Assessment]:
-    """Decode the assessments of one message by model; an invalid one is left out."""
+    """Decode the assessments of one message by model; invalid ones are left out."""
     found = map(_assessment, islice(messages, MAX_ASSESSED))
     return MappingProxyType({each.model: each for each in found if each is not None})
 

@@ -74,7 +74,7 @@ class Spans(NamedTuple):
     """Spans of time, each belonging to one of the batches."""
 
     of: Ints
-    """The place of the batch that each span belongs to."""
+    """The index of the batch that each span belongs to."""
     starts_ns: Ints
     ends_ns: Ints
 
@@ -83,14 +83,14 @@ class AlignedSteps(NamedTuple):
     """The covers, steps and KV waits of many batches as arrays."""
 
     covers: Spans
-    """The cover of each batch, one per batch."""
+    """The time that each batch covers."""
     steps: Spans
     shares: Ints
     """The prefill part of each step, 0..`FULL_SHARE`."""
     waits: Spans
     """The spans in which sequences awaited KV and no step ran."""
     ranges: list[tuple[int, int]]
-    """The first and one past the last step of each batch."""
+    """The first step of each batch and one past its last."""
     plain: Bools
     """True if each batch's steps and waits lie within its cover, in order, without overlap."""
 
@@ -181,7 +181,7 @@ def _prior(engine: str) -> StepTimeModel:
 
 
 def _waits(batches: Iterable[tuple[int, StepBatch]]) -> Spans:
-    """Return the KV waits of batches that come with their places."""
+    """Return the KV waits of batches given with their indices."""
     waits = [(index, wait.start_unix_ns, wait.end_unix_ns) for index, batch in batches for wait in batch.kv_waits]
     # Values too large for an int64 wrap from uint64 to negative ones, which lie before any cover.
     return Spans(*np.array(waits, np.uint64).reshape(-1, 3).T.astype(np.int64))
@@ -208,7 +208,7 @@ def _overlapping(spans: Spans) -> Ints:
 
 
 def well_formed(batch: StepBatch, steps: Iterable[tuple[StepRow, int]]) -> bool:
-    """Report whether a batch's times and numbers, and those of its steps, lie within bounds."""
+    """Return whether a batch's times and numbers, and those of its steps, lie within bounds."""
     ends = [(step.start_unix_ns, step.end_unix_ns or step.start_unix_ns) for step, _ in steps]
     ends += [(wait.start_unix_ns, wait.end_unix_ns) for wait in batch.kv_waits]
     ends.append((batch.covered_from_unix_ns, batch.covered_to_unix_ns))
@@ -221,10 +221,10 @@ def well_formed(batch: StepBatch, steps: Iterable[tuple[StepRow, int]]) -> bool:
 
 WINDOW_NS: Final = 100_000_000
 WINDOWS: Final = 16
-"""The number of windows held; anything that comes later is cut from timelines."""
+"""The number of windows held; later ones are cut from timelines."""
 MAX_AHEAD: Final = 5
-"""The number of windows that a worker's clock may be ahead. Batches further ahead are left out, so that they take no
-row of the present.
+"""The number of windows that a worker's clock may be ahead. Batches further ahead are left out, so that they do not
+displace a current row.
 """
 PARTS: Final = 4
 MOST_WINDOWS: Final = LONGEST_NS // WINDOW_NS + 1
@@ -233,7 +233,7 @@ NEVER: Final = (1 << 63) - 1
 
 
 class WindowAccumulator:
-    """Sums by window and worker, each worker's exact from a moment of its own."""
+    """Sums by window and worker. Each worker's sums are exact from its own start time on."""
 
     def __init__(self, max_workers: int) -> None:
         self._max_workers = max_workers
@@ -256,7 +256,7 @@ class WindowAccumulator:
         self._free.append(index)
 
     def begin(self, worker_id: str, exact_from_ns: int, role: int) -> None:
-        """Count a worker's time from `exact_from_ns` on, of which nothing is known yet; the role holds until the next
+        """Count a worker's time from `exact_from_ns` on, with nothing known yet; the role holds until the next
         `begin`.
         """
         index = self._index_of.get(worker_id)
@@ -278,7 +278,7 @@ class WindowAccumulator:
 
         def put(part: int, batches: Ints, numbers: Ints, ns: Ints) -> None:
             rows = numbers % WINDOWS
-            # Time older than its row is left out, as nobody reads it here.
+            # Time older than its row is left out, since it is never read here.
             kept = taken[batches] & (self._numbers[rows] == numbers)
             cells = rows[kept] * self._max_workers + indices[batches[kept]]
             np.add.at(self._cells, cells * PARTS + part, ns[kept])

@@ -1,4 +1,4 @@
-"""The workers that are known, and the latest report of each. Pure."""
+"""The known workers and the latest report of each. Pure."""
 
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
@@ -36,7 +36,7 @@ MAX_TABLES: Final = 256
 """The maximum number of reported tables; the one that was reported first gives way.
 
 A process has one for each 1,000 of its workers. Steps have four partitions, and so four live readers, whose tables of
-`MAX_WORKERS` are 20 at most. The others are of processes that have ended, as most restarts bring a new name.
+`MAX_WORKERS` are 20 at most. The others belong to processes that have ended, since most restarts bring a new name.
 """
 
 
@@ -45,7 +45,7 @@ _described: Final = attrgetter("reader", *(f"facts.{name}" for name in LISTED_FA
 
 
 class WorkerDirectory:
-    """The workers whose telemetry this process reads, and those that other processes report."""
+    """The workers whose telemetry this process reads, and those reported by other processes."""
 
     def __init__(self) -> None:
         self.timelines: dict[str, Timeline] = {}
@@ -61,16 +61,16 @@ class WorkerDirectory:
         self._order: list[str] | None = None
         """All ids in order; None once they must be sorted again."""
         self._known: list[WorkerFacts] | None = None
-        """Facts of all workers in the order of their ids; None once anything new has come."""
+        """Facts of all workers in the order of their ids; None after any change."""
         self._listing = Listing(())
         self._listed_ns: int | None = None
-        """The time at which the listing was made; None once it must be rebuilt."""
+        """The time at which the listing was built; None once it must be rebuilt."""
 
     def heard(self, worker_id: str, covered_to_ns: int) -> None:
         """Record that a worker of this process has reported up to `covered_to_ns`."""
         self.newest_cover_ns = max(self.newest_cover_ns, covered_to_ns)
         self._known = None
-        if worker_id not in self._listing.known_ids:  # it was given up or had left
+        if worker_id not in self._listing.known_ids:  # the worker was given up or had left
             self._listed_ns = None
         relayed = self.relayed.get(worker_id) if self.relayed else None
         if relayed is not None and covered_to_ns > relayed.covered_to_ns:
@@ -79,7 +79,7 @@ class WorkerDirectory:
             self._listed_ns = None
 
     def covers_more(self, worker_id: str, covered_to_ns: int) -> bool:
-        """Report whether more of a worker's time is known than another process reports."""
+        """Return whether more of a worker's time is known here than another process reports."""
         timeline, known = self.timelines.get(worker_id), self.relayed.get(worker_id)
         newest = None if timeline is None else timeline.newest
         if newest is not None and newest.covered_to_unix_ns > covered_to_ns - BEHIND_NS:
@@ -96,7 +96,9 @@ class WorkerDirectory:
         return table
 
     def relay_rows(self, table: RelayTable, places: Iterable[int], newest_cover_ns: int) -> None:
-        """Record that the workers at `places` follow a table from now on, whose newest columns cover so far."""
+        """Make the workers at `places` follow a table from now on. Its newest columns cover time up to
+        `newest_cover_ns`.
+        """
         for place in places:
             self.relay(table.attach(place))
         self.newest_cover_ns = max(newest_cover_ns, self.newest_cover_ns)
@@ -119,15 +121,15 @@ class WorkerDirectory:
             self._listed_ns = None
 
     def said_new(self) -> None:
-        """Invalidate what is cached after a worker of this process changed its description."""
+        """Invalidate cached facts after a worker of this process changed its description."""
         self._known = self._listed_ns = None
 
     def came_or_went(self) -> None:
-        """Invalidate what is cached after workers were added or removed."""
+        """Invalidate cached facts after workers were added or removed."""
         self._order = self._known = self._listed_ns = None
 
     def is_own(self, worker_id: str) -> bool:
-        """Report whether this process reads the worker's telemetry."""
+        """Return whether this process reads the worker's telemetry."""
         return worker_id in self.timelines
 
     def reader(self, worker_id: str) -> str | None:
@@ -144,12 +146,12 @@ class WorkerDirectory:
         return known.facts if known else None
 
     def lost_batches(self, worker_id: str) -> int:
-        """Return how many of a worker's batches have been lost so far."""
+        """Return the number of a worker's batches lost so far."""
         known = self.newest(worker_id)
         return known.lost_batches if known else 0
 
     def known(self) -> Iterator[WorkerFacts]:
-        """Iterate over the facts of all workers, ordered by id. They are extracted once the first one is taken."""
+        """Iterate over the facts of all workers, ordered by id. They are extracted when the first one is consumed."""
         if self._order is None:
             self._order = sorted({**self.timelines, **self.relayed})
         if self._known is None:
@@ -160,8 +162,8 @@ class WorkerDirectory:
     def listed(self, now_ns: int) -> Iterator[WorkerFacts]:
         """Iterate by id over workers that have neither been silent for `LISTED_NS` nor gone for `LEFT_NS`.
 
-        Silence is measured against the newest report of any worker, so nobody is given up when all are silent.
-        After `LOAD_NS` a silent worker's queues and slots count as zero, while its cumulative counters stay.
+        Silence is measured against the newest report of any worker, so no worker is given up when all are silent. After
+        `LOAD_NS` a silent worker's queues and slots count as zero, while its cumulative counters stay.
         """
         heard_from_ns = now_ns - LOAD_NS
         for facts in self.known():
@@ -172,7 +174,9 @@ class WorkerDirectory:
                 yield facts if heard else facts._replace(load=_counted(facts.load), kv_blocks=0, max_sequences=0)
 
     def listing(self, now_ns: int) -> Listing:
-        """Return the cached list of the workers that `listed` yields, without what changes from batch to batch."""
+        """Return the cached list of the workers that `listed` yields, without the facts that change from batch to
+        batch.
+        """
         made_ns = self._listed_ns
         if made_ns is not None and made_ns - LISTED_FOR_NS < now_ns < made_ns + RELIST_NS:
             return self._listing
@@ -223,7 +227,7 @@ class WorkerDirectory:
 
 
 def _counted(load: Load) -> Load:
-    # Cumulative counters must not fall: the next report would pass for new work once the silence is over.
+    # Cumulative counters must not fall: the next report would be mistaken for new work after the silence.
     return Load(
         preemptions=load.preemptions,
         recomputed_tokens=load.recomputed_tokens,

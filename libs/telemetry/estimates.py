@@ -10,11 +10,11 @@ from libs.policy.newest import put_newest
 from libs.telemetry.rollups import MAX_WORKERS
 
 MAX_KEPT: Final = 32
-"""Estimates kept of each worker: a quarter of a minute at two a second."""
+"""Estimates kept per worker: a quarter of a minute at two per second."""
 
 
 class ShareBounds(NamedTuple):
-    """Bounds of prefill's share of busy time, and the share; all None where nothing ran, or too long ago."""
+    """Bounds of prefill's share of busy time, and the share; all None if nothing ran, or too long ago."""
 
     prefill: float | None
     low: float | None
@@ -49,7 +49,7 @@ class Estimates:
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, array[int]] = OrderedDict()
-        """Rows of estimates one after the other, by worker. As objects they would take seven times the memory."""
+        """Rows of estimates in sequence, by worker. As objects they would take seven times the memory."""
 
     def __contains__(self, worker_id: str) -> bool:
         return worker_id in self._known
@@ -58,7 +58,7 @@ class Estimates:
         return len(self._known)
 
     def note(self, batches: Iterable[StepBatch]) -> None:
-        """Record batches' estimates; a worker that measures its time is dropped."""
+        """Record batches' estimates; workers that measure their time are dropped."""
         for batch in batches:
             if batch.HasField("estimate"):
                 self._take(batch)
@@ -75,15 +75,15 @@ class Estimates:
         kept.extend((*ends_ns, found.busy_ns, found.prefill_ns, found.prefill_low_ns, found.prefill_high_ns))
 
     def is_unknown(self, worker_id: str) -> bool:
-        """Report whether a worker is estimated and nothing is known of its newest time."""
+        """Return whether a worker is estimated and its newest time is unknown."""
         kept = self._known.get(worker_id)
         return kept is not None and kept[-ROW] == kept[1 - ROW]
 
     def bounds(self, worker_ids: Iterable[str], low_ns: int, high_ns: int) -> ShareBounds:
         """Return the bounds over [low, high) of these workers together.
 
-        The errors of servers of one kind go the same way, so bounds are summed and not narrowed. All None if a
-        worker's estimates do not reach back to `low_ns`.
+        Servers of one kind err in the same direction, so bounds are summed, not narrowed. All are None if a worker's
+        estimates do not reach back to `low_ns`.
         """
         return bounds_of(self.times(name, low_ns, high_ns) for name in worker_ids)
 
@@ -107,7 +107,7 @@ class Estimates:
 
 
 def bounds_of(times: Iterable[EstimatedNs | None]) -> ShareBounds:
-    """Return the bounds of workers together; all None if one of them is not known, or if nothing ran."""
+    """Return the joint bounds of workers; all None if one of them is unknown, or if nothing ran."""
     known: list[EstimatedNs] = []
     for each in times:
         if each is None:

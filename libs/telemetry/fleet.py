@@ -50,13 +50,15 @@ MIN_STEPS: Final = 1_024
 MAX_FOLLOWED: Final = 1_024
 """The maximum number of batches gathered before they are entered, a tenth of a second of a thousand workers."""
 MAX_AHEAD_NS: Final = 60 * 1_000_000_000
-"""The furthest that a batch may reach into the future. Clocks do not differ by more, so a later one is malformed."""
+"""The furthest that a batch may reach into the future. Clocks differ by less, so a later batch is malformed."""
 ENCODE_LAST_NS: Final = 10 * 1_000_000_000
-"""The longest step that encodes images. Windows that begin later than that after a batch with one have no such time."""
+"""The longest step that encodes images. Windows that begin later than this after a batch with such a step contain no
+encoding time.
+"""
 Changes = Callable[[Sequence[str], Ints, Ints], None]
 """A callback that receives worker ids with the begin and end of the time that has changed for each."""
 Windows = Callable[[str, int, int], PhaseTime]
-"""A function that returns what a worker's windows hold for [low, high) in Unix ns."""
+"""A function that returns the contents of a worker's windows for [low, high) in Unix ns."""
 
 
 class FleetTelemetry:
@@ -71,11 +73,11 @@ class FleetTelemetry:
         """The time from which this process reads a worker that another process read before, by id."""
         self._encoded: dict[str, int] = {}
         """The end of the newest batch with encoded images, for each worker read here that has sent one."""
-        self._followed: list[Followed] = []  # gathered and not entered yet
+        self._followed: list[Followed] = []  # gathered but not entered yet
         self._nodes = NodeStats(self._incarnation_of)
         self.cpu_waits, self.estimates = self._nodes.cpu_waits, Estimates()
         self.on_change: Changes = lambda *_: None
-        """The callback for each batch that counts; it runs before anybody reads the batch's content."""
+        """The callback for each batch that counts; it runs before the batch's content is read."""
         self._newest = WindowAccumulator(MAX_WORKERS)
         self._max_steps = MAX_STEPS
         self._batches: Counter[BatchOutcome] = Counter()
@@ -105,7 +107,9 @@ class FleetTelemetry:
         return BatchOutcome.COUNTED
 
     def add_late(self, batch: StepBatch, now_ns: int) -> BatchOutcome:
-        """Record a batch that was skipped when it was new, without effect on clock offsets and who reports now."""
+        """Record a batch that was skipped when it was new, without effect on clock offsets and on the present
+        reporter.
+        """
         if batch.covered_to_unix_ns > now_ns + MAX_AHEAD_NS:
             return self._count(BatchOutcome.MALFORMED)
         taken = self._sort_in_time(batch, batch.worker_id)
@@ -115,7 +119,7 @@ class FleetTelemetry:
         return self._count(taken)
 
     def add_late_transfers(self, batch: StepBatch) -> None:
-        """Count the hand-offs of a late batch, also of an incarnation whose time is void."""
+        """Count the hand-offs of a late batch, including those of a replaced incarnation."""
         if batch.worker_id not in self.directory.relayed:
             self._nodes.note_transfers([batch])
 
@@ -157,7 +161,7 @@ class FleetTelemetry:
     def relay(self, worker: SharedWorker, now_ns: int, arrived_ns: int | None, reader: str = "") -> bool:
         """Record a worker that the process `reader` reports; return False for an invalid report.
 
-        Nothing changes if as much is known already. `arrived_ns` is when the worker's newest batch reached that
+        Nothing changes if as much is already known. `arrived_ns` is when the worker's newest batch reached that
         process, by the clock of this process; None if unknown.
         """
         self.settle()
@@ -178,11 +182,11 @@ class FleetTelemetry:
     def relay_columns(
         self, loads: SharedLoads, described: Iterable[SharedWorker], now_ns: int, *, ahead_ns: int | None, reader: str
     ) -> int:
-        """Record workers that the process `reader` reports side by side, as `relay` does each; return how many entries
-        are invalid. Raise ValueError if all are.
+        """Record workers that the process `reader` reports in columns, as `relay` does for each.
 
-        `ahead_ns` is the lead of this process's clock with the time that the report took, None if unknown. Workers
-        without a description are left out.
+        Return the number of invalid entries; raise ValueError if all are invalid. `ahead_ns` is the lead of this
+        process's clock plus the transit time of the report, or None if unknown. Workers without a description are left
+        out.
         """
         self.settle()
         directory = self.directory
@@ -209,7 +213,7 @@ class FleetTelemetry:
             directory.relay_rows(table, new, int(columns[COVERED_TO, taken].max()))
             self._nodes.note_waits(table, taken)
             if ahead_ns is not None:
-                # On this process's clock, less the age that the sender reports; the transit is not known.
+                # By this process's clock, minus the age that the sender reports; the transit time is unknown.
                 arrived_ns = np.minimum(columns[ARRIVED].astype(np.int64) + ahead_ns, now_ns)
                 self._nodes.note_arrivals(table, taken, arrived_ns)
                 self.latest_arrival_ns = max(int(arrived_ns[taken].max()), self.latest_arrival_ns or 0)
@@ -221,9 +225,9 @@ class FleetTelemetry:
         return self.directory.timelines.get(worker_id)
 
     def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
-        """Return how a worker spent [low, high); an unknown worker has no covered time.
+        """Return the phases of a worker's time in [low, high); an unknown worker has no covered time.
 
-        For a worker that others read, or read at `low_ns`, both ends are moved back to the begin of a window.
+        For a worker that others read, or read at `low_ns`, both ends are moved back to the start of a window.
         """
         self.settle()
         timeline = self.directory.timelines.get(worker_id)
@@ -247,7 +251,7 @@ class FleetTelemetry:
         return timeline.encode_ns(low_ns, high_ns) if timeline else 0
 
     def window(self, worker_id: str, low_ns: int, high_ns: int) -> tuple[PhaseTime, str] | None:
-        """Return how a worker of this process spent [low, high), and its role at the end.
+        """Return the phases of a local worker's time in [low, high), and its role at the end.
 
         None if the worker had left in good order by then, or if another process reads it.
         """
@@ -258,7 +262,7 @@ class FleetTelemetry:
         return self.phases(worker_id, low_ns, high_ns), role
 
     def cells(self, worker_ids: Sequence[str], low_ns: int, high_ns: int) -> Cells:
-        """Return `window` of many workers side by side, without those for which it is None."""
+        """Return `window` of many workers as arrays, without those for which it is None."""
         self.settle()
         times, roles, exact = self._newest.read(low_ns, worker_ids)
         relayed = self.directory.relayed
@@ -273,14 +277,16 @@ class FleetTelemetry:
                 times[index] = time.covered_ns, time.prefill_ns, time.decode_ns, time.kv_wait_ns
                 roles[index] = ROLE_NUMBERS[role] + PROVISIONAL * time.provisional
         encode = None
-        if self._encoded:  # rarely so
+        if self._encoded:  # rarely the case
             since_ns = low_ns - ENCODE_LAST_NS
             ns = [self.encode_ns(w, low_ns, high_ns) if self._encoded.get(w, 0) > since_ns else 0 for w in worker_ids]
             encode = np.minimum(ns, times[:, PREFILL]) if any(ns) else None
         return Cells(worker_ids, times, roles, encode).where(roles != NO_ROLE)
 
     def effort(self, worker_id: str, low_ns: int, high_ns: int) -> Effort:
-        """Return what a worker's finished steps computed and moved in [low, high), as far as it is reported."""
+        """Return the work that a worker's finished steps computed and moved in [low, high), as far as it is
+        reported.
+        """
         timeline = self.timeline(worker_id)
         return timeline.effort(low_ns, high_ns) if timeline else Effort()
 
@@ -290,7 +296,9 @@ class FleetTelemetry:
         return timeline.efforts_from_ns if timeline else None
 
     def last_step_end_ns(self, worker_id: str) -> int:
-        """Return the end of a worker's last finished step, else the worker's start; 0 for an unknown worker."""
+        """Return the end of a worker's last finished step, or the worker's start without one; 0 for an unknown
+        worker.
+        """
         self.settle()
         known = self.directory.newest(worker_id)
         return known.last_step_end_ns if known else 0
@@ -366,7 +374,7 @@ class FleetTelemetry:
         return taken
 
     def settle(self) -> None:
-        """Enter all gathered batches; every reader calls it first."""
+        """Enter all gathered batches; every reader must call it first."""
         if not self._followed:
             return
         gathered, self._followed = StepBatchColumns.of(self._followed), []
@@ -414,7 +422,7 @@ class FleetTelemetry:
             self._encoded[worker_id] = batch.covered_to_unix_ns
 
     def _sort_in(self, batch: StepBatch, worker_id: str, timeline: Timeline) -> None:
-        """Enter a batch that was counted already and turned out not to be plain."""
+        """Enter a batch that was already counted and turned out not to be plain."""
         if timeline.sort_in(batch):
             self._report_change(timeline, worker_id, NEVER)
         else:
@@ -425,7 +433,7 @@ class FleetTelemetry:
         self.on_change([worker_id], np.array([timeline.changed_from_ns]), np.array([until_ns]))
 
     def _begin_newest(self, timeline: Timeline, worker_id: str) -> None:
-        """Let the accumulator add up the batches that follow the last one, without sorting them in."""
+        """Start the accumulation of batches that follow the last one, without sorting them in."""
         left = timeline.facts is not None and timeline.facts.left
         role = ROLE_NUMBERS.get(timeline.role_at(timeline.known_to_ns), NO_ROLE)
         self._newest.begin(worker_id, NEVER if left else timeline.known_to_ns, role)

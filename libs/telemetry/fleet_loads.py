@@ -1,7 +1,7 @@
 """The message that a metrics service publishes about its workers ten times a second. Pure.
 
-It holds the workers' loads, the windows that were written and, in turn, their step times. The planner decides from
-it without reading any steps.
+It holds the workers' loads, the windows that were written and, in turn, their step times. The planner bases decisions
+on it without reading any steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from libs.telemetry.rollups import DECODE, PREFILL
 WINDOW_NS: Final = 100_000_000
 """The length of the windows in a message."""
 MAX_WINDOWS: Final = 40
-"""The maximum number of windows of one message. The newest are sent, since a decision has no use for old revisions."""
+"""The maximum number of windows of one message. The newest are sent, since old revisions do not affect decisions."""
 STEP_TIMES: Final = 100
 """The maximum number of step times of one message; those of more workers are sent in turn."""
 MOST_COUNTED: Final = 2**49
@@ -47,7 +47,7 @@ COLUMNS: Final = (
 )
 """Fields of a message with one entry for each worker: 64-bit integers, little-endian."""
 IMAGE_COLUMNS: Final = ("images_used", "image_encode_ns", "waiting_encode_ns")
-"""Columns that are left out where all entries are zeros, as without vision models."""
+"""Columns that are left out if all entries are zeros, for example without vision models."""
 _OPTIONAL: Final = frozenset({"cpu_waits", *IMAGE_COLUMNS})
 """Columns that older metrics services leave out; read as zeros."""
 _COUNTED_FROM: Final = COLUMNS.index("roles")
@@ -61,7 +61,7 @@ _OF_LOAD: Final = attrgetter(
 
 
 class LoadMessage(NamedTuple):
-    """A message, and whether anything in it runs, waits or was computed."""
+    """A message, and whether it contains running, waiting or finished work."""
 
     message: FleetLoads
     works: bool
@@ -74,10 +74,10 @@ class LoadMessageBuilder:
         self._metrics_id = metrics_id
         self._incarnation = incarnation
         self._turn = 0
-        """The number of the worker whose step time is sent next."""
+        """The index of the worker whose step time is sent next."""
 
     def message(self, fleet: FleetTelemetry, written: Sequence[WrittenWindow], now_ns: int) -> LoadMessage | None:
-        """Build the message about the workers that this process reads; None without any worker."""
+        """Build the message about the workers that this process reads; None without workers."""
         timelines = fleet.directory.timelines
         ids, newest = [], []
         for name in fleet.directory.listing(now_ns).own_ids:
@@ -151,7 +151,7 @@ def _row(batch: StepBatch) -> tuple[int, ...]:
 
 
 def cpu_wait(fleet: FleetTelemetry, batch: StepBatch) -> int:
-    """Return the share of its time that a worker waits for a CPU, in a message's units; 0 if unknown."""
+    """Return a worker's share of time spent waiting for a CPU, in a message's units; 0 if unknown."""
     share = fleet.cpu_waits.share(batch.worker_id, batch.covered_to_unix_ns)
     return 0 if share is None else round(share * CPU_WAIT_UNITS) + 1
 

@@ -1,4 +1,6 @@
-"""Queue lengths and rates of arrivals from the reports of gateways, bounded in number. Silent gateways are dropped."""
+"""Queue lengths and arrival rates from the reports of gateways. Their number is bounded, and silent ones are
+dropped.
+"""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
@@ -12,23 +14,23 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, 
 from libs.policy.newest import put_newest
 
 SILENT_NS: Final = 2_000_000_000
-"""The silence after which a gateway is taken for gone, with its queue, while others report. Gateways report five times
-a second, idle ones nearly twice.
+"""The silence after which a gateway counts as gone, with its queue, while others report. Gateways report five times a
+second, idle ones nearly twice.
 """
 GONE_NS: Final = 60_000_000_000
 """The time without any report after which no gateway is assumed to exist. Until then, queue lengths are unknown."""
 OLD_NS: Final = 30_000_000_000
-"""The age at which a report no longer describes the present, as when the broker replays it."""
+"""The age at which a report counts as outdated, for example after a replay by the broker."""
 MAX_GATEWAYS: Final = 256
 """The maximum number of gateways that are tracked; the one that has been silent longest is dropped."""
 MAX_MODELS: Final = 64
 """The maximum number of models taken from one gateway's report."""
 MAX_AGES: Final = 12
-"""The maximum number of classes of age taken from one model of a report."""
+"""The maximum number of age classes taken for one model of a report."""
 MAX_AGE_MS: Final = 86_400_000
-"""The bound on how long a request has waited; a longer wait is clipped."""
+"""The bound on the waiting time of a request; longer waits are clipped."""
 MAX_AWAITED: Final = 100_000
-"""The bound on the requests of one class of age; more are clipped."""
+"""The bound on the requests in one age class; more are clipped."""
 NS_PER_MS: Final = 1_000_000
 MAX_TOKENS: Final = 2**40
 """The bound on the tokens of one gateway and model; higher counts are clipped."""
@@ -43,7 +45,7 @@ class ModelBacklog(NamedTuple):
     decode_prompt_tokens: int = 0
     """The tokens that requests waiting for decode still have to compute once they get a slot."""
     hopeful_tokens: int = 0
-    """Prompt tokens of requests that can still meet their deadline; all tokens where a gateway does not report it."""
+    """Prompt tokens of requests that can still meet their deadline; all tokens if a gateway does not report it."""
     batch_requests: int = 0
     """Waiting requests that are lines of batch jobs."""
     batch_tokens: int = 0
@@ -84,7 +86,7 @@ class ModelBacklog(NamedTuple):
 
 
 class AwaitedTokens(NamedTuple):
-    """People's requests of one model without a first token, at gateways and workers."""
+    """Interactive requests of one model without a first token, at gateways and workers."""
 
     ages: tuple[tuple[int, int], ...] = ()
     """Pairs of (time since arrival in ns, requests): a mean for those of about the same age."""
@@ -111,7 +113,7 @@ class GatewayReports:
         self._latest: OrderedDict[str, _Report] = OrderedDict()
 
     def take(self, message: GatewayQueues, now_ns: int) -> None:
-        """Record a message received at `now_ns`; one older than the newest changes nothing."""
+        """Record a message received at `now_ns`; a message older than the newest changes nothing."""
         if message.told_unix_ns < now_ns - OLD_NS:
             return
         key, known = message.gateway_id, self._latest.get(message.gateway_id)
@@ -172,16 +174,16 @@ def _by_model(queues: Iterable[ModelQueue]) -> dict[str, ModelBacklog]:
     return {model: waiting for model, waiting in found.items() if any(waiting)}
 
 
-# A few requests a second say little about their rate within two seconds: twelve requests are off by a third in every
-# other sample. A rate of arrivals therefore averages up to four spans. It reaches back as long as each older span
-# agrees statistically with all newer ones. A gateway with a full queue refuses before it knows a prompt's length, so
-# nothing but its counts shows these requests. A retried request counts once.
+# A few requests a second determine their rate poorly within two seconds: twelve requests are off by a third in every
+# other sample. An arrival rate therefore averages up to four spans. It reaches back as long as each older span agrees
+# statistically with all newer ones. A gateway with a full queue refuses requests before it knows a prompt's length, so
+# only its counts show them. A retried request counts once.
 SPAN_NS: Final = 2_500_000_000
-"""The shortest time that a rate averages. Nothing is assumed to have come before a gateway's first message."""
+"""The shortest time that a rate averages. No arrivals are assumed before a gateway's first message."""
 MOST_SPANS: Final = 4
 ALIKE: Final = 2.5
-"""The number of standard errors by which an older span may differ from the newer ones. A lower bound would take chance
-for change.
+"""The number of standard errors by which an older span may differ from the newer ones. A lower bound would mistake
+chance for change.
 """
 ALIKE_SHARE: Final = 0.05
 """The share of the newer rate by which an older span may always differ, whatever the standard error."""
@@ -189,20 +191,20 @@ WHOLE: Final = 0.8
 """The fraction of an older span for which a gateway must have reported."""
 BURST_NS: Final = 600_000_000
 BURST_SHARE: Final = 0.6
-"""The share of two spans' tokens that makes a burst when it came within `BURST_NS`. Bursts do not count in a rate, as
-they predict nothing. Measured on a single span, two requests a second would pass for a burst in every other sample.
+"""The share of two spans' tokens that counts as a burst if it arrived within `BURST_NS`. Rates exclude bursts, which
+predict nothing. Measured on a single span, two requests a second would count as a burst in every other sample.
 """
 MAX_SAMPLES: Final = 256
-"""The maximum number of samples of one gateway, twice what it reports in all spans at ten messages a second."""
+"""The maximum number of samples of one gateway, twice those of all spans at ten messages a second."""
 
 _Sample = tuple[int, dict[str, int], dict[str, int]]
-"""The time of a gateway's message, with the tokens and the images that have come up to then, by model."""
+"""The time of a gateway's message, with the tokens and images that had arrived by then, by model."""
 _Count = tuple[int, int]
-"""A pair of a time in ns and the tokens that have come up to then."""
+"""A pair of a time in ns and the tokens that had arrived by then."""
 
 
 class Rate(NamedTuple):
-    """A rate in tokens a second with its standard error."""
+    """A rate in tokens per second with its standard error."""
 
     tokens_per_s: float = 0.0
     error: float = 0.0
@@ -247,7 +249,7 @@ class ArrivalRates:
     def rate(self, model: str, now_ns: int) -> Rate:
         """Return the rate over all gateways that still report.
 
-        A model's first requests count from its gateway's last message without any.
+        A model's first requests are counted from the last message of their gateway without any.
         """
         rates = [_rate(each.samples, model) for each in self._gateways.values() if each.heard_ns > now_ns - SILENT_NS]
         return Rate(sum(each.tokens_per_s for each in rates), sqrt(sum(each.error**2 for each in rates)))
@@ -290,7 +292,7 @@ def _rate(samples: "deque[_Sample]", model: str) -> Rate:
 def _part(counted: list[_Count], begin_ns: int, end_ns: int) -> list[_Count]:
     """Return the samples of a span and the last one before it, if there is one.
 
-    Fewer than two samples mean that nothing is known about the span.
+    With fewer than two samples, nothing is known about the span.
     """
     upto = [each for each in counted if each[0] <= end_ns]
     first = max((number for number, each in enumerate(upto) if each[0] <= begin_ns), default=0)
@@ -298,7 +300,7 @@ def _part(counted: list[_Count], begin_ns: int, end_ns: int) -> list[_Count]:
 
 
 def _lasting(part: list[_Count], beside: int) -> tuple[int, bool]:
-    """Return the tokens of a span without those of its burst, and True if it had no burst.
+    """Return the tokens of a span without its burst, and True if it had no burst.
 
     A burst is a large share of `beside`, the tokens of two spans.
     """
@@ -318,7 +320,7 @@ def _variance(counted: list[_Count], begin_ns: int) -> float:
 
 
 def _largest_burst(counted: list[_Count]) -> int:
-    """Return the most tokens that came within `BURST_NS`, or between two messages that are further apart."""
+    """Return the most tokens that arrived within `BURST_NS`, or between two messages that are further apart."""
     most = begin = 0
     for end in range(1, len(counted)):
         while begin < end - 1 and counted[end][0] - counted[begin][0] > BURST_NS:

@@ -1,4 +1,4 @@
-"""The history of windows that follows a fleet's telemetry. Time is passed in."""
+"""The history of windows built from a fleet's telemetry. Time is passed in."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,11 @@ from libs.telemetry.rollups import Cells, RollUps
 from libs.telemetry.workers import Listing, Members, member_of
 
 MAX_REVISED: Final = 65_536
-"""The bound on windows, of one worker each, that wait for revision. Windows beyond it are counted and not revised."""
+"""The bound on windows, of one worker each, that wait for revision. Windows beyond it are counted but not revised."""
 
 MAX_FRESH: Final = 20
-"""The bound on windows that one call writes for the first time. After a pause the rest follows call by call, since one
-window takes 15 ms for 1,000 workers.
+"""The bound on windows that one call writes for the first time. After a pause, the rest follows in later calls, since
+one window takes 15 ms for 1,000 workers.
 """
 
 
@@ -34,8 +34,8 @@ class History:
     """The writer that turns a fleet's telemetry into roll-ups, window by window."""
 
     def __init__(self, fleet: FleetTelemetry, rollups: RollUps, members: Members, *, shared: bool = False) -> None:
-        """Attach to `fleet`. With `shared`, others write into the same roll-ups and cover more of the time before a
-        worker moved here.
+        """Attach to `fleet`. With `shared`, other processes write into the same roll-ups and know more of the time
+        before a worker moved here.
         """
         self._shared = shared
         self._fleet = fleet
@@ -53,7 +53,9 @@ class History:
         self._revised: dict[int, set[str]] = defaultdict(set)
         self._waiting = 0
         self.unrevised_windows = 0
-        """The number of windows that late telemetry changed without being revised, as `MAX_REVISED` were waiting."""
+        """The number of windows that late telemetry changed but that were not revised, because `MAX_REVISED` were
+        waiting.
+        """
 
     @property
     def written_to_ns(self) -> int | None:
@@ -75,10 +77,10 @@ class History:
         return self._rollups.tiers[1].window_ns
 
     def fill(self, start_ns: int, worker_ids: Sequence[str], known: FleetTelemetry) -> bool:
-        """Take workers' time in a window of the second tier from another fleet, where it covers no less than is known
+        """Copy workers' time in a window of the second tier from another fleet, if it covers no less than is known
         here.
 
-        Return False for a window that is no longer kept. One that is not written yet is left to `advance`.
+        Return False for a window that is no longer kept. A window that is not written yet is left to `advance`.
         """
         end_ns = start_ns + self.filled_ns
         if self._written_to_ns is None or end_ns > self._written_to_ns:
@@ -108,7 +110,7 @@ class History:
         self._waiting += min(len(new), room)
 
     def advance(self, end_ns: int) -> list[WrittenWindow]:
-        """Write all changed windows and all that end by `end_ns`; return them, revised windows first."""
+        """Write all changed windows, and all that end by `end_ns`; return them, revised windows first."""
         self._fleet.settle()
         end_ns -= end_ns % self._window_ns
         written_to_ns = end_ns - self._window_ns if self._written_to_ns is None else self._written_to_ns

@@ -1,4 +1,4 @@
-"""Sets of integers as disjoint half-open intervals, and spans with the roles and parts of a worker's time."""
+"""Sets of integers as disjoint half-open intervals, and spans of a worker's time with its roles and parts."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -49,7 +49,7 @@ class Intervals:
         last = bisect_left(self._starts, high)
         if first >= last:
             return []
-        if last == first + 1:  # the usual case, as a steady stream is one interval
+        if last == first + 1:  # the usual case, since a steady stream is one interval
             return [(max(low, self._starts[first]), min(high, self._ends[first]))]
         return [
             (max(low, start), min(high, end))
@@ -61,12 +61,12 @@ class Intervals:
         return [part for span in spans for part in self.within(*span)]
 
     def reach(self, point: int) -> int:
-        """Return the end of the interval that holds or touches `point`, or else `point` itself."""
+        """Return the end of the interval that contains or touches `point`, or `point` if there is none."""
         index = bisect_right(self._starts, point) - 1
         return max(point, self._ends[index]) if index >= 0 and self._ends[index] >= point else point
 
     def start_of_newest(self, count: int) -> int:
-        """Return the start of the oldest among the `count` newest intervals; there must be as many."""
+        """Return the start of the oldest among the `count` newest intervals; there must be that many."""
         return self._starts[-count]
 
     def forget_before(self, point: int) -> None:
@@ -100,7 +100,7 @@ class RoleLog:
         self._roles: list[str] = []
 
     def add(self, start_ns: int, end_ns: int, role: str) -> None:
-        """Record that the worker had `role` in [start, end). Time that is known already keeps its role."""
+        """Record that the worker had `role` in [start, end). Time that is already known keeps its role."""
         if self._ends and self._ends[-1] == start_ns and self._roles[-1] == role:  # the usual case
             self._ends[-1] = max(end_ns, start_ns)
             return
@@ -133,7 +133,7 @@ class RoleLog:
             self._ends[-1] = from_ns
 
     def at(self, at_ns: int) -> str:
-        """Return the role at a moment, else the one before it, else the first; empty if none is known."""
+        """Return the role at a moment, or else the previous one, or else the first; empty if none is known."""
         if not self._roles:
             return ""
         return self._roles[max(bisect_right(self._starts, at_ns) - 1, 0)]
@@ -146,7 +146,7 @@ may be long.
 
 
 class PhaseParts:
-    """Parts of idle time, by cause, and of prefill. Spans that are empty or outside the reach of their batch are left
+    """Parts of idle time, by cause, and of prefill. Empty spans, and spans outside the reach of their batch, are left
     out.
     """
 
@@ -154,7 +154,7 @@ class PhaseParts:
         self.starved = Intervals()
         """The time in which all KV that sequences awaited was still being computed elsewhere."""
         self.dummies = Intervals()
-        """The time of steps that computed for no sequence, as another rank of the data-parallel group had work."""
+        """The time of steps that computed for no sequence, because another rank of the data-parallel group had work."""
         self.encodes = Intervals()
         """The time of finished steps that encoded images, a part of prefill."""
 

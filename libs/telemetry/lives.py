@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-# Workers report three to ten times a second, at rest too.
+# Workers report three to ten times a second, even at rest.
 SILENT_AFTER_NS: Final = 2_000_000_000
 """The silence, while others report, after which a worker is silent."""
-# By then other workers have taken over its work, and nobody waits for it.
+# By then other workers have taken over its work, so nothing waits for it.
 GONE_AFTER_NS: Final = 60_000_000_000
-# A worker that is ready reports within this time; one that does not is silent.
+# The time within which a ready worker reports; one that does not is silent.
 FIRST_REPORT_NS: Final = 10_000_000_000
 BACK_FOR_NS: Final = 5_000_000_000
 """The time for which a worker that was away is listed as back."""
@@ -38,12 +38,12 @@ class LifeSigns(NamedTuple):
     left: bool = False
     """True if the worker has announced its end in a last batch."""
     leased: bool = True
-    """True if the worker is registered; assumed by readers without a registry."""
+    """True if the worker is registered; readers without a registry assume it."""
     ready: bool = True
 
 
 class WorkerLife(NamedTuple):
-    """One worker's state and the time since which it has it."""
+    """One worker's state and the time of its last change."""
 
     state: LifeState
     since_ns: int
@@ -51,16 +51,17 @@ class WorkerLife(NamedTuple):
     returned_ns: int = 0
     """The end of the first telemetry after its last absence; 0 if it was never away."""
     seen_ns: int = 0
-    """The time of the first look at this incarnation."""
+    """The time at which this incarnation was first seen."""
 
 
 def life_of(
     signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns: int, resumed_ns: int = 0
 ) -> WorkerLife:
-    """Return a worker's state after `before`, its state at the last look; None if it is new.
+    """Return a worker's state, given `before`, its previous state; None if it is new.
 
-    Silence is measured against `newest_ns`, the newest telemetry of any worker, as a silence of all has another cause.
-    `resumed_ns` is when the last silence of all ended; from then on each worker has the usual time to report.
+    Silence is measured against `newest_ns`, the newest telemetry of any worker, since a silence of all workers has
+    another cause. `resumed_ns` is when the last silence of all ended; from then on each worker has the usual time to
+    report.
     """
     returned_ns = before.returned_ns if before is not None else 0
     state, since_ns = _now(signs, before, min(newest_ns, now_ns), now_ns, resumed_ns)
@@ -121,25 +122,25 @@ def _is_newer(signs: LifeSigns, before: WorkerLife) -> bool:
     return signs.incarnation > before.incarnation
 
 
-# Workers remembered that are no longer named; the one named longest ago is forgotten first.
+# The bound on remembered workers that are no longer registered; the one missing longest is forgotten first.
 MAX_ABSENT: Final = 4_096
 
 
 class LifeWatch:
-    """The states of workers over successive looks. One that is no longer named is remembered until it is gone."""
+    """The states of workers over successive evaluations. A worker that disappears is remembered until it is gone."""
 
     def __init__(self) -> None:
         self.known: dict[str, WorkerLife] = {}
         self._signs: dict[str, LifeSigns] = {}
         self._newest_ns = 0
         self._advanced_ns = 0
-        """The last look at which the newest telemetry was newer than before."""
+        """The last evaluation at which the newest telemetry was newer than before."""
         self._all_silent = False
         self._resumed_ns = 0
-        """The look at which the last silence of all workers ended."""
+        """The evaluation at which the last silence of all workers ended."""
 
     def look(self, signs: Mapping[str, LifeSigns], newest_ns: int, now_ns: int) -> None:
-        """Take the evidence about every worker that is named now."""
+        """Process the evidence about all current workers."""
         absent = {
             name: each._replace(leased=False)
             for name, each in self._signs.items()
@@ -148,7 +149,7 @@ class LifeWatch:
         named = {name: each if each.heard_ns else self._heard_before(name, each) for name, each in signs.items()}
         self._signs = {**dict(list(absent.items())[-MAX_ABSENT:]), **named}
         if newest_ns > self._newest_ns:
-            if self._all_silent:  # workers that a broker had cut off report again one after the other
+            if self._all_silent:  # workers that a broker had cut off report again one by one
                 self._resumed_ns, self._all_silent = now_ns, False
             self._newest_ns, self._advanced_ns = newest_ns, now_ns
         elif self._newest_ns and now_ns - self._advanced_ns > SILENT_AFTER_NS:
@@ -159,7 +160,7 @@ class LifeWatch:
         }
 
     def _heard_before(self, name: str, signs: LifeSigns) -> LifeSigns:
-        # A registry that was away returns without workers, whose telemetry went on all the time.
+        # A registry that was away returns without workers, although their telemetry continued.
         before = self._signs.get(name)
         if before is None or before.incarnation != signs.incarnation or not signs.ready:
             return signs
@@ -175,5 +176,5 @@ class LifeWatch:
 
 
 def newest_of(signs: Iterable[LifeSigns]) -> int:
-    """Return the newest telemetry of workers that have not left; 0 without any."""
+    """Return the newest telemetry of workers that have not left; 0 if there are none."""
     return max((each.heard_ns for each in signs if not each.left), default=0)

@@ -1,4 +1,6 @@
-"""The latest hardware counters of every GPU, bounded in number. A GPU without recent readings is absent, not idle."""
+"""The latest hardware counters of every GPU, bounded in number. A GPU without recent readings counts as absent, not
+idle.
+"""
 
 import math
 from collections import Counter, OrderedDict
@@ -22,7 +24,7 @@ from libs.telemetry.rollups import MAX_WORKERS
 
 MAX_GPUS: Final = 16_384
 FRESH_NS: Final = 5 * 1_000_000_000
-"""The furthest from a moment that a reading may lie and still describe it. Readings come once a second."""
+"""The maximum distance in time of a reading from the moment that it describes. Readings come once a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class NodeGpus:
 
     def add(self, batch: pb.StepBatch) -> None:
         """Record a worker's readings of its node's GPUs; readings older than the known ones change nothing."""
-        for message in batch.gpu_readings or ():  # iterating an empty protobuf list is slow
+        for message in batch.gpu_readings or ():  # iterating over an empty protobuf list is slow
             reading = _reading(message)
             key = (batch.node, message.uuid)
             known = self._seen.get(key)
@@ -75,14 +77,14 @@ MAX_LINKS: Final = 4_096
 STEPWISE: Final = frozenset({"vllm"})
 """Engines that notice the arrival of KV only between their steps (libs/engine/vllm/scheduling/scheduler.py)."""
 IDLE_STEP_NS: Final = 2_000_000
-"""The delay at which such an engine notices KV when idle. Its loop sleeps 1 ms (vllm/v1/engine/core.py), then polls its
+"""The delay after which such an idle engine notices KV. Its loop sleeps 1 ms (vllm/v1/engine/core.py), then polls its
 processes.
 """
 
 IncarnationOf = Callable[[str], int]
 """A function that returns the incarnation of a worker's process, 0 if unknown."""
 WaitsForCpu = Callable[[str, int], bool]
-"""A function that reports whether a worker waits for a CPU too long at a moment to be timed."""
+"""A function that returns whether a worker's waits for a CPU make its timings unreliable at a moment."""
 
 
 class Peer(NamedTuple):
@@ -101,7 +103,7 @@ class _Pair(NamedTuple):
     """The latest transfers over the link, in order of arrival."""
 
     def is_between(self, source_incarnation: int, target_incarnation: int) -> bool:
-        """Report whether both ends are still the same processes, as far as is known."""
+        """Return whether both ends are still the same processes, as far as is known."""
         return _is_same(self.source_incarnation, source_incarnation) and _is_same(
             self.target_incarnation, target_incarnation
         )
@@ -158,7 +160,7 @@ class KvLinks:
             if one is None or other is None or not pair.is_between(one.incarnation, other.incarnation):
                 continue
             placed = _placed(pair.link, one, other)
-            if placed is not pair.link:  # cached, as it seldom changes and links are read several times a second
+            if placed is not pair.link:  # cached, because it seldom changes and links are read several times a second
                 self._pairs[key] = pair._replace(link=placed)
             if (link := placed.at(now_ns)) is not None:
                 found.append(link)
@@ -166,14 +168,14 @@ class KvLinks:
 
 
 def _awaited_prompt(transfer: KvTransfer, chunk_tokens: int) -> bool:
-    """Report whether a transfer lasted mostly because its prompt was computed in several steps meanwhile."""
+    """Return whether a transfer was slow mainly because its prompt was still being computed in several steps."""
     whole_ns = transfer.end_unix_ns - transfer.start_unix_ns
-    # KV of a single step arrives at once, before the receiver is notified that it is ready.
+    # The KV of a single step arrives at once, before the receiver is notified.
     return 0 < chunk_tokens < transfer.prompt_tokens and awaited_prompt(whole_ns, transfer.ready_ns)
 
 
 def _placed(link: KvLink, source: Peer, target: Peer) -> KvLink:
-    """Return the link with the model and node that its ends report."""
+    """Return the link with the model and node reported by its ends."""
     one_node = bool(source.node) and source.node == target.node
     if (link.model, link.one_node) == (target.model, one_node):
         return link
@@ -194,11 +196,13 @@ def _step_ns(batch: StepBatch) -> int:
 BUCKET_NS: Final = 10 * 1_000_000_000
 BUCKETS: Final = 6
 MAX_NODES: Final = 4096
-"""The maximum number of nodes tracked at once. A further one is left out until another has been silent for a minute."""
+"""The maximum number of nodes tracked at once. Further nodes are left out until another has been silent for a
+minute.
+"""
 
 
 class Clocks:
-    """The smallest delay of each node in every interval of ten seconds."""
+    """The smallest delay of each node by interval of ten seconds."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, dict[int, int]] = {}
@@ -224,7 +228,7 @@ class Clocks:
             least[bucket] = delay_ns
 
     def offsets_ns(self, now_ns: int) -> dict[str, int]:
-        """Return how far the clock of each node is ahead of the median node's, for nodes seen in the last minute."""
+        """Return the lead of each node's clock over the median node's, for nodes seen in the last minute."""
         self._forget(now_ns // BUCKET_NS)
         least = {node: min(delays.values()) for node, delays in self._nodes.items()}
         middle_ns = round(median(least.values())) if least else 0
@@ -234,8 +238,8 @@ class Clocks:
         self._nodes = {node: delays for node, delays in self._nodes.items() if max(delays) > bucket - BUCKETS}
 
 
-# A worker's steps are judged over the last two seconds, or by the last two steps alone, so its waits rise soon and are
-# remembered for as long as the steps that they slowed.
+# A worker's steps are judged over the last two seconds, or by the last two steps. Its waits for a CPU therefore rise
+# quickly and are remembered as long as the steps that they slowed.
 WAIT_RISES_NS: Final = 400_000_000
 WAIT_FALLS_NS: Final = 2_000_000_000
 CPU_WAIT_UNITS: Final = 1_000
@@ -269,7 +273,7 @@ class CpuWaits:
         put_newest(self._known, worker_id, (mean, end_ns), MAX_WORKERS)
 
     def put(self, worker_id: str, share: float, end_ns: int) -> None:
-        """Record a share that another process has computed; one that is older than the known one changes nothing."""
+        """Record a share that another process has computed; an older share changes nothing."""
         if end_ns > self._known.get(worker_id, (0.0, 0))[1]:
             put_newest(self._known, worker_id, (share, end_ns), MAX_WORKERS)
 
@@ -279,7 +283,7 @@ class CpuWaits:
         return share if abs(at_ns - end_ns) < FRESH_NS else None
 
     def are_long(self, worker_id: str, at_ns: int) -> bool:
-        """Report whether a worker's waits may be what delays it."""
+        """Return whether a worker's waits may be the cause of its delays."""
         share = self.share(worker_id, at_ns)
         return share is not None and CPU_WAIT.grade(share) is not Grade.CLEAR
 
@@ -298,7 +302,7 @@ class NodeStats:
     def note(self, nodes: Sequence[str], covered_to_ns: Sequence[int], arrived_ns: Sequence[int]) -> None:
         """Update clocks from the nodes of batches, the ends of their covers and their times of arrival."""
         delays_ns = np.array(arrived_ns, np.int64) - np.array(covered_to_ns, np.int64)
-        # Index of the batch with the smallest delay, by node. The others arrived with it and add nothing.
+        # The index of the batch with the smallest delay, by node. The others arrived with it and add nothing.
         longest_first = np.argsort(-delays_ns, kind="stable").tolist()
         for node, place in {nodes[place]: place for place in longest_first}.items():
             self.clocks.note(node, covered_to_ns[place], arrived_ns[place])
@@ -310,12 +314,14 @@ class NodeStats:
             self.cpu_waits.note(batch)
 
     def note_arrivals(self, table: RelayTable, taken: Bools, arrived_ns: Ints) -> None:
-        """Update clocks from the entries in `taken` of another process's report, with each batch's arrival there."""
+        """Update clocks from the entries in `taken` of another process's report, given the arrival of each batch
+        there.
+        """
         for node, covered_to_ns, at_ns in table.soonest(taken, arrived_ns):
             self.clocks.note(node, covered_to_ns, at_ns)
 
     def note_waits(self, table: RelayTable, taken: Bools) -> None:
-        """Take over the waits for a CPU in another process's report."""
+        """Copy the waits for a CPU from another process's report."""
         units = table.columns[WAITED]
         for place in np.flatnonzero(taken & (units > 0)).tolist():
             share = (int(units[place]) - 1) / CPU_WAIT_UNITS
@@ -324,7 +330,7 @@ class NodeStats:
     def note_transfers(self, batches: Iterable[StepBatch]) -> None:
         """Count KV transfers; each is in exactly one batch."""
         for batch in batches:
-            for transfer in batch.kv_transfers or ():  # iterating an empty protobuf list is slow
+            for transfer in batch.kv_transfers or ():  # iterating over an empty protobuf list is slow
                 self.kv_bytes[way(shared_memory=transfer.shared_memory)] += transfer.bytes
             if batch.kv_transfers:
                 self.kv_links.note(batch)

@@ -1,4 +1,4 @@
-"""Requests that gateways refused in the last seconds, by HTTP status and error code, from what gateways report."""
+"""Recently refused requests by HTTP status and error code, from the reports of gateways."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ MAX_REASONS: Final = 33
 """The maximum number of reasons taken from one report: 32, and the row of all others."""
 MAX_CODE_CHARS: Final = 64
 RATE_NS: Final = 2_000_000_000
-"""The time over which rates are taken, several reports."""
+"""The time that rates average, several reports."""
 WINDOW_NS: Final = 10_000_000_000
 """The time for which counts are kept."""
 SAMPLE_NS: Final = 250_000_000
-"""The minimum time between two samples that are kept, which bounds them to some fifty a gateway."""
+"""The minimum time between two kept samples, which bounds them to about fifty per gateway."""
 
 Reason = tuple[int, str]
 """The HTTP status and error code of a refusal."""
@@ -75,14 +75,14 @@ class RefusalLog:
             (each.status, each.code[:MAX_CODE_CHARS]): each.count for each in message.refused[:MAX_REASONS]
         }
         if samples and samples[-1].refused == refused:
-            refused = samples[-1].refused  # the usual case, so that all samples share one object
+            refused = samples[-1].refused  # the usual case, in which all samples share one object
         samples.append(_RefusalSample(reported_ns, message.posts, refused))
         # One sample from before the window stays, so that the window is complete.
         while len(samples) > 2 and samples[1].reported_unix_ns <= reported_ns - WINDOW_NS:
             samples.popleft()
 
     def recent(self, now_ns: int, span_ns: int = RATE_NS) -> RefusedTraffic:
-        """Return what came within `span_ns`, at most `WINDOW_NS`, before the last report of each live gateway."""
+        """Return the refusals within `span_ns`, at most `WINDOW_NS`, before the last report of each live gateway."""
         requests, refused, longest_ns = 0, Counter[Reason](), 0
         for gateway in self._gateways.values():
             samples = gateway.samples

@@ -1,7 +1,7 @@
 """Workers whose telemetry another process reads, as that process reports them. Pure.
 
 A report comes worker by worker, or as columns of many workers beside descriptions that are sent only when they change.
-Columns replace those before them in one step, and nothing is built for a worker until somebody reads it.
+New columns replace earlier ones in one step, and nothing is built for a worker until it is read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ def shared_loads(worker_ids: Sequence[str], columns: Columns | None, part: int) 
 
 
 def columns_of(loads: SharedLoads) -> Columns:
-    """Return the columns of a report. Raise ValueError for one of another length or with values out of range."""
+    """Return the columns of a report. Raise ValueError for a wrong length or values out of range."""
     workers = len(loads.worker_ids)
     found = np.zeros((len(COLUMNS), workers), np.uint64)
     for number, name in enumerate(COLUMNS):
@@ -86,7 +86,7 @@ def columns_of(loads: SharedLoads) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Relayed:
-    """A worker whose telemetry another process reads, reported by itself."""
+    """A worker whose telemetry another process reads, reported individually."""
 
     facts: WorkerFacts
     last_step_end_ns: int
@@ -104,7 +104,7 @@ class Relayed:
         return self.facts.covered_to_unix_ns
 
     def detach(self) -> None:
-        """Do nothing, as no later report changes this one."""
+        """Do nothing, since no later report changes this one."""
 
 
 def relayed_of(worker: SharedWorker, reader: str) -> Relayed:
@@ -120,7 +120,7 @@ def _running_step(start_ns: int, share: int, covered_to_ns: int) -> RunningStep 
 
 
 class RelayedRow:
-    """A worker of a `RelayTable`. It shows what the table's newest columns hold until the table gives it up."""
+    """A worker of a `RelayTable`. It shows the table's newest columns until it is frozen."""
 
     __slots__ = ("_columns", "_described", "_facts", "_facts_from", "_place", "_table", "reader")
 
@@ -128,7 +128,7 @@ class RelayedRow:
         self.reader = table.reader
         self._table: RelayTable | None = table
         self._columns = table.columns
-        """The columns that count once the table has given the worker up."""
+        """The columns that count once the table has dropped the worker."""
         self._place = place
         self._described = described
         self._facts: WorkerFacts | None = None
@@ -136,7 +136,7 @@ class RelayedRow:
 
     @property
     def entry(self) -> tuple[Columns, int]:
-        """The columns that hold the worker's report, with its place there."""
+        """The columns with the worker's report, and its index there."""
         return (self._columns if self._table is None else self._table.columns), self._place
 
     @property
@@ -183,16 +183,16 @@ class RelayedRow:
         self._described, self._facts = described, None
 
     def move(self, place: int) -> None:
-        """Follow the table to another order of its workers."""
+        """Update the worker's index after the table was reordered."""
         self._place, self._facts = place, None
 
     def freeze(self) -> None:
-        """Keep the present values, as the table no longer has the worker."""
+        """Keep the present values, because the table no longer has the worker."""
         if self._table is not None:
             self._columns, self._place, self._table = self._table.columns[:, [self._place]], 0, None
 
     def detach(self) -> None:
-        """Take the worker off its table's reports, as something else is known to cover more of its time."""
+        """Stop following the table, because another source covers more of the worker's time."""
         if self._table is not None:
             table, place = self._table, self._place
             self.freeze()
@@ -221,21 +221,21 @@ class RelayTable:
         self.worker_ids: list[str] = []
         self.known_ids: frozenset[str] = frozenset()
         self.columns: Columns = np.zeros((len(COLUMNS), 0), np.uint64)
-        """The newest columns; an array is never changed once it is here."""
+        """The newest columns; an array is never changed once it is stored here."""
         self._places: dict[str, int] = {}
         self._numbers = np.zeros(0, np.uint64)
-        """The number of each worker's description as it is known here; 0 for none."""
+        """The known number of each worker's description; 0 for none."""
         self._described: list[WorkerFacts | None] = []
         self._rows: list[RelayedRow | None] = []
-        """The entries that follow this table; None for workers of which something else covers more."""
+        """The entries that follow this table; None for workers of which another source covers more."""
         self._attached = np.zeros(0, np.bool_)
         self._nodes: tuple[list[str], Ints] | None = None
         """Names of nodes, and the index of each worker's; None until computed."""
 
     def enrol(self, worker_ids: list[str]) -> None:
-        """Make these the table's workers, keeping what is known of those that it had.
+        """Set the table's workers, keeping the facts about those that it had.
 
-        Raise ValueError for an empty id or one that comes twice.
+        Raise ValueError for an empty id or a duplicate.
         """
         if worker_ids == self.worker_ids:
             return
@@ -265,7 +265,7 @@ class RelayTable:
         if place is None or int(self._numbers[place]) == worker.description:
             return False
         batch = StepBatch()
-        batch.CopyFrom(worker.newest)  # copied, as a submessage keeps its whole record in memory
+        batch.CopyFrom(worker.newest)  # copied, because a submessage keeps its whole record in memory
         described = facts_of(batch, reported_compute(batch))
         self._numbers[place], self._described[place], self._nodes = worker.description, described, None
         row = self._rows[place]
@@ -274,13 +274,13 @@ class RelayTable:
         return True
 
     def newer(self, columns: Columns) -> Bools:
-        """Return a mask of the workers whose description is known and whose entry covers no less than the one here."""
+        """Return a mask of the workers with a known description whose entry covers no less than the current one."""
         known = (columns[DESCRIPTION] == self._numbers) & (self._numbers > 0)
         fits: Bools = known & (columns[COVERED_TO] >= self.columns[COVERED_TO])
         return fits
 
     def contested(self, taken: Bools, own: AbstractSet[str]) -> list[int]:
-        """Return the places of those of `taken` that do not follow this table, or that `own` contains."""
+        """Return the indices in `taken` of workers that do not follow this table or are in `own`."""
         doubtful = taken & ~self._attached
         for worker_id in own & self.known_ids:
             doubtful[self._places[worker_id]] = taken[self._places[worker_id]]
@@ -297,7 +297,7 @@ class RelayTable:
         """Return the entry of a worker, which follows this table from now on."""
         row, described = self._rows[place], self._described[place]
         if row is None:
-            assert described is not None  # `newer` was true
+            assert described is not None  # `newer` returned true
             row = self._rows[place] = RelayedRow(self, place, described)
             self._attached[place] = True
         return row
@@ -307,7 +307,7 @@ class RelayTable:
         self._attached[place] = False
 
     def soonest(self, taken: Bools, arrived_ns: Ints) -> Iterator[tuple[str, int, int]]:
-        """Yield (node, end of cover, arrival) of the entry of each node in `taken` that came with the least delay."""
+        """Yield (node, end of cover, arrival) for each node in `taken`, of its entry with the smallest delay."""
         names, of = self._node_indices()
         places = np.flatnonzero(taken)
         covered_ns = self.columns[COVERED_TO, places].astype(np.int64)

@@ -37,7 +37,7 @@ class Ring:
         self._starts = np.full(tier.windows, -1, np.int64)
         self._newest = 0
         self.changed: set[int] = set()
-        """Starts of windows that were written since they were last stored elsewhere; bounded by the windows kept."""
+        """Starts of windows that were changed since they were last stored elsewhere; bounded by the windows kept."""
 
     def grow(self, slots: int) -> None:
         held, used = self._starts >= 0, self._roles.shape[1]
@@ -54,7 +54,7 @@ class Ring:
             times[:, slot] = 0
 
     def row(self, at_ns: int) -> int | None:
-        """Return the row of the window that holds `at_ns`, cleared if new; None if the window is too old."""
+        """Return the row of the window that contains `at_ns`, cleared if new; None if the window is too old."""
         number = at_ns // self.tier.window_ns
         if not self.reaches(at_ns):
             return None
@@ -69,11 +69,11 @@ class Ring:
         return int(row)
 
     def reaches(self, at_ns: int) -> bool:
-        """Report whether the window that holds `at_ns` is recent enough to be kept."""
+        """Return whether the window that contains `at_ns` is recent enough to be kept."""
         return at_ns // self.tier.window_ns > self._newest - self.tier.windows
 
     def holds(self, start_ns: int) -> bool:
-        """Report whether the window that begins at `start_ns` is in the ring."""
+        """Return whether the window that begins at `start_ns` is in the ring."""
         return bool(self._starts[start_ns // self.tier.window_ns % self.tier.windows] == start_ns)
 
     def get(self, row: int, slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -93,7 +93,7 @@ class Ring:
                 known[row, slots] = times[:, part]
 
     def add(self, row: int, slots: NDArray[np.int64], more: NDArray[np.int64]) -> None:
-        """Change a window by `more` [slots, 5], which may be negative as long as the sums are not."""
+        """Add `more` [slots, 5] to a window. Entries may be negative as long as the sums are not."""
         self.put(row, slots, self.get(row, slots) + more)
 
     def set_roles(
@@ -139,14 +139,14 @@ class Ring:
 
 
 COVERED, PREFILL, DECODE, KV_WAIT = range(4)
-"""Indices into the last axis of every array of times. Idle time is covered time less the other three."""
+"""Indices into the last axis of every array of times. Idle time is covered time minus the other three."""
 ENCODE: Final = 4
 """The index of the time of encoding images, a part of prefill, in arrays of `WIDTH` times."""
 WIDTH: Final = 5
 PROVISIONAL: Final = 0x80
 """The flag added to a role number if part of the time belongs to a step that still runs."""
 ROLE_NUMBERS: Final = {name: NO_ROLE + 1 + index for index, name in enumerate(ROLE_NAMES)}
-"""The number that stands for each role in windows."""
+"""The number of each role in windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Cells:
         return len(self.worker_ids)
 
     def wide(self) -> NDArray[np.int64]:
-        """Return [workers, 5] int64: the times, then the one of encoding."""
+        """Return [workers, 5] int64: the times, followed by that of encoding."""
         return _wide(self.times_ns, self.encode_ns)
 
     def where(self, taken: NDArray[np.bool_]) -> "Cells":
@@ -238,7 +238,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class StoredWindow:
-    """One window of a coarse tier in the form in which it is stored elsewhere, with the workers present in it."""
+    """One window of a coarse tier in its stored form, with the workers present in it."""
 
     window_ns: int
     start_ns: int
@@ -260,9 +260,9 @@ class RollUps:
         """The slot of each worker in every ring."""
         self._size = FIRST_SLOTS
         self._newest_ns = np.zeros(MAX_WORKERS, np.int64)
-        """The newest window that was written in each slot. Some workers' windows are written later than others'."""
+        """The newest written window of each slot, since some workers' windows are written later than others'."""
         self._finest_from_ns = 0
-        """The time before which only the coarser tiers hold anything."""
+        """The time before which only the coarser tiers have data."""
 
     @property
     def tiers(self) -> list[Tier]:
@@ -270,18 +270,20 @@ class RollUps:
         return [ring.tier for ring in self._rings]
 
     def tier_for(self, low_ns: int, least_ns: int = 0) -> Tier:
-        """Return the finest tier that reaches `low_ns` with windows of at least `least_ns`, else the coarsest."""
+        """Return the finest tier that reaches back to `low_ns` with windows of at least `least_ns`, or else the
+        coarsest.
+        """
         coarse = int(low_ns < self._finest_from_ns)
         rings = self._rings[coarse:]
         fitting = (ring.tier for ring in rings if ring.reaches(low_ns) and ring.tier.window_ns >= least_ns)
         return next(fitting, self._rings[-1].tier)
 
     def write(self, start_ns: int, written: Sequence[Written], *, fuller: bool = False) -> Cells:
-        """Call `enter` for times that are known worker by worker."""
+        """Call `enter` for times given worker by worker."""
         return self.enter(start_ns, cells(written), fuller=fuller)
 
     def enter(self, start_ns: int, written: Cells, *, fuller: bool = False) -> Cells:
-        """Replace what is known of workers in the first tier's window at `start_ns`; return the cells that were taken.
+        """Replace workers' data in the first tier's window at `start_ns`; return the cells that were accepted.
 
         A window that is no longer kept is ignored. With `fuller`, cells that cover less than is known already are
         left out.
@@ -311,7 +313,7 @@ class RollUps:
         """Replace the second tier's window at `start_ns` by its windows of the first tier.
 
         Only workers for which the new windows cover no less are replaced. The window may lie further back than the
-        first tier reaches. Return False for one that is no longer kept.
+        first tier reaches. Return False for a window that is no longer kept.
         """
         if not self._rings[1].reaches(start_ns):
             return False
@@ -348,7 +350,9 @@ class RollUps:
         *,
         over: NDArray[np.bool_],
     ) -> None:
-        """Change the windows of all tiers but the first around `start_ns`; `roles` replace known ones where `over`."""
+        """Change the windows of all tiers but the first around `start_ns`; `roles` replace known ones where `over` is
+        true.
+        """
         for ring in self._rings[1:]:
             row = ring.row(start_ns)
             if row is not None:
@@ -357,9 +361,9 @@ class RollUps:
                 ring.changed.add(start_ns - start_ns % ring.tier.window_ns)
 
     def phases(self, worker_id: str, low_ns: int, high_ns: int) -> PhaseTime:
-        """Return how a worker spent [low, high), from the finest windows that reach back to `low_ns`.
+        """Return the phases of a worker's time in [low, high), from the finest windows that reach back to `low_ns`.
 
-        Both ends are moved back to the begin of a window.
+        Both ends are moved back to the start of a window.
         """
         if worker_id not in self._slots:
             return PhaseTime()
@@ -371,7 +375,7 @@ class RollUps:
     def take_changed(self, before_ns: int) -> list[StoredWindow]:
         """Return the time before `before_ns` of all coarse windows that changed since the last call.
 
-        The process that resumes at `before_ns` writes later time again. A window that reaches beyond it is returned
+        The process that resumes at `before_ns` writes later time anew. A window that reaches beyond it is returned
         again next time.
         """
         taken = []
@@ -389,7 +393,7 @@ class RollUps:
             ring.changed |= {start_ns for start_ns in starts if ring.holds(start_ns)}
 
     def restore(self, kept: StoredWindow) -> None:
-        """Replace a window of a coarse tier by a stored one; one that is too old is ignored."""
+        """Replace a window of a coarse tier by a stored one; windows that are too old are ignored."""
         ring = next((ring for ring in self._rings[1:] if ring.tier.window_ns == kept.window_ns), None)
         row = None if ring is None else ring.row(kept.start_ns)
         if ring is None or row is None or not kept.worker_ids:
@@ -421,11 +425,11 @@ class RollUps:
         )
 
     def worker_ids(self) -> list[str]:
-        """Return the workers with any written window, in order."""
+        """Return the ids of workers with a written window, in order."""
         return sorted(self._slots)
 
     def knows(self, worker_id: str) -> bool:
-        """Report whether any window of the worker was written."""
+        """Return whether any window of the worker was written."""
         return worker_id in self._slots
 
     def present(self, window_ns: int, low_ns: int, high_ns: int) -> list[str]:

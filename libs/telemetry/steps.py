@@ -1,6 +1,6 @@
 """A worker's steps, packed so that those of hundreds of workers fit in memory, and their phases.
 
-A step takes 72 bytes, or 24 as long as the work of all of them is unknown.
+A step takes 72 bytes, or 24 if the work of all steps is unknown.
 """
 
 from array import array
@@ -17,20 +17,18 @@ from libs.perfmodel.utilisation import Compute, Effort, effort_of
 from libs.policy.step_time import StepWork
 
 SHARE_BITS: Final = 23
-"""The prefill part of a step is kept in units of 2**-23 of it. A product with 17 minutes in ns still fits an int64."""
+"""The unit of a step's prefill part is 2**-23 of it. A product with 17 minutes in ns still fits an int64."""
 FULL_SHARE: Final = 1 << SHARE_BITS
 FEW_STEPS: Final = 32
-"""The number of steps up to which a loop is cheaper than arrays: a window of 100 ms takes 10 us instead of 45."""
+"""The number of steps up to which a loop is cheaper than arrays: 10 us instead of 45 for a window of 100 ms."""
 _TURN_NS: Final = 1 << (61 - SHARE_BITS)
-"""The modulus of the time since a step's start by which prefill parts are counted, under five minutes. With a window of
-ten minutes more the product fits an int64, and the modulo rounds nothing.
-"""
+"""The modulus, under five minutes, of times since a step's start. It lets products with prefill parts fit an int64."""
 
 
 class StepCounts(NamedTuple):
     """The work of a step: columns of telemetry in the order of `StepWork`.
 
-    All are 0 where the work is unknown, as for a step that was cut off.
+    All are 0 if the work is unknown, for example for a step that was cut off.
     """
 
     prefill_tokens: int = 0
@@ -56,7 +54,7 @@ class FinishedSteps(NamedTuple):
     prefill_shares: NDArray[np.float64]
     """[steps] float64: the prefill part of each step, 0..1."""
     counts: NDArray[np.float64]
-    """[`StepCounts`, steps] float64: the work of each step, a row a field."""
+    """[`StepCounts`, steps] float64: the work of each step, one row per field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +84,11 @@ class StepLog:
         self._counts = [array("Q") for _ in StepCounts._fields]
         """The columns of `StepCounts`; empty while `_counted` is False."""
         self._counted = False
-        """True once the work of any step is known. That of estimated steps never is."""
+        """True once the work of any step is known. The work of estimated steps never is."""
         self._announced: set[int] = set()
-        """Starts of steps whose end is not known; their entry in `_ends` is how far they are known to have run."""
+        """Starts of steps whose end is unknown; their entry in `_ends` is the time up to which they are known to have
+        run.
+        """
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -96,9 +96,9 @@ class StepLog:
     def add(
         self, start: int, end: int, prefill_share: int, counts: StepCounts = UNKNOWN, *, announced: bool = False
     ) -> None:
-        """Enter a step that ran [start, end), or at least so long when it is only announced."""
+        """Enter a step that ran [start, end), or at least that long if it is only announced."""
         index = len(self)
-        if index and start <= self._starts[-1]:  # rare, as steps come in order
+        if index and start <= self._starts[-1]:  # rare, because steps arrive in order
             index = bisect_left(self._starts, start)
         if index == len(self) or self._starts[index] != start:
             self._starts.insert(index, start)
@@ -121,8 +121,8 @@ class StepLog:
     def extend(self, columns: Iterable[bytes]) -> None:
         """Append finished steps in order, all later than the known ones.
 
-        The columns are starts, ends, prefill shares and then `StepCounts`, 8 bytes an entry; a column of `StepCounts`
-        may be empty in place of zeros.
+        The columns are starts, ends, prefill shares and then `StepCounts`, 8 bytes per entry; a column of `StepCounts`
+        may be empty instead of zeros.
         """
         starts, ends, shares, *counts = columns
         if any(counts):
@@ -141,7 +141,7 @@ class StepLog:
 
     @property
     def any_announced(self) -> bool:
-        """Return whether the end of any step is not known."""
+        """Return whether the end of any step is unknown."""
         return bool(self._announced)
 
     def running(self) -> RunningStep | None:
@@ -166,7 +166,7 @@ class StepLog:
         self._announced.clear()
 
     def forget_before(self, point: int) -> None:
-        """Drop steps that were over by `point`, by their end or by the start of the next."""
+        """Drop steps that were over by `point`, judged by their end or by the start of the next."""
         gone = 0
         for index, start in enumerate(self._starts):
             over = start not in self._announced and self._ends[index] <= point
@@ -178,7 +178,7 @@ class StepLog:
             del column[:gone]
 
     def forget_from(self, point: int) -> None:
-        """Drop steps that started at or after `point`, and cut one that ran over it."""
+        """Drop steps that started at or after `point`, and cut off one that ran across it."""
         kept = bisect_left(self._starts, point)
         self._announced.difference_update(self._starts[kept:])
         for column in self._columns():
@@ -192,7 +192,7 @@ class StepLog:
         return self._starts[-count]
 
     def begun(self, low: int, high: int) -> int:
-        """Return how many steps started in [low, high)."""
+        """Return the number of steps that started in [low, high)."""
         return max(bisect_left(self._starts, high) - bisect_left(self._starts, low), 0)
 
     def ran(self, low: int, high: int, reach: Callable[[int], int]) -> Iterator[RanStep]:
@@ -223,7 +223,9 @@ class StepLog:
         return FinishedSteps(starts[usable], ends[usable], shares[usable], counts[:, usable])
 
     def busy(self, low: int, high: int, reach: Callable[[int], int]) -> "BusyTime | FewBusyTime":
-        """Return the running time inside [low, high). An announced step runs on to `reach` of its last known end."""
+        """Return the running time inside [low, high). An announced step is extended by at most `reach` beyond its last
+        known end.
+        """
         first = max(bisect_right(self._starts, low) - 1, 0)
         last = bisect_left(self._starts, high)
         if last - first <= FEW_STEPS:
@@ -236,7 +238,7 @@ class StepLog:
             if first <= index < last:
                 ends[index - first] = reach(self._ends[index])
                 provisional = provisional or bool(ends[index - first] > low)
-        # A device runs one step at a time, so where reports overlap a step ends when the next one starts.
+        # A device runs one step at a time, so if reports overlap, a step ends when the next one starts.
         ends[:-1] = np.minimum(ends[:-1], starts[1:])
         before = np.maximum(low - starts, 0) % _TURN_NS
         starts = np.clip(starts, low, high)
@@ -247,7 +249,7 @@ class StepLog:
         return StepCounts._make(column[index] for column in self._counts) if self._counted else UNKNOWN
 
     def _count_from_now(self, steps: int) -> None:
-        """Keep the work of steps from now on, after as many of unknown work."""
+        """Store the work of steps from now on, after `steps` steps of unknown work."""
         if not self._counted:
             self._counted = True
             for column in self._counts:
@@ -265,7 +267,7 @@ class StepLog:
         return (self._starts, self._ends, self._shares, *self._counts)
 
     def _few_busy(self, first: int, last: int, low: int, high: int, reach: Callable[[int], int]) -> "FewBusyTime":
-        # Comparisons instead of min and max, as this runs 20,000 times a second for 1,000 workers.
+        # Comparisons instead of min and max, because this runs 20,000 times a second for 1,000 workers.
         steps, provisional, starts = [], False, self._starts
         for index in range(first, last):
             start, end = starts[index], self._ends[index]
@@ -288,7 +290,9 @@ class FewBusyTime:
     """A variant of `BusyTime` for few steps, equal to the nanosecond."""
 
     def __init__(self, steps: list[tuple[int, int, int, int]], provisional: bool) -> None:
-        """Create from tuples (start, end, prefill share, ns that the step had run at start), disjoint and in order."""
+        """Create the times from tuples (start, end, prefill share, ns that the step had run at start), disjoint and in
+        order.
+        """
         self.provisional = provisional
         self._steps = steps
 
@@ -319,9 +323,11 @@ class BusyTime:
         before: NDArray[np.int64],
         provisional: bool,
     ) -> None:
-        """Create from disjoint steps in order; `before` is how long each had run at its start, modulo `_TURN_NS`."""
+        """Create the times from disjoint steps in order; `before` is the time that each had run at its start, modulo
+        `_TURN_NS`.
+        """
         self.provisional = provisional
-        """True if a step that has not ended is among them."""
+        """True if an unfinished step is among them."""
         self._starts = starts
         self._ends = ends
         self._shares = shares
@@ -337,7 +343,7 @@ class BusyTime:
         if not spans or not len(self._starts):
             return 0, 0
         edges = np.array(spans, dtype=np.int64)  # [spans, 2]
-        # The last step that starts at or before each edge; -1 before the first.
+        # The last step that starts at or before each edge; -1 before the first step.
         index = np.searchsorted(self._starts, edges, side="right") - 1
         held = np.maximum(index, 0)
         elapsed = np.where(index >= 0, np.minimum(edges, self._ends[held]) - self._starts[held], 0)
@@ -352,9 +358,9 @@ def effort_within(compute: Compute, steps: FinishedSteps, low_ns: int, high_ns: 
     inside = np.clip(np.minimum(steps.ends_ns, high_ns) - np.maximum(steps.starts_ns, low_ns), 0, None)
     parts = inside / (steps.ends_ns - steps.starts_ns)
     tokens, prompts, context, _, _, reported_squared = steps.counts
-    alike = np.maximum(tokens * (2 * context - tokens) / np.maximum(prompts, 1), 0)  # as `StepWork.squared`
+    alike = np.maximum(tokens * (2 * context - tokens) / np.maximum(prompts, 1), 0)  # as in `StepWork.squared`
     squared = np.where(reported_squared > 0, reported_squared, alike) * (tokens > 0)
-    # The cost of a step is linear in these sums, so steps are added up before anything is computed.
+    # The cost of a step is linear in these sums, so steps are added up before the computation.
     sums = [*map(float, steps.counts[:-1] @ parts), float(squared @ parts)]
     work = StepWork(*sums)  # type: ignore[arg-type] # parts of steps are no whole numbers
     prefill_steps = float(steps.prefill_shares @ parts)
@@ -363,7 +369,7 @@ def effort_within(compute: Compute, steps: FinishedSteps, low_ns: int, high_ns: 
 
 @dataclass(frozen=True, slots=True)
 class StepShare:
-    """A step with its part of a window's covered time in ns. Over all steps the parts add up to the window's times."""
+    """A step with its part of a window's covered time in ns. The parts of all steps add up to the window's times."""
 
     step: RanStep
     prefill_ns: int
@@ -372,7 +378,7 @@ class StepShare:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """Covered time and its phases in ns; `idle_ns` is what no step and no KV wait claims."""
+    """Covered time and its phases in ns; `idle_ns` is the time that no step and no KV wait claims."""
 
     covered_ns: int = 0
     prefill_ns: int = 0
@@ -386,7 +392,7 @@ class PhaseTime:
         return self.covered_ns - self.prefill_ns - self.decode_ns - self.kv_wait_ns
 
     def times(self, gpus: int) -> "PhaseTime":
-        """Return the same time in GPU-nanoseconds of a worker with `gpus` GPUs."""
+        """Return the same time in GPU-nanoseconds for a worker with `gpus` GPUs."""
         return PhaseTime(
             self.covered_ns * gpus,
             self.prefill_ns * gpus,

@@ -42,32 +42,32 @@ from libs.telemetry.workers import Shape, WorkerFacts, facts_of, what_stays
 
 HISTORY_NS: Final = 660 * 1_000_000_000
 TRIM_NS: Final = 30 * 1_000_000_000
-"""The size of the pieces in which history is dropped, so that dropping costs little."""
+"""The size of the pieces in which history is dropped, which keeps dropping cheap."""
 MAX_STEPS: Final = 65_536
-"""The bound on steps kept of one worker. One with more steps in `HISTORY_NS` keeps a shorter history."""
+"""The bound on steps kept of one worker. A worker with more steps in `HISTORY_NS` keeps a shorter history."""
 UNCOUNTED_PART: Final = 4
 """The divisor of that bound for a worker whose steps all have unknown work."""
 MAX_INTERVALS: Final = 16_384
 """The maximum number of covers, KV waits and runs of batch numbers, each at 16 bytes an entry."""
 MAX_NEW: Final = 16
-"""The maximum number of batches held back from the history, nearly two seconds of a worker's."""
+"""The maximum number of batches not yet merged into the history, nearly two seconds of a worker's."""
 # attrgetter reads protobuf fields in C, several times faster than one by one.
 _HEAD: Final = attrgetter(
     "incarnation", "sequence", "covered_from_unix_ns", "covered_to_unix_ns", "last", "steps", "description",
     "sched_delay_ns",
 )  # fmt: skip
 _MORE: Final = attrgetter("kv_waits", "starved", "kv_transfers", "gpu_readings")
-"""The lists that a batch may have beside its steps."""
+"""The optional lists of a batch beside its steps."""
 
 
 PlainBatch = tuple[int, int, Sequence[bytes], bytes, Sequence[tuple[int, int]]]
-"""Cover [low, high), columns as sent, packed prefill shares and KV waits of a batch. A bare tuple, as millions are
-made.
+"""The cover [low, high) of a batch, its columns as sent, packed prefill shares and KV waits. It is a bare tuple, since
+millions are made.
 """
 
 
 def _joined(columns: Sequence[Sequence[bytes]], shares: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the columns of several batches for `StepLog.extend`; those that all batches omit are empty."""
+    """Yield the columns of several batches for `StepLog.extend`; columns that all batches omit are empty."""
     whole = sum(map(len, shares))
     for index in (START, END):
         yield b"".join([each[index] for each in columns])
@@ -88,14 +88,14 @@ class BatchOutcome(StrEnum):
 
 
 class Timeline:
-    """History of one worker from its batches, which may arrive in any order and repeatedly."""
+    """The history of one worker from its batches, which may arrive in any order and repeatedly."""
 
     def __init__(self, prefill_shares: PrefillShares, turn: int = 0) -> None:
         """Create an empty timeline; workers with different `turn` do their costly bookkeeping at different times."""
         self._prefill_shares = prefill_shares
         self._until_turn = MAX_NEW - turn % MAX_NEW
-        """Batches until the next merge into the history. Merges caused by readers do not reset it, or else all workers
-        would merge at once from then on.
+        """Batches until the next merge into the history. Merges caused by readers do not reset it; otherwise all
+        workers would merge at once from then on.
         """
         self._covers = Intervals()
         self._kv_waits = Intervals()
@@ -103,11 +103,11 @@ class Timeline:
         self._steps = StepLog()
         self._shape = Shape()
         self._seen = Intervals()
-        """Batch numbers of this incarnation that have come, without the newest run of them."""
+        """Received batch numbers of this incarnation, without the newest run of them."""
         self._run = 0
-        """The start of the newest run: all numbers from here to `_next` have come."""
+        """The start of the newest run: all numbers from here to `_next` have arrived."""
         self._seen_from = 0
-        """The bound below which numbers are taken for duplicates."""
+        """The number below which batches count as duplicates."""
         self._first = 0
         """The first number received; those below it do not count as lost."""
         self._next = 0
@@ -121,11 +121,11 @@ class Timeline:
         self.changed_from_ns = 0
         """The earliest time that the last batch changed."""
         self._new: list[PlainBatch] = []
-        """Batches that were entered and are not merged into the history yet. Touching all parts of the history costs
-        more than adding one batch to them.
+        """Entered batches that are not merged into the history yet. Touching all parts of the history costs more than
+        adding one batch to them.
         """
         self.max_steps = MAX_STEPS
-        """The bound on steps, which the fleet lowers as workers become many."""
+        """The bound on steps, which the fleet lowers as the number of workers grows."""
         self.last_step_end_ns = 0
         """The latest end of a finished step; the start of the incarnation before there is one."""
         # The batch that describes the worker's present state. Only this class sets it; a property would cost readers of
@@ -136,7 +136,7 @@ class Timeline:
         self.revision = 0
         """The number of changes of the description, the incarnation included."""
         self._goes_on = False
-        """True if the state of the worker allows `follow` to take its next batch."""
+        """True if the state of the worker allows `follow` to accept its next batch."""
         self._facts: WorkerFacts | None = None
         """Facts of the newest batch; None until extracted."""
         self._worker_id = ""
@@ -146,7 +146,7 @@ class Timeline:
         self._incarnation = 0
         self._left = False
         self.lost_batches = 0
-        """Numbers that were skipped and have not come since."""
+        """Batch numbers that were skipped and have not arrived since."""
 
     def add(self, batch: StepBatch) -> BatchOutcome:
         """Enter a batch in any order; a batch that was entered before is never counted twice."""
@@ -215,7 +215,7 @@ class Timeline:
 
     @property
     def says(self) -> tuple[object, ...]:
-        """The worker's description without what changes from batch to batch."""
+        """The worker's description without the facts that change from batch to batch."""
         return (*self._stays, self._left)
 
     @property
@@ -247,21 +247,21 @@ class Timeline:
 
     @property
     def running_step(self) -> RunningStep | None:
-        """The step that runs now as far as is known; None if there is none."""
-        # Batches that wait for the history have no announced step, and `follow` took none after an announced one.
+        """The step that currently runs, as far as is known; None if there is none."""
+        # Batches that wait for the history have no announced step, and `follow` accepts none after an announced one.
         return None if self._new else self._steps.running()
 
     def unfinished(self) -> RanStep | None:
-        """Return the step that runs now, with its work, as far as it has run; None if there is none."""
+        """Return the currently running step with its work, as far as it has run; None if there is none."""
         self._take_in()
         return self._steps.unfinished(self._covers.reach)
 
     def go_on(
         self, batch: StepBatch, *, last_step_end_ns: int, lost_batches: int, running_step: RunningStep | None
     ) -> None:
-        """Take over an incarnation from the process that read it, whose first batch here is `batch`.
+        """Take over an incarnation from the process that read it before; its first batch here is `batch`.
 
-        That process holds what the worker reported only once, long before `batch`.
+        That process holds the facts that the worker reported only once, long before `batch`.
         """
         self._take_in()
         self.last_step_end_ns = max([last_step_end_ns, *array("Q", batch.steps.end_unix_ns)])
@@ -272,7 +272,7 @@ class Timeline:
             self._judge()
 
     def phases(self, low_ns: int, high_ns: int) -> PhaseTime:
-        """Return how the covered part of [low, high) was spent; the span is at most ten minutes long."""
+        """Return the phases of the covered part of [low, high); the span is at most ten minutes long."""
         self._take_in()
         covers = self._covers.within(low_ns, high_ns)
         busy = self._steps.busy(low_ns, high_ns, self._covers.reach)
@@ -290,7 +290,9 @@ class Timeline:
         return total_ns(self._phase_parts.starved.within_each(self._covers.within(low_ns, high_ns)))
 
     def dummy_ns(self, low_ns: int, high_ns: int) -> int:
-        """Return the idle ns in [low, high) in which dummy steps ran, without what a step or a KV wait claims."""
+        """Return the idle ns in [low, high) in which dummy steps ran, without the time that a step or a KV wait
+        claims.
+        """
         self._take_in()
         dummies = self._phase_parts.dummies.within_each(self._covers.within(low_ns, high_ns))
         if not dummies:  # the usual case
@@ -316,7 +318,7 @@ class Timeline:
             yield StepShare(step, prefill_ns, spent_ns - prefill_ns)
 
     def begun(self, low_ns: int, high_ns: int) -> int:
-        """Return how many steps started in [low, high)."""
+        """Return the number of steps that started in [low, high)."""
         self._take_in()
         return self._steps.begun(low_ns, high_ns)
 
@@ -331,7 +333,7 @@ class Timeline:
         return self._steps.finished(low_ns, high_ns)
 
     def effort(self, low_ns: int, high_ns: int) -> Effort:
-        """Return what finished steps computed and moved in [low, high), as far as the worker reports it."""
+        """Return the work that finished steps computed and moved in [low, high), as far as the worker reports it."""
         self._take_in()
         compute, low_ns = self._shape.compute, max(low_ns, self._shape.from_ns)
         if compute is None or low_ns >= high_ns:
@@ -344,7 +346,7 @@ class Timeline:
         return self._roles.at(at_ns)
 
     def _read(self, batch: StepBatch) -> list[tuple[StepRow, int]] | None:
-        """Return a batch's steps with their prefill shares; None for a batch that is malformed."""
+        """Return a batch's steps with their prefill shares; None for a malformed batch."""
         try:
             steps = list(zip(step_rows(batch.steps), self._prefill_shares(batch), strict=True))
         except ValueError:
@@ -451,10 +453,10 @@ class Timeline:
             self._steps.add(start_ns, max(start_ns, covered_to_ns), share, counts, announced=True)
 
     def _forget_old(self) -> None:
-        """Keep history within its bounds. Forgotten time is no longer covered, so it never turns idle."""
+        """Drop old history beyond its bounds. Dropped time is no longer covered, so it never counts as idle."""
         oldest_ns = self._reported_to_ns - HISTORY_NS
         keep_from_ns = oldest_ns if oldest_ns > self._kept_from_ns + TRIM_NS else self._kept_from_ns
-        # Windows say as much of steps without known work, as those of observed servers.
+        # For steps without known work, such as those of observed servers, windows hold the same information.
         most_steps = self.max_steps if self._steps.any_counted else self.max_steps // UNCOUNTED_PART
         if len(self._steps) > most_steps:
             keep_from_ns = max(keep_from_ns, self._steps.start_of_newest(most_steps * 15 // 16))

@@ -50,23 +50,23 @@ class WorkerFacts(NamedTuple):
     group: str = ""
     """The data-parallel group of which the worker is a rank; empty if there is none."""
     dummy_steps: int = 0
-    """Dummy steps that the worker has run since its start."""
+    """The dummy steps that the worker has run since its start."""
 
 
 class Shape:
-    """The compute shape of a worker's model, decoded again only when the report changes."""
+    """The compute shape of a worker's model, which is decoded only when the report changes."""
 
     def __init__(self) -> None:
         self._reported = ComputeMessage()
         self.compute: Compute | None = None
         """The decoded shape; None while it is unknown."""
         self.from_ns = 0
-        """The time since which the shape has been as it is."""
+        """The time of the shape's last change."""
 
     def take(self, batch: StepBatch) -> None:
         compute = batch.compute
         if compute != self._reported:
-            self._reported.CopyFrom(compute)  # copied, as a submessage keeps its whole batch in memory
+            self._reported.CopyFrom(compute)  # copied, because a submessage keeps its whole batch in memory
             self.from_ns = batch.covered_from_unix_ns
             self.compute = reported_compute(batch)
 
@@ -92,17 +92,17 @@ def facts_of(batch: StepBatch, compute: Compute | None = None) -> WorkerFacts:
 
 
 RELIST_NS: Final = 1_000_000_000
-"""The time for which a listing is reused while no worker changes its description. A worker that falls silent is given
-up after minutes, so a second more does no harm.
+"""The time for which a listing is reused while no worker changes its description. A silent worker is given up after
+minutes, so one more second does no harm.
 """
 LISTED_FOR_NS: Final = 15 * 1_000_000_000
-"""The time before its making for which a listing also holds. Some callers ask for now, others for the end of the
+"""The time before its creation for which a listing is also valid. Some callers request now, others the end of the
 newest window.
 """
 LOAD_NS: Final = 60 * 1_000_000_000
-"""The time for which a silent worker's queues and slots count. Later, others have taken up its work."""
+"""The time for which a silent worker's queues and slots count. After that, others have taken over its work."""
 MOST_COUNTED: Final = 2**49
-"""The bound on any count that a worker reports; higher ones are clipped. Sums over all workers then fit 64 bits."""
+"""The bound on any count that a worker reports; larger ones are clipped. Sums over all workers then fit 64 bits."""
 
 REPORTED: Final = (
     "covered_to_unix_ns", "running", "waiting", "waiting_prefill_tokens", "awaiting_kv", "free_kv_blocks",
@@ -133,7 +133,7 @@ class Listed(NamedTuple):
 
 
 class Listing:
-    """The listed workers ordered by id. The same object is reused as long as its content stays the same."""
+    """The listed workers ordered by id. The same object is reused while its content stays the same."""
 
     def __init__(self, workers: Sequence[Listed]) -> None:
         self.workers = workers
@@ -143,7 +143,7 @@ class Listing:
         self.gpus: Ints = np.array([worker.gpus for worker in workers], np.int64)
         self.left: Bools = np.array([worker.left for worker in workers], np.bool_)
         self.pools = _pools(workers)
-        """Places of the workers that have not left, by model and role."""
+        """Indices of the workers that have not left, by model and role."""
 
 
 class Loads(NamedTuple):
@@ -162,7 +162,7 @@ class Loads(NamedTuple):
 
 
 LISTED_FACTS: Final = ("node", "assignment", "gpus", "engine", "kv_blocks", "max_sequences", "left", "group")
-"""The facts that `listed_of` reads beside the worker's id."""
+"""The facts that `listed_of` reads in addition to the worker's id."""
 
 
 def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:
@@ -183,17 +183,17 @@ def listed_of(facts: WorkerFacts, *, own: bool, reader: str) -> Listed:
 
 
 def reported_of(newest: Sequence[Any]) -> NDArray[np.uint64]:
-    """Return [workers, `REPORTED`] of the newest batch or facts of each of some workers."""
+    """Return [workers, `REPORTED`] from the newest batch or facts of each worker."""
     found = np.empty((len(newest), len(REPORTED)), np.uint64)
     found[:, 0] = np.fromiter(map(_COVER, newest), np.uint64, len(newest))
-    # Protobuf looks up a message within another anew each time, which costs as much as a count.
+    # Protobuf looks up a nested message anew each time, which costs as much as a count.
     counts = chain.from_iterable(_COUNTS(each.load) for each in newest)
     found[:, 1:] = np.fromiter(counts, np.uint64, found[:, 1:].size).reshape(found[:, 1:].shape)
     return found
 
 
 def loads_of(listing: Listing, reported: NDArray[np.uint64], now_ns: int) -> Loads:
-    """Build loads from what each listed worker reports, [workers, `REPORTED`] in order."""
+    """Build loads from the reports of each listed worker, [workers, `REPORTED`] in order."""
     covered_to_ns = reported[:, 0].astype(np.int64)
     heard = covered_to_ns > now_ns - LOAD_NS
     counts = np.where(heard[:, None], np.minimum(reported[:, 1:], np.uint64(MOST_COUNTED)), np.uint64(0)).astype(
@@ -211,11 +211,11 @@ def _pools(workers: Sequence[Listed]) -> dict[tuple[str, str], Ints]:
 
 
 UNKNOWN: Final = "not heard of"
-"""The node and model of a worker known from windows alone."""
+"""The node and model of a worker known only from windows."""
 
 
 class Member(NamedTuple):
-    """The last report of a worker, without what windows hold."""
+    """The last report of a worker, without the data in windows."""
 
     worker_id: str
     node: str
@@ -248,7 +248,7 @@ class Members:
         return self._known.get(worker_id)
 
     def all(self) -> list[Member]:
-        """Return all members, the longest silent first."""
+        """Return all members, longest silent first."""
         return list(self._known.values())
 
 
@@ -257,5 +257,5 @@ def member_of(worker: Listed) -> Member:
 
 
 def group_name(model: str, group: str) -> str:
-    # Groups of several models may use one address, one after the other.
+    # Several models may use groups of one address, one after another.
     return f"{model}/{group}" if group else ""

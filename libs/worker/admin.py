@@ -39,7 +39,7 @@ log = structlog.get_logger()
 MAX_DETAIL: Final = 500
 MAX_ACTOR: Final = 100
 SERVICE: Final = "worker"
-# Role in the certificate of a service that checks API keys and may name another actor.
+# The role in the certificate of a service that checks API keys and may name another actor.
 SPEAKS_FOR_OTHERS: Final = "planner"
 
 Record = Callable[[str, str, str, int], None]
@@ -49,8 +49,8 @@ Record = Callable[[str, str, str, int], None]
 def actor_from(context: "grpc.aio.ServicerContext[Any, Any]", named: str) -> str:
     """Return the actor of an admin call that showed the suite's token and names `named`.
 
-    If certificates name roles, only a planner may name another actor: an operator's command acts as the token.
-    Without such roles, holders of the token cannot be told apart, and each is believed.
+    If certificates name roles, only a planner may name another actor: an operator's command acts as the token. Without
+    such roles, holders of the token are indistinguishable, and the named actor is recorded.
     """
     named = masked(named)[:MAX_ACTOR]
     peer = peer_of(context)
@@ -103,7 +103,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         drain_s: float,
         registry: Registry,
     ) -> None:
-        """`registry` lists the other workers that serve the model."""
+        """Create the service. `registry` lists the other workers that serve the model."""
         self._registry = registry
         self._record = record
         self._host = host
@@ -231,12 +231,12 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     async def TuneDecode(  # noqa: N802
         self, request: pb.TuneDecodeRequest, _context: Context
     ) -> pb.TuneDecodeResponse:
-        """Return the largest decode batch that holds a TPOT target, by the step times that this worker has learned."""
+        """Return the largest decode batch within a TPOT target, by this worker's learned step times."""
         return decode_message(self._step_times.fitted, request, self._host.engine.capabilities.max_sequences)
 
 
 WITHDRAW_TIMEOUT_S: Final = 2.0
-# A role given by a person outlives the worker for this long, so that a restart does not undo it.
+# A role set by a person outlives the worker for this long, so that a restart does not undo it.
 KEPT_ROLE_MS: Final = 600_000
 
 
@@ -273,14 +273,14 @@ class Registration:
                 continue
 
     async def _keep_role(self, worker: Worker, *, changed: bool) -> None:
-        """Keep the role that a person gave, and forget it once a planner has given another."""
+        """Store the role that a person set, and forget it once a planner has set another."""
         if is_by_hand(worker.role_change):
             await self._registry.keep_role(worker, keep_ms=KEPT_ROLE_MS)
         elif changed and worker.role_change.actor:
             await self._registry.keep_role(worker, keep_ms=0)
 
     async def _look_for_partners(self, worker_id: str) -> None:
-        """Log why this worker will get no work, once in each role."""
+        """Log, once per role, why this worker will get no work."""
         alone = unpaired(await self._registry.workers()).get(worker_id)
         if alone is not None:
             log.warning("worker has no partner", worker=worker_id, why=str(alone))
@@ -296,7 +296,7 @@ class Registration:
 
 
 async def kept_role(registry: Registry, worker_id: str, model: str) -> Worker | None:
-    """Return the role that a person gave this worker before it was restarted; None if there is none for its model."""
+    """Return the role that a person set before this worker restarted; None if there is none for its model."""
     try:
         kept = await registry.kept_role(worker_id)
     except RegistryDown as error:

@@ -30,7 +30,7 @@ _ERRORS: tuple[type[FulcrumError], ...] = (StaleLead, StaleRole, Conflict, Inval
 
 @dataclass(frozen=True, slots=True)
 class RoleMove:
-    """A change of role that a worker has made, with its measured effect."""
+    """A completed change of a worker's role, with its measured effect."""
 
     assignment: Assignment
     effect_s: float | None
@@ -107,7 +107,7 @@ class WorkerAdmin:
         """Return the time from sending the call to the end of the first step in the new role; None if none ended in
         time.
 
-        It is never too small: the whole call counts as time before the change.
+        It is never too small, because the whole call counts as time before the change.
         """
         give_up_s = time.monotonic() + within_s
         while True:
@@ -126,7 +126,7 @@ class WorkerAdmin:
         return answer
 
     async def tune_decode(self, request: pb.TuneDecodeRequest) -> pb.TuneDecodeResponse:
-        """Return the largest decode batch that holds a TPOT target."""
+        """Return the largest decode batch within a TPOT target."""
         answer: pb.TuneDecodeResponse = await self._call(self._stub.TuneDecode, request, CALL_TIMEOUT_S)
         return answer
 

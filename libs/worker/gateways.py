@@ -36,11 +36,11 @@ log = structlog.get_logger()
 
 # With 20 top logprobs for each token, a frame stays below half of gRPC's message bound.
 MAX_FRAME_TOKENS = 8192
-# Prompt logprobs in one frame at 8 bytes each, top tokens included; one prompt has fewer.
+# The prompt logprobs in one frame, at 8 bytes each, top tokens included; one prompt has fewer.
 MAX_FRAME_SCORES = 262_144
-# Prompts' vectors in one frame; one alone has far less.
+# The vectors of prompts in one frame; a single one is far smaller.
 MAX_FRAME_POOLED_BYTES = 4 * 1024 * 1024
-# Tokens and events that may be pending; a gateway beyond it has stopped reading.
+# The pending tokens and events beyond which a gateway counts as no longer reading.
 MAX_PENDING = 262_144
 
 
@@ -109,7 +109,9 @@ class Outbox:
 
 
 class WorkerSpeed:
-    """The speed reported to gateways, learned from steps and KV transfers. It changes only noticeably."""
+    """The speed reported to gateways, learned from steps and KV transfers. Changes below a threshold are not
+    reported.
+    """
 
     def __init__(self, engine: Engine, gpus: int) -> None:
         can = engine.capabilities
@@ -132,7 +134,7 @@ class WorkerSpeed:
         self._speed = replace(self._speed, step_time=model, measured=model != self._prior.step_time)
 
     def chunked(self, tokens: int) -> None:
-        """Set how many prompt tokens a step computes at most."""
+        """Set the maximum number of prompt tokens per step."""
         self._speed = replace(self._speed, chunk_tokens=max(tokens, 1))
 
     def on_event(self, event: EngineEvent) -> None:
@@ -144,7 +146,7 @@ class WorkerSpeed:
             self._speed = replace(self._speed, kv_token_ns=self._transfers.token_ns)
 
     def report(self, frame: WorkerFrame, reported: Speed | None) -> Speed:
-        """Write the speed into a frame unless it is the one `reported` before. Return the speed."""
+        """Write the speed into a frame unless it equals `reported`. Return the speed."""
         if self._speed is not reported:
             frame.speed.CopyFrom(speed_message(self._speed))
         return self._speed
@@ -222,7 +224,7 @@ class AttachedGateways:
     """All attached gateways. Pending output of a gateway leaves as one frame whenever its stream can be written."""
 
     def __init__(self, engine: Engine, speed: WorkerSpeed, cluster: str, describe: Callable[[], common.Worker]) -> None:
-        """`describe` returns the worker's present description."""
+        """Create the set; `describe` returns the worker's present description."""
         self._engine = engine
         self._speed = speed
         self._cluster = cluster
@@ -231,7 +233,7 @@ class AttachedGateways:
         self._link_ids = count(1)
         self.credits = Credits()
         self._epoch_reported = asyncio.Event()
-        # Set when a gateway without work here submits some: its heartbeats now have to come sooner.
+        # Set when a gateway without work here submits some, because its heartbeats are then due sooner.
         self.became_busy = asyncio.Event()
 
     def __len__(self) -> int:
@@ -348,8 +350,8 @@ class AttachedGateways:
     def beat(self, now_s: float) -> float:
         """Send the load to gateways whose last frame is too old, since a silent worker counts as dead.
 
-        Return when the next heartbeat is due by the loop's clock if nothing else is sent until then. Blocks that
-        wait to be pulled count as work: otherwise their gateway would have them computed again elsewhere.
+        Return when the next heartbeat is due by the loop's clock if nothing else is sent until then. Blocks that wait
+        to be pulled count as work, because otherwise their gateway would have them recomputed elsewhere.
         """
         due_s = now_s + RESTING_BEAT_S
         holds_blocks = self._engine.integrity().leased_handles > 0
@@ -376,7 +378,7 @@ class AttachedGateways:
 
 
 HELLO_TIMEOUT_S = 5.0
-# Frames with output for one gateway are at least so far apart, so that an engine whose steps are shorter does not wake
+# Frames with output for one gateway are at least this far apart, so that an engine with shorter steps does not wake
 # gateway and client for each token. The steps of a model on a GPU are longer and never wait.
 OUTPUT_PAUSE_S = 0.004
 
@@ -384,7 +386,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class FrameReceiver(Protocol):
-    """The part of the worker host that gateways' streams drive."""
+    """The interface of the worker host to gateways' streams."""
 
     gateways: AttachedGateways
 
@@ -396,7 +398,7 @@ class FrameReceiver(Protocol):
 
 
 class WorkerServicer(pb_grpc.WorkerServiceServicer):
-    """Carries frames between gateways and the host. When a stream ends, its sequences are aborted."""
+    """A carrier of frames between gateways and the host. When a stream ends, its sequences are aborted."""
 
     def __init__(self, host: FrameReceiver) -> None:
         self._host = host
@@ -443,7 +445,7 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
             while self._host.gateways.has_news(gateway):
                 if (early_s := gateway.output_s + OUTPUT_PAUSE_S - clock()) > 0:
                     await asyncio.sleep(early_s)
-                # The frame is taken after the last write, so that whatever came meanwhile leaves in one frame.
+                # The frame is taken after the last write, so that all output since then leaves in one frame.
                 await context.write(self._host.gateways.take_frame(gateway))
             if gateway.leaving:
                 return

@@ -110,7 +110,7 @@ _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class WorkerHost:
-    """Maps gateways' work to the engine and its output back, within credits and the assignment."""
+    """A host that maps gateways' work to the engine and its output back, within credits and the assignment."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class WorkerHost:
         clock: Clock,
         adapters: Collection[str] = (),
     ) -> None:
-        """`adapters` names the adapters that sequences may use."""
+        """Create the host; `adapters` names the adapters that sequences may use."""
         self.engine = engine
         self._adapters = adapters
         self.speed = WorkerSpeed(engine, identity.gpus)
@@ -140,12 +140,12 @@ class WorkerHost:
         """The role's prompt budget; smaller than the engine's while prompts admitted under a larger one remain."""
         self._prompts = PromptLength()
         self._left_ns = 0
-        """The time at which the worker left a decoding role; 0 while its role is one."""
+        """The time at which the worker left a decoding role; 0 while its role decodes."""
         self._progress = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
         self._apply_assignment()
 
-    # ------------------------------------------------------------ what the worker is
+    # ------------------------------------------------------------ description
 
     def on_change(self, observer: Callable[[], None]) -> None:
         """Call `observer` whenever the result of `worker()` changes."""
@@ -331,7 +331,7 @@ class WorkerHost:
         self.release(opaque)
 
     def release(self, opaque: bytes) -> None:
-        """Release the blocks behind a KV handle, which no one needs any more."""
+        """Release the blocks behind a KV handle, which is no longer needed."""
         self.engine.release(opaque)
         self._progress.set()
 
@@ -363,7 +363,7 @@ class WorkerHost:
     def _deliver(self, sequence: HostedSequence, output: SequenceOutput) -> None:
         gateway = sequence.gateway
         gateway.outbox.add_tokens(output)
-        if not output.pulling:  # nobody waits for this, so it goes with the next frame
+        if not output.pulling:  # this is not urgent, so it goes with the next frame
             gateway.wake.set()
         if output.only_tokens:
             return
@@ -374,7 +374,7 @@ class WorkerHost:
             gateway.outbox.add_event(event)
 
     def _weigh(self, sequence: HostedSequence) -> None:
-        """Offer a running sequence to its gateway for hand-over if its role has been left and that is worth it."""
+        """Offer a running sequence to its gateway for hand-over if its role has been left and the hand-over pays."""
         if not self.assignment.leaves_decode:
             return
         waited_s = (self._clock.now_ns() - self._left_ns) / 1e9
@@ -399,7 +399,7 @@ class WorkerHost:
             if output.finish is FinishReason.HANDED_OVER:
                 self.hand_over_costs.handed_over(output.handle, self._clock.now_ns())
             if sequence.gateway.closed.is_set():
-                self.release(output.handle.opaque)  # no gateway is left to have it pulled
+                self.release(output.handle.opaque)  # there is no gateway left that could have it pulled
             else:
                 sequence.gateway.hold(output.sequence_id, output.handle.opaque)
 
@@ -452,8 +452,7 @@ async def drain(host: WorkerHost, deadline_s: float) -> Drained:
     """Refuse new work, recall credits, let sequences finish and held KV be pulled, then abort the rest at the
     deadline.
 
-    Gateways are notified first, so that they reroute meanwhile. Returns after `deadline_s` plus ABORT_S at the
-    latest.
+    Gateways are notified first, so that they reroute meanwhile. Return after `deadline_s` plus ABORT_S at the latest.
     """
     running = host.running
     host.start_draining()

@@ -1,4 +1,4 @@
-"""The answer to a fixed prompt, by which a model that was woken shows that its weights are back.
+"""The answer to a fixed prompt, which verifies the weights of a model that was woken.
 
 An engine can wake without an error and answer with nothing, or with noise, until its weights are read again.
 """
@@ -12,7 +12,7 @@ from libs.contracts.errors import FulcrumError, StartupError, one_line
 from libs.engine.port import Engine, EnginePhase, EngineRequest, SamplingParams
 
 SEQUENCE_ID: Final = 0
-"""Free again before the worker serves."""
+"""An id that is free again before the worker serves."""
 PROMPT_TOKENS: Final = 16
 OUTPUT_TOKENS: Final = 4
 LIMIT_S: Final = 60.0
@@ -26,9 +26,9 @@ class KnownAnswer:
         self._token_ids: tuple[int, ...] | None = None
 
     async def check(self, engine: Engine) -> None:
-        """Ask an engine whose events nobody reads yet. The first answer counts as right.
+        """Check an engine whose events are not read yet. The first answer is stored as correct.
 
-        Raise StartupError if a later one differs, or if there is none in time or the engine fails.
+        Raise StartupError if a later one differs, if none arrives in time, or if the engine fails.
         """
         capabilities = engine.capabilities
         if not (capabilities.sleeps and capabilities.generates):
@@ -40,7 +40,7 @@ class KnownAnswer:
             raise StartupError(f"the model gives no answer within {LIMIT_S:.0f} s") from None
         except FulcrumError:
             raise
-        except Exception as error:  # whatever made the engine fail, such as a device that lost its weights
+        except Exception as error:  # any failure of the engine, for example after its device lost the weights
             raise StartupError(f"the engine failed at a known prompt: {one_line(error, MAX_REASON_CHARS)}") from error
         self._token_ids = self._token_ids or found
         if len(found) != OUTPUT_TOKENS or found != self._token_ids:

@@ -1,8 +1,8 @@
 """Pulls of KV blocks from other workers: over gRPC, or out of the sender's mapped memory.
 
 The stream is the same either way. It opens pulls, reports which blocks are ready while the prompt is computed, and
-carries the acks. If sender and receiver share memory, chunks name blocks instead of carrying them. The receiver
-proves that they do: it opens the file that the sender's pool would have here and sends the nonce found in it.
+carries the acks. If sender and receiver share memory, chunks name blocks instead of carrying them. To prove that, the
+receiver opens the file of the sender's pool and sends the nonce found in it.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class Pull:
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 TICK_S = 1.0
-# The longest search for the reason of a broken stream; pulls on it fail only afterwards.
+# The longest search for the cause of a broken stream; its pulls fail only afterwards.
 STATUS_S = 0.2
 HIDDEN = "Internal error from Core"
 CLOSED = "the stream to it was closed"
@@ -153,7 +153,7 @@ class PullStream:
         return pull
 
     def taken(self, pull: Pull) -> None:
-        """Report bytes taken in from a pull once they are enough for the sender to go on."""
+        """Report the bytes taken in from a pull once they are enough for the sender to continue."""
         if sent_bytes := pull.take_report():
             self._taken.append(pb.PullTaken(pull=pull.number, sent_bytes=sent_bytes))
             self._wake.set()
@@ -171,7 +171,7 @@ class PullStream:
             self._wake.set()
 
     async def run(self) -> None:
-        """Keep the stream open until cancelled: from the first pull on, and after a loss from the next pull on."""
+        """Keep the stream open until cancelled. It opens with the first pull, and after a loss with the next pull."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
             await self._wanted.wait()
@@ -187,7 +187,7 @@ class PullStream:
             await asyncio.sleep(wait_s)
 
     async def _connect(self, backoff: Backoff) -> None:
-        # A channel of its own for each attempt: gRPC's back-off within a channel is longer than ours.
+        # Each attempt has its own channel, because gRPC's back-off within a channel is longer than this one.
         async with self._transport.channel(self._address) as channel:
             stream = _pull_method(channel)(metadata=self._transport.metadata(self._address))
             try:
@@ -200,8 +200,8 @@ class PullStream:
     async def _reason(self, channel: grpc.aio.Channel, stream: Any) -> str:
         """Return why the sender ended the stream.
 
-        If it ends during a write, gRPC reports its own text instead of the status (grpc/aio/_call.py). The sender
-        is then asked again on a second stream, on which nothing is written.
+        If it ends during a write, gRPC reports its own text instead of the status (grpc/aio/_call.py). The cause is
+        then requested on a second stream, on which nothing is written.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(STATUS_S):
@@ -234,7 +234,7 @@ class PullStream:
                 await stream.write(frame)
 
     async def _tick(self) -> None:
-        """Fail pulls that stay silent, and the stream when all of it does."""
+        """Fail silent pulls, and the stream if all of it is silent."""
         while self._silent_ticks <= MAX_SILENT_TICKS:
             await asyncio.sleep(TICK_S)
             self._silent_ticks = self._silent_ticks + 1 if self._pulls else 0
@@ -298,7 +298,7 @@ def _pull_method(channel: grpc.aio.Channel) -> Any:
     )
 
 
-# Bounds how long a killed worker's pool takes up memory while another worker runs on its host.
+# Limits the time for which a killed worker's pool takes up memory while another worker runs on its host.
 SWEEP_S = 5.0
 
 
@@ -306,7 +306,9 @@ class SharedMemory:
     """The pools of other workers that this one has mapped, and the sweep of ownerless files."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Sweep at once, so that a pool that starts now finds room. Without a folder, nothing is shared."""
+        """Sweep once and create the maps. Sweeping first makes room for a new pool. Without a folder, nothing is
+        shared.
+        """
         self._folder = folder
         self.maps = PoolMaps(folder) if folder else None
         self._sweep()
@@ -329,7 +331,7 @@ class SharedMemory:
             log.info("removed KV pools of workers that have ended", files=removed)
 
 
-# Senders whose streams stay open. Streams in use are never closed for it.
+# The number of senders whose streams stay open. Streams in use are never closed for it.
 MAX_LINKS = 64
 
 
@@ -342,7 +344,7 @@ class GrpcKvFetcher:
         *,
         on_failure: OnFailure | None = None,
     ) -> None:
-        """Without `maps`, all bytes are sent over gRPC."""
+        """Create the fetcher. Without `maps`, all bytes are sent over gRPC."""
         self._transport = transport
         self._receiver_id = receiver_id
         self._maps = maps

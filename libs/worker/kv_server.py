@@ -29,9 +29,9 @@ from libs.worker.wire import numbers
 
 log = structlog.get_logger()
 
-# Interval of keep-alives for a pull without ready blocks, so that a slow prompt is not taken for a dead sender.
+# Interval of keep-alives for a pull without ready blocks, so that a slow prompt is not mistaken for a dead sender.
 TICK_S = 1.0
-# Ticks that a receiver may leave sent blocks unconfirmed before the pull fails.
+# The ticks for which a receiver may leave sent blocks unconfirmed before the pull fails.
 MAX_SILENT_TICKS = 30
 _NOTHING = KvChunk(first_block=0, blocks=0)
 
@@ -60,7 +60,9 @@ class KvOutbox:
     """The pulls of one receiver. Those with blocks to send take turns, one chunk each."""
 
     def __init__(self, host: WorkerHost, incarnation: int, *, has_room: Callable[[], bool], wake: Callable[[], None]):
-        """`has_room` returns whether this worker accepts another pull. `wake` is called when a frame may be ready."""
+        """Create the outbox. `has_room` returns whether this worker accepts another pull. `wake` is called when a frame
+        may be ready.
+        """
         self._host = host
         self._incarnation = incarnation
         self._has_room = has_room
@@ -125,7 +127,7 @@ class KvOutbox:
         return kv_wire.encode(frame, data) if frame.ByteSize() else None
 
     def _newly_ready(self) -> list[pb.PullReady]:
-        """Return newly ready blocks of pulls whose receiver believes that none are.
+        """Return newly ready blocks of pulls whose receiver knows of none.
 
         Blocks read in place need no notice: their chunk arrives at once.
         """
@@ -138,7 +140,7 @@ class KvOutbox:
             try:
                 ready = pull.export.ready_blocks
             except FulcrumError:
-                continue  # `_next` fails it
+                continue  # `_next` fails such a pull
             if ready:
                 pull.drained = False
                 found.append(pb.PullReady(pull=pull.number, blocks=ready))
@@ -210,7 +212,7 @@ class KvOutbox:
         return pull
 
 
-# Concurrent transfers out of this worker. Credits keep them far below; more are refused.
+# Concurrent transfers out of this worker. Credits keep their number far lower; more are refused.
 MAX_PULLS = 512
 # Concurrent streams; more are refused.
 MAX_RECEIVERS = 256
@@ -219,7 +221,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class KvServicer:
-    """Serves the blocks of prefilled sequences to other workers."""
+    """The service that sends the blocks of prefilled sequences to other workers."""
 
     def __init__(self, host: WorkerHost, incarnation: int) -> None:
         self._host = host
@@ -288,7 +290,7 @@ async def _write(outbox: KvOutbox, wake: asyncio.Event, context: Context) -> Non
     while True:
         await wake.wait()
         wake.clear()
-        # Taken only now that the last write is done: what came meanwhile leaves as one frame.
+        # Taken only after the last write, so that all output since then leaves in one frame.
         while (frame := outbox.take_frame()) is not None:
             await context.write(frame)
 
@@ -303,13 +305,13 @@ async def _tick(outbox: KvOutbox) -> None:
 MAX_PENDING_BLOCKS = 65_536
 # Changes in one call.
 MAX_PUBLISHED_BLOCKS = 4096
-# Pause between calls, so that a busy worker's changes share one; no one waits for them.
+# Pause between calls, so that a busy worker's changes share one call; they are not urgent.
 BEHIND_S = 0.05
 FORGET_TIMEOUT_S = 2.0
 
 
 class BlockPublisher:
-    """Publishes which blocks of a model one worker holds."""
+    """A publisher of the blocks that one worker holds of a model."""
 
     def __init__(self, index: KvIndex, model: str, worker_id: str, *, lease_ms: int) -> None:
         self._index = index
@@ -324,7 +326,7 @@ class BlockPublisher:
         self._wake = asyncio.Event()
 
     def on_event(self, event: EngineEvent) -> None:
-        """Record an event's changes; the last change of a block wins."""
+        """Record an event's changes; the last change of a block counts."""
         self._held.update(event.blocks.stored)
         self._held.difference_update(event.blocks.removed)
         for held, hashes in ((True, event.blocks.stored), (False, event.blocks.removed)):

@@ -1,4 +1,4 @@
-"""The wire form of KvFrame, encoded and decoded with one copy of the blocks where protobuf makes several. Pure."""
+"""The wire form of KvFrame, encoded and decoded with one copy of the blocks instead of protobuf's several. Pure."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -13,7 +13,7 @@ from libs.engine.kv_port import KvChunk
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _DATA_TAG = pb.KvFrame.DATA_FIELD_NUMBER << 3 | _BYTES
 MAX_VARINT_BYTES = 10
-# A frame takes no further chunk once its blocks have this size; the chunk that reaches it is the last.
+# A frame takes no further chunk once its blocks have reached this size.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 # A sender pauses a pull while this many bytes are in flight, or received and not yet read.
 WINDOW_BYTES = 4 * 1024 * 1024

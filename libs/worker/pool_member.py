@@ -34,13 +34,13 @@ from libs.worker.settings import RENEWALS_PER_LEASE, WorkerSettings
 log = structlog.get_logger()
 
 MB: Final = 1024 * 1024
-# Load speed of a device that states none, until one model has been loaded.
+# The load speed of a device that states none, until one model has been loaded.
 GUESSED_BYTES_PER_S: Final = 1e9
 # Prompt tokens in a step beside decodes, if settings name none.
 DEFAULT_BUDGET_TOKENS: Final = 256
 
 MakeEngine = Callable[[WorkerSettings, str, int], Engine]
-"""Makes an engine from settings, the model's name and the size of its weights."""
+"""A function that makes an engine from settings, the model's name and the size of its weights."""
 MakePorts = Callable[[WorkerSettings, ModelInfo, Engine, ModelStay], WorkerPorts]
 
 
@@ -62,7 +62,7 @@ class _Asleep:
 
 
 class PoolMember:
-    """A worker that serves one model after the other, as the planner assigns them."""
+    """A worker that serves one model after another, as assigned by the planner."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class PoolMember:
         self._make_ports = make_ports
         self._transport = transport
         self.address = ""
-        """Address of its admin service; to be set before it runs."""
+        """The address of its admin service, set before it runs."""
         self._incarnation = self._since_ns = clock.now_ns()
         self._epoch = 1
         self._lead = LatestLead()
@@ -100,7 +100,7 @@ class PoolMember:
         self._device_bytes = 0
         """Memory of each of its GPUs, as reported by an engine that slept; 0 if unknown."""
         self._asleep: OrderedDict[str, _Asleep] = OrderedDict()
-        """Sleeping models by name, the one left longest ago first."""
+        """Sleeping models by name, least recently left first."""
         self._changed = asyncio.Event()
         self._news = asyncio.Event()
         self.announced = asyncio.Event()
@@ -161,7 +161,7 @@ class PoolMember:
         assignment = common.Assignment(model=request.model, role=role, epoch=self._epoch)
         return pb.AssignModelResponse(assignment=assignment, expected_ns=round(expected_s * 1e9))
 
-    # ------------------------------------------------------------ its life
+    # ------------------------------------------------------------ life
 
     async def run(self) -> None:
         """Hold the assigned models until cancelled, then close at once."""
@@ -208,11 +208,11 @@ class PoolMember:
         if slept is not None:
             try:
                 await self._open(settings, info, goal, slept.engine, began_ns, answer=slept.answer)
-            except StartupError as error:  # its processes may have died meanwhile
+            except StartupError as error:  # its processes may have died in the meantime
                 log.warning("a model cannot be woken: loading it from its files", model=goal.model, error=error.message)
             else:
                 return
-        # In a thread: an engine's first imports take long, and the registration has to be renewed meanwhile.
+        # In a thread: an engine's first imports take long, and the registration has to be renewed during them.
         engine = await asyncio.to_thread(self._make_engine, settings, goal.model, goal.size_bytes)
         await self._open(settings, info, goal, engine, began_ns)
 
@@ -226,7 +226,7 @@ class PoolMember:
         *,
         answer: KnownAnswer | None = None,
     ) -> None:
-        """Serve the model. `answer` is what an engine that sleeps answered before; None for one that is loaded."""
+        """Serve the model. `answer` is the earlier answer of an engine that slept; None for a newly loaded one."""
         woken, answer = answer is not None, answer or KnownAnswer()
 
         def pool() -> common.PoolWorker:
@@ -275,7 +275,7 @@ class PoolMember:
             await self._clear_device(engine)
 
     async def _left(self) -> None:
-        """Put the engine to sleep in place of closing it, if that was decided."""
+        """Put the engine to sleep instead of closing it, if that was decided."""
         if self._serving is None:
             return
         engine, goal, _ = self._serving
@@ -290,18 +290,18 @@ class PoolMember:
         await engine.close()
 
     def _spare_next(self) -> None:
-        # The model to wake next is given up after all others, including the one just left.
+        # The model to wake next is dropped after all others, including the one just left.
         if self._goal.model in self._asleep:
             self._asleep.move_to_end(self._goal.model)
 
     async def _make_room(self, size_bytes: int) -> None:
-        """Free host memory by giving up the models left longest ago."""
+        """Free host memory by dropping the models left longest ago."""
         held = [each.host_bytes for each in self._asleep.values()]
         for _ in range(too_many(held, size_bytes, self._settings.host_memory_mb * MB)):
             await self._give_up_oldest()
 
     async def _clear_device(self, left: Engine) -> None:
-        """Give up sleeping models until the rest fits the GPU memory reserved for them.
+        """Close sleeping models until the rest fits the GPU memory reserved for them.
 
         Nothing else runs on the GPUs now, so all used memory belongs to sleeping models. `left` is the last to fall
         asleep.
@@ -316,7 +316,7 @@ class PoolMember:
             await self._give_up_oldest()
 
     async def _device_memory(self, left: Engine) -> DeviceMemory | None:
-        # The engine that slept last is asked first: the processes of others may have died meanwhile.
+        # Ask the engine that slept last first, since the processes of others may have died in the meantime.
         asleep = [each.engine for each in self._asleep.values()]
         for engine in sorted(asleep, key=lambda each: each is not left):
             if (memory := await engine.device_memory()) is not None:
@@ -348,10 +348,10 @@ class PoolMember:
         except RegistryDown as error:
             log.info("the registration could not be withdrawn: it will expire", error=str(error))
 
-    # ------------------------------------------------------------ what is said of it
+    # ------------------------------------------------------------ registration
 
     def _stand(self, state: "common.WorkerState", expected_s: float) -> None:
-        """Change the state that the worker registers for itself, under a new incarnation."""
+        """Change the state in the worker's own registration, under a new incarnation."""
         self._incarnation = self._since_ns = self._clock.now_ns()
         self._state, self._expected_ns = state, round(expected_s * 1e9)
         self._news.set()
@@ -366,7 +366,9 @@ class PoolMember:
         return goal.size_bytes / (per_s or GUESSED_BYTES_PER_S) + overhead_s + leaving
 
     def _speeds(self) -> tuple[float, float, float]:
-        """Return bytes a second from the source and from host memory, and the overhead in seconds; 0 if not stated."""
+        """Return bytes per second from the source and from host memory, and the overhead in seconds; 0 if not
+        stated.
+        """
         settings = self._settings
         if settings.engine != "sim":
             return 0.0, 0.0, 0.0
@@ -391,7 +393,7 @@ class PoolMember:
         )
 
     def _memory_bytes(self) -> int:
-        """Return the memory that its share of its GPUs has for a model; 0 if unknown."""
+        """Return the memory for a model in its share of its GPUs; 0 if unknown."""
         settings = self._settings
         if self._device_bytes:
             part = self._device_bytes * settings.gpu_share - settings.asleep_gpu_memory_mb * MB
@@ -399,7 +401,7 @@ class PoolMember:
         return round(settings.sim_memory_gb * 1e9 * settings.gpu_share) if settings.engine == "sim" else 0
 
     async def _announce(self) -> None:
-        """Keep the worker registered while it serves no model: the worker of a model registers itself."""
+        """Keep the worker registered while it serves no model. The worker of a model registers itself."""
         lease_ms = self._settings.lease_ms
         while True:
             self._news.clear()

@@ -1,4 +1,4 @@
-"""The roles of a worker: its sequences, its assignment and last change, and what a hand-over costs.
+"""The roles of a worker: its sequences, its assignment and last change, and the cost of a hand-over.
 
 Synchronous; libs/policy decides, and callers pass the time.
 """
@@ -44,10 +44,10 @@ class HostedSequence:
     phase: pb.Phase
     request: EngineRequest
     budget_tokens: int = 0
-    """The prompt budget at its admission. Its prompt is computed at no slower pace."""
+    """The prompt budget at its admission. Its prompt is computed at least at that pace."""
     new_tokens: int = 0
     weighed: bool = False
-    """True if a hand-over has been weighed in the present role."""
+    """True if a hand-over has been considered in the present role."""
 
     @property
     def tokens(self) -> int:
@@ -104,10 +104,12 @@ _PARAMS = {
 
 
 class AssignmentState:
-    """The current assignment. Epochs only grow, and a draining worker accepts no change."""
+    """The current assignment. Epochs only increase, and a draining worker accepts no change."""
 
     def __init__(self, model: str, role: int, budget_tokens: int, *, epoch: int = FIRST_EPOCH) -> None:
-        """Start at `epoch`, which continues that of earlier models. Raise InvalidRequest for an invalid assignment."""
+        """Create the state at `epoch`, which continues that of earlier models. Raise InvalidRequest for an invalid
+        assignment.
+        """
         first = first_assignment(model, role, budget_tokens, epoch)
         if isinstance(first, AssignmentRefusal):
             raise _error(first)
@@ -146,7 +148,7 @@ class AssignmentState:
 
 
 def refuse_stale_lead(latest: LatestLead, term: int) -> None:
-    """Raise StaleLead for a call by a lead that is over."""
+    """Raise StaleLead if the call belongs to a lead that has ended."""
     if latest.outruns(term):
         raise StaleLead(
             f"a planner with a later lead ({latest.term}, yours is {term}) has called this worker: only that one may."
@@ -159,7 +161,7 @@ def _error(reason: AssignmentRefusal, **facts: int | str) -> FulcrumError:
     return StaleRole(sentence) if reason in _STALE else InvalidRequest(sentence, param=_PARAMS.get(reason))
 
 
-# Changes whose times are kept; fewer happen while one step runs and is reported.
+# The changes whose times are kept; fewer happen while one step runs and is reported.
 MAX_CHANGES = 16
 
 
@@ -171,14 +173,14 @@ class LastChange:
         self.first_step_ns: int | None = None
         """The time from the change to the end of the first engine step of the new role's kind; None until there is one.
 
-        Any such step counts: the next chunk of an earlier prompt, a running decode, and a measurement too. The
-        figure shows how soon the engine goes on, not how soon new work arrives.
+        Any such step counts: the next chunk of an earlier prompt, a running decode, and a measurement too. The figure
+        shows how soon the engine continues, not how soon new work arrives.
         """
         self._assignment = Assignment()
         self._changed_ns: deque[int] = deque(maxlen=MAX_CHANGES)
 
     def took_again(self, change: RoleChange, assignment: Assignment) -> None:
-        """Start with a change that was made before the worker was restarted."""
+        """Restore a change that was made before the worker restarted."""
         self.message = change
         self._assignment = assignment
 
@@ -214,7 +216,7 @@ def _is_of(assignment: Assignment, step: StepReport) -> bool:
     return False
 
 
-# Hand-overs that are timed at once; beyond it the oldest are not measured.
+# Hand-overs that are timed at once; beyond this, the oldest are not measured.
 MAX_TRACKED = 1024
 
 
@@ -242,9 +244,9 @@ class HandOverCosts:
         if not sequence.decodes or sequence.weighed:
             return False
         capabilities = self._capabilities
-        if not capabilities.hands_over_running_kv:  # asked again until it goes: only time tells
+        if not capabilities.hands_over_running_kv:  # asked again until it moves, since the answer depends on time
             if not (capabilities.seeds_by_position or sequence.request.sampling.follows_from_tokens):
-                return False  # it would draw other tokens there
+                return False  # another worker would draw other tokens
             recompute_s = speed.prompt_ns(sequence.tokens, sequence.tokens**2) / 1e9
             left = sequence.most_tokens_left
             sequence.weighed = sooner_recomputed(left, recompute_s, waited_s, self._staying)
@@ -264,7 +266,7 @@ class HandOverCosts:
         self._staying = self._staying.ended(output_tokens)
 
     def handed_over(self, handle: KvHandle, now_ns: int) -> None:
-        """Start timing a hand-over, whose blocks now await their receiver."""
+        """Start the timing of a hand-over, whose blocks now await their receiver."""
         self.count += 1
         put_newest(self._gone, handle.opaque, (self._capabilities.kv_bytes(handle.tokens), now_ns), MAX_TRACKED)
 

@@ -51,10 +51,10 @@ from libs.worker.wire import capabilities_message
 
 log = structlog.get_logger()
 
-# The interpreter's switch interval. By default a step's Python code holds the lock for 5 ms, and each turn of the
-# event loop waits for it. A role change takes several turns.
+# The interpreter's switch interval. By default, a step's Python code holds the lock for 5 ms while each turn of the
+# event loop waits. A role change takes several turns.
 LOCK_TURN_S = 0.0005
-# Once the worker has drained, streams have this long to end by themselves.
+# The time that streams have to end by themselves after the worker has drained.
 SERVER_STOP_S = 1.0
 
 
@@ -64,14 +64,14 @@ StartEngine = Callable[[EngineIdentity, KvFetcher, Progress], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class ModelStay:
     epoch: int
-    """Epoch of its first assignment. Epochs continue over the models that the worker holds."""
+    """Epoch of its first assignment. Epochs continue across the models that the worker holds."""
     asleep: bool
-    """True if its engine sleeps and has to be woken."""
+    """True if its engine sleeps and must be woken."""
     leave: Callable[[], Awaitable[None]]
-    """Called in place of closing the engine."""
+    """Called instead of closing the engine."""
     pool: Callable[[], common.PoolWorker]
     answer: KnownAnswer
-    """Checked before the model serves."""
+    """The check before the model serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class WorkerPorts:
     tenancy: ModelStay | None = None
     """The stay of a pool's model; None for a worker that keeps its model."""
     cpu_waits: CpuWaitReader | None = None
-    """None reports no waits for a CPU, as in a simulation, whose time is not the kernel's."""
+    """The reader of waits for a CPU. None reports none, as in a simulation, whose time is not the kernel's."""
 
 
 def _engine_life(ports: WorkerPorts) -> tuple[StartEngine, Callable[[], Awaitable[None]]]:
@@ -120,14 +120,14 @@ async def run_worker(
             await asyncio.wait((opening, stop), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.cancel()
-            if not opening.done():  # a stop signal came while the model still loads
+            if not opening.done():  # a stop signal arrived while the model was loading
                 opening.cancel()
                 await asyncio.gather(opening, return_exceptions=True)
         if opening.cancelled():
             return
         running = opening.result()
-        # Objects loaded by now stay for good. A full collection would walk them, which takes a tenth of a second with
-        # torch.
+        # Objects loaded by now stay until the end. A full collection would walk them, which takes a tenth of a second
+        # with torch.
         gc.collect()
         gc.freeze()
         ready(running.address)
@@ -150,7 +150,7 @@ async def open_worker(
     tasks: TaskOwner,
     transport: Transport | None = None,
 ) -> AsyncIterator[RunningWorker]:
-    """Serve while the context is open. Leaving it aborts what still runs."""
+    """Serve while the context is open. Leaving it aborts running sequences."""
     transport = transport or SystemTransport(settings)
     async with AsyncExitStack() as stack:
         for close in (ports.kv_index.close, ports.registry.close, ports.step_times.close):
@@ -225,7 +225,7 @@ def _admin(
 
 
 async def _step_times(ports: WorkerPorts, gpus: int) -> StepTimes:
-    """Start from what earlier workers have learned, else from the figures known for the model and its `gpus`."""
+    """Return step times learned by earlier workers, or else the figures known for the model and its `gpus`."""
     engine = ports.engine
     key, can = step_time_key(engine, ports.model), engine.capabilities
     prior = prior_step_time(engine.name, engine.device, can.compute, gpus, variant=can.variant)
@@ -264,7 +264,7 @@ def _own_samplers(stack: AsyncExitStack, tasks: TaskOwner, gpus: GpuSampler, cpu
 
 
 async def _kept(settings: WorkerSettings, ports: WorkerPorts) -> common.Worker | None:
-    """Return the role that a person gave the worker before; a pool gives its workers roles with each model."""
+    """Return the role that a person set before. In a pool, roles are set with each model."""
     return None if ports.tenancy else await kept_role(ports.registry, settings.id, ports.model.name)
 
 
@@ -325,12 +325,12 @@ async def _add_services(
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
-    if is_loopback(settings.listen_address()):  # elsewhere nobody needs to look around
+    if is_loopback(settings.listen_address()):  # other workers need no such search
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
 
 
 async def beat(host: WorkerHost) -> None:
-    """Send each gateway a heartbeat just when its last frame becomes too old, until cancelled."""
+    """Send each gateway a heartbeat when its last frame becomes too old, until cancelled."""
     gateways, now_s = host.gateways, asyncio.get_running_loop().time
     while True:
         due_s = gateways.beat(now_s())

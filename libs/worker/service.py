@@ -38,7 +38,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PoolAdminServicer(pb_grpc.WorkerAdminServiceServicer):
-    """Describe and AssignModel of a pool worker. Other verbs go to the address of the worker that serves its model."""
+    """The service of a pool worker with Describe and AssignModel. Other verbs go to the address of the worker that
+    serves its model.
+    """
 
     def __init__(self, member: PoolMember, record: Record) -> None:
         self._member = member
@@ -78,7 +80,7 @@ async def serve_pool(service: Service[SettingsT], make_ports: MakePorts, bus: Bu
         stack.push_async_callback(registry.close)
         stack.push_async_callback(bus.close)
         await bus.start()
-        # Before anybody can ask for a model: what the first one took would be expected of all others.
+        # Before a model can be requested, because the load time of the first one is expected of all others.
         await asyncio.to_thread(import_heavy, settings.engine)
         sim_gpu = SimGpu() if settings.gpu_share < 1 else None
         members = [

@@ -15,7 +15,7 @@ from libs.runtime.settings import CommonSettings, MemberName, own_name
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared against, never bound
 
 BLOCK_SIZE_TOKENS: Final[Mapping[str, int]] = MappingProxyType({"torch": 16, "sim": 16, "vllm": 32})
-# The registration and the index of KV blocks are renewed this often while their lease lasts.
+# The interval at which registration and index of KV blocks are renewed while their lease lasts.
 RENEWALS_PER_LEASE: Final = 3
 
 
@@ -40,11 +40,11 @@ class WorkerSettings(CommonSettings):
     gpus: int = Field(0, ge=0)
     """Weight in cluster figures; 0 counts the GPUs that the engine computes on, and a CPU worker as 1."""
     gpu_uuids: tuple[str, ...] = ()
-    """GPUs that it computes on, by any names that are unique on its node; workers that name the same one share it.
-    Empty: unknown, and not shared.
+    """GPUs that the worker computes on, under any names that are unique on its node. Workers that name the same GPU
+    share it. Empty: unknown, and not shared.
     """
     gpu_share: float = Field(1.0, gt=0, le=1)
-    """Share of its GPU's memory that it has if workers of a pool share the GPU. Under engine sim, the workers of one
+    """The worker's share of its GPU's memory, if workers of a pool share the GPU. Under engine sim, the workers of one
     process take turns on it.
     """
 
@@ -166,7 +166,7 @@ class WorkerSettings(CommonSettings):
 
     @property
     def parallel(self) -> Parallel:
-        """Return what the engine spans. Raise ValueError for vLLM arguments that no worker can have."""
+        """Return the GPUs and ranks that the engine spans. Raise ValueError for unsupported vLLM arguments."""
         return parallel_of(self.vllm_arguments, self.node) if self.engine == "vllm" else Parallel()
 
     def engine_config(self, model_name: str, *, weights_bytes: int = 0) -> EngineConfig:
@@ -210,7 +210,9 @@ class WorkerSettings(CommonSettings):
         return _join(self.host or "0.0.0.0", self.port)  # noqa: S104 - what an empty FULCRUM_HOST asks for
 
     def advertised_address(self, port: int) -> str:
-        """Return how others reach a server bound to `port`; on a wildcard address by the host's name."""
+        """Return the address for others of a server bound to `port`. A wildcard address is replaced by the host's
+        name.
+        """
         if self.advertise:
             has_port = ":" in self.advertise.rpartition("]")[2]
             return self.advertise if has_port else f"{self.advertise}:{port}"

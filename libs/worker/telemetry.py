@@ -1,4 +1,4 @@
-"""Step telemetry: learned step times, and contiguous covers of a worker's time with all that happened in them."""
+"""Step telemetry: learned step times, and contiguous covers of a worker's time with the events in them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -36,15 +36,17 @@ log = structlog.get_logger()
 REFIT_S: Final = 2.0
 # Leading characters of a model's revision in the keys of stored step times.
 REVISION_CHARS: Final = 16
-# Interval at which learned step times are stored; they are stored at the end too.
+# Interval at which learned step times are stored; they are also stored at the end.
 SAVE_S: Final = 30.0
 
 
 class StepTimes:
-    """Learns from every step, refits periodically, stores the fits, and notifies observers of changes."""
+    """The step times learned from every step. They are refitted periodically and stored, and observers are notified of
+    changes.
+    """
 
     def __init__(self, store: StepTimeStore, key: StepTimeKey, prior: StepTimeModel, *, exact: bool = False) -> None:
-        """- exact: True if the prior is the device's own formula, as that of a simulated one is"""
+        """Create the learner. `exact` means that the prior is the formula of a simulated device."""
         self._store = store
         self._key = key
         self._exact = frozenset(StepKind) if exact else frozenset[StepKind]()
@@ -55,7 +57,7 @@ class StepTimes:
         """Kinds of steps that earlier workers have learned."""
 
     def on_change(self, observer: Callable[[StepTimeModel], None]) -> None:
-        """Call `observer` with the model now, and whenever it has changed noticeably."""
+        """Call `observer` with the model now and after each noticeable change."""
         self._observers.append(observer)
         observer(self.fitted.model)
 
@@ -65,7 +67,7 @@ class StepTimes:
             self._learner.add(work_of(step), step.end_unix_ns - step.start_unix_ns)
 
     async def restore(self) -> None:
-        """Start from what earlier workers of this kind have learned."""
+        """Load the fits of earlier workers of this kind."""
         found = await self._store.load(self._key)
         if found:
             self.known = frozenset(found)
@@ -93,7 +95,7 @@ class StepTimes:
                 observer(self.fitted.model)
 
     async def save(self) -> None:
-        """Store the fits of those kinds of steps that this worker has seen often enough."""
+        """Store the fits of the kinds of steps that this worker has seen often enough."""
         fits = {kind: self.fitted for kind in StepKind if self.fitted.of(kind).steps >= MIN_STEPS}
         await self._store.save(self._key, fits)
 
@@ -107,7 +109,7 @@ class StepTimes:
 
     @asynccontextmanager
     async def claim(self, lease_s: float) -> AsyncIterator[bool]:
-        """Yield whether this worker alone of its kind may measure prefill while the context is open."""
+        """Yield whether this worker may measure prefill, alone among its kind, while the context is open."""
         mine = await self._store.claim(self._key, lease_s=lease_s)
         try:
             yield mine
@@ -117,7 +119,7 @@ class StepTimes:
 
 
 def step_time_key(engine: Engine, model: ModelInfo) -> StepTimeKey:
-    """Return the key of all that a started engine's step times, and so its prefill curve, depend on."""
+    """Return the key of the properties that determine a started engine's step times and prefill curve."""
     name = f"{model.name}@{model.revision[:REVISION_CHARS]}"
     return StepTimeKey(engine.name, name, engine.device, engine.capabilities.variant)
 
@@ -142,16 +144,16 @@ class TelemetrySource:
     kv_blocks: int = 0
     """KV blocks of the engine's pool; 0 if unknown."""
     max_sequences: int = 0
-    """Most sequences that run at once; 0 if unknown."""
+    """The maximum number of concurrent sequences; 0 if unknown."""
     block_size_tokens: int = 0
     chunk_tokens: int = 0
-    """Most prompt tokens in one step; 0 if unknown."""
+    """The maximum number of prompt tokens in one step; 0 if unknown."""
     group: str = ""
     """Data-parallel group of which the worker is a rank; empty for none."""
 
 
 class StepBatchBuilder:
-    """Gathers engine events and cuts them into batches. Covers touch, and no interval is in two batches."""
+    """A builder that gathers engine events and cuts them into batches. Covers are adjacent and do not overlap."""
 
     def __init__(self, source: TelemetrySource, start_unix_ns: int) -> None:
         self._source = source
@@ -159,7 +161,7 @@ class StepBatchBuilder:
         self._sequence = 0
         self._assignment: Assignment | None = None
         self._description = 0
-        """The number of assignments so far; all else that describes the worker stays."""
+        """The number of assignments so far; all other parts of the description are constant."""
         self._steps: list[StepRow] = []
         self._waits: list[tuple[int, int]] = []
         self._starved: list[tuple[int, int]] = []
@@ -192,8 +194,7 @@ class StepBatchBuilder:
     ) -> StepBatch | None:
         """Return the batch from the end of the last one to now, or to where the engine's reports are complete.
 
-        Return None if that is no time at all; gathered events then stay for the next batch. `last` marks the final
-        one.
+        Return None if that time is empty; gathered events then stay for the next batch. `last` marks the final one.
         """
         covered_from = self._covered_to_ns
         covered_to = min(now_ns, load.reported_to_unix_ns or now_ns)
@@ -241,7 +242,7 @@ class StepBatchBuilder:
         return batch
 
     def _take_dummies(self, steps: Iterable[tuple[int, int]]) -> None:
-        # An empty interval means that the time of a step is unknown: it is only counted.
+        # An empty interval means that the duration of a step is unknown; the step is only counted.
         for start, end in steps:
             self._dummy_steps += 1
             if start < end:
@@ -307,15 +308,15 @@ def _transfer(report: KvTransferReport) -> KvTransfer:
     )
 
 
-# Periods that one batch of a worker at rest covers. They must end before windows are read, which end
+# The number of periods in one batch of a worker at rest. It must end before windows are read, which end
 # `FULCRUM_METRICS_LAG_MS` ago.
 REST_PERIODS: Final = 3
-# Upper bound on that cover, unless a single period is longer.
+# The upper bound of that cover, unless a single period is longer.
 MAX_REST_S: Final = 0.3
 
 
 class _ReportedState(NamedTuple):
-    """The state in a batch beyond its events. A worker at rest has nothing else to report."""
+    """The state in a batch other than its events. A worker at rest has nothing else to report."""
 
     load: Load
     assignment: Assignment
@@ -325,7 +326,7 @@ class _ReportedState(NamedTuple):
 
 
 class TelemetryPublisher:
-    """Cuts and publishes batches, and sends changed loads to gateways at the same pace."""
+    """A publisher of batches, which also sends changed loads to gateways at the same pace."""
 
     def __init__(
         self,
@@ -351,7 +352,7 @@ class TelemetryPublisher:
         self._period_s = period_ms / 1000
         self._rest_s = max(self._period_s, min(REST_PERIODS * self._period_s, MAX_REST_S))
         self._reported: _ReportedState | None = None
-        """The state that the last batch carried."""
+        """The state in the last batch."""
         self._reported_s = 0.0
 
     def on_event(self, event: EngineEvent) -> None:

@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 # Tokens of the first steps, which estimate how far a measurement can get.
 GUESS_TOKENS: Final = 64
-# Runs of which the fastest counts: a disturbed step does not show the device's speed.
+# The number of runs of which the fastest counts: a disturbed step does not show the device's speed.
 GUESSES: Final = 3
 
 
@@ -54,8 +54,8 @@ async def run_trials(
     patience_s: float,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> list[MeasuredStep]:
-    """Run as many trials as fit, each size several times: within `limit_s` by estimate, started within `patience_s` in
-    fact.
+    """Run as many trials as fit, each size several times: within an estimated `limit_s`, and started within
+    `patience_s`.
 
     `known` returns the present step-time model. Trials without room or time in the engine are left out, and so are
     all that remain once `goes_on` returns false.
@@ -74,7 +74,7 @@ async def run_trials(
 
 
 def room_tokens(engine: Engine, most_tokens: int) -> int:
-    """Return the size of the largest trial, at most `most_tokens`. Half of the free KV blocks are left to prompts."""
+    """Return the size of the largest trial, at most `most_tokens`. Half of the free KV blocks are left for prompts."""
     free = engine.load().free_kv_blocks * engine.capabilities.block_size_tokens // 2
     return max(min(most_tokens, free), 1)
 
@@ -112,18 +112,18 @@ def _rows(trials: Sequence[MeasuredStep]) -> Rows:
 
 # Expected duration of a measurement if the caller names none.
 LIMIT_S: Final = 10.0
-# A measurement ends after this long with what it has: a busy device takes longer than expected.
+# The time after which a measurement ends with the results so far; a busy device takes longer than expected.
 PATIENCE_S: Final = 20.0
-# Bound on a limit that the caller names, as for a slow device; within the call's own deadline.
+# The bound on a limit set by the caller, for example for a slow device; within the call's own deadline.
 MOST_LIMIT_S: Final = 50.0
-# Others leave a measuring worker alone for this long, which only a dead one exceeds.
+# The time for which other workers wait for a measuring one; only a dead worker exceeds it.
 LEASE_S: Final = 30.0
 # Interval at which a waiting worker checks for the lease.
 POLL_S: Final = 0.25
 
 
 class Measurement:
-    """Trials at one engine, which run at one worker of its kind at a time."""
+    """The trials at one engine; only one worker of a kind runs trials at a time."""
 
     def __init__(self, engine: Engine, step_times: StepTimes, clock: Clock) -> None:
         self._engine = engine
@@ -166,7 +166,7 @@ class Measurement:
         return PrefillCurve(saturation, self._clock.now_ns()) if saturation is not None else None
 
 
-# Context of each sequence in the decode batch that is shown beside a curve.
+# The context length of each sequence in the decode batch that is reported with a curve.
 DECODE_CONTEXT_TOKENS: Final = 1024
 
 
@@ -231,9 +231,10 @@ def decode_message(fitted: FittedModel, request: pb.TuneDecodeRequest, max_seque
 
 # A starting worker waits this long for another's measurement, longer than the lease of a dead one.
 WAIT_S: Final = 45.0
-# Interval at which a prefill worker without a final chunk size checks whether another worker has found one.
+# The interval at which a prefill worker without a final chunk size checks for another worker's result.
 LOOK_S: Final = 30.0
-# An idle worker repeats a measurement this many times if others disturbed it, such as processes that load a model.
+# The number of times that an idle worker repeats a measurement disturbed by others, such as processes that load a
+# model.
 AGAIN: Final = 3
 FEW: Final = (
     "there was no room, or no time, for enough steps: fulcrum tune prefill --limit 50 takes longer, and more fit where"
@@ -253,7 +254,9 @@ class PrefillTuner:
         *,
         named_tokens: int = 0,
     ) -> None:
-        """`chosen` is called with every size that takes effect. `named_tokens` is a size set by settings, or 0."""
+        """Create the tuner. `chosen` is called with every size that takes effect. `named_tokens` is a size set by
+        settings, or 0.
+        """
         self._engine = engine
         self._step_times = step_times
         self._measurement = Measurement(engine, step_times, clock)
@@ -288,8 +291,8 @@ class PrefillTuner:
     async def run(self) -> None:
         """Adopt measurements of other workers until a size is settled.
 
-        This serves a worker that enters role prefill later or has found nothing. A curve whose equal steps differ
-        settles nothing: it is measured again while the worker is idle, at most a few times.
+        This serves a worker that enters role prefill later or has found nothing. A curve with scattered times does not
+        settle the size: it is measured again while the worker is idle, at most a few times.
         """
         while not self._settled:
             await self._prompts_come.wait()
@@ -308,9 +311,8 @@ class PrefillTuner:
     async def tune(self, *, most_tokens: int = 0, limit_s: float = 0.0, apply: bool = True) -> Tuned | None:
         """Measure and, with `apply`, use the chosen chunk. Return None if there was no room or time to measure.
 
-        A curve that ends before its plateau is not shared: it shows how far could be measured, not what saturates
-        the device. Raise QueueFull while a measurement runs here, or if one at a worker of this kind takes too
-        long.
+        A curve that ends before its plateau is not shared: its end shows the limit of the measurement, not of the
+        device. Raise QueueFull while a measurement runs here, or if one at a worker of this kind takes too long.
         """
         self._check_free()
         self._busy = True
@@ -346,7 +348,9 @@ class PrefillTuner:
         return self._tuned(self.chunk_tokens, curve) if curve is not None else None
 
     async def _first(self) -> str:
-        """Adopt a stored curve, or measure while no other worker of this kind does. Return why it did not, if so."""
+        """Adopt a stored curve, or measure while no other worker of this kind does. Return the reason if it did
+        neither.
+        """
         clock = asyncio.get_running_loop().time
         end_s = clock() + WAIT_S
         while not await self._take_kept():
@@ -427,7 +431,7 @@ class PrefillTuner:
         return True
 
     def _take_fitted(self) -> None:
-        """Choose by the prefill times that earlier workers have learned, if any."""
+        """Choose by the prefill times learned by earlier workers, if there are any."""
         if StepKind.PREFILL in self._step_times.known:
             chunk_tokens, _ = knee_of(self._step_times.fitted.model, room_tokens(self._engine, MOST_TOKENS))
             self._take(chunk_tokens)

@@ -114,7 +114,7 @@ def sequence_of(sequence_id: int) -> int:
 
 
 def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> EngineRequest:
-    """Return the engine's request for `submit`, whose phase is known. Raise InvalidRequest with what is wrong."""
+    """Return the engine's request for `submit`, whose phase is known. Raise InvalidRequest with the fault."""
     phase = _PHASES[submit.phase]
     token_ids = _token_ids(submit.token_ids)
     generated = len(token_ids) - submit.prompt_tokens
@@ -136,7 +136,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         prompt_tokens=submit.prompt_tokens,
         max_output_tokens=submit.max_output_tokens,
         sampling=_sampling(submit.sampling),
-        # A prefix that is found is not computed, and so neither scored nor part of a mean. Encoders keep none.
+        # A cached prefix is not computed, and so neither scored nor part of a mean. Encoders keep none.
         chain_root=b"" if computes_all else chain_root,
         kv=kv_handle(submit.kv) if phase is EnginePhase.DECODE else None,
         kv_name=submit.kv_name if phase is EnginePhase.PREFILL else b"",
@@ -153,7 +153,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
 
 
 def sequence_event(output: SequenceOutput) -> pb.SequenceEvent | None:
-    """Return the event of an output for its gateway, or None if its tokens say everything."""
+    """Return the event of an output for its gateway, or None if its tokens carry all information."""
     sequence, finish = sequence_of(output.sequence_id), output.finish
     if output.streamed_handle is not None:
         return pb.SequenceEvent(sequence=sequence, kv_opened=pb.KvOpened(kv=kv_source(output.streamed_handle)))
@@ -219,7 +219,7 @@ def _token_ids(packed: bytes) -> NDArray[np.int32]:
 
 
 def _sampling(sampling: pb.Sampling) -> SamplingParams:
-    # proto3 cannot tell 0 from absent; where 0 has no meaning of its own it is taken as "off".
+    # proto3 cannot distinguish 0 from absent; where 0 has no meaning of its own, it means "off".
     params = SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p or 1.0,

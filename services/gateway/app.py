@@ -33,7 +33,7 @@ from services.gateway.settings import GatewaySettings
 
 
 async def main(service: Service[GatewaySettings]) -> None:
-    """Serve until a stop signal, then give running requests up to `settings.drain_s` to end."""
+    """Serve until a stop signal, then allow running requests up to `settings.drain_s` to end."""
     settings, tasks = service.settings, service.tasks
     async with AsyncExitStack() as stack:
         sock = bind(settings.host, settings.port, "FULCRUM_GATEWAY_PORT", stall_s=settings.client_stall_s)
@@ -66,7 +66,7 @@ async def main(service: Service[GatewaySettings]) -> None:
         responses = RedisResponses(settings.redis, settings.cluster)
         for adapter in (bus, registry, index, ledger, responses):
             stack.push_async_callback(adapter.close)
-        stack.push_async_callback(tasks.close)  # whatever uses the adapters ends before them
+        stack.push_async_callback(tasks.close)  # code that uses the adapters ends before them
         tasks.spawn("bus", bus.start())
         tasks.spawn("memory", give_memory_back())
         tasks.spawn("keys", follow_keys(store, table, service.clock))

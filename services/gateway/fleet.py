@@ -1,4 +1,4 @@
-"""The workers to which this gateway is connected: found in the registry, kept while their streams last."""
+"""The workers to which this gateway is connected. They are found in the registry and kept while their streams last."""
 
 import asyncio
 from collections import Counter
@@ -26,7 +26,9 @@ _WITHOUT_MODEL = (WORKER_STATE_LOADING, WORKER_STATE_ASLEEP)
 
 
 class WorkerLinks:
-    """The links to registered workers, one each. A worker that leaves the registry stays until its stream breaks."""
+    """The links to registered workers, one each. A worker that leaves the registry keeps its link until its stream
+    breaks.
+    """
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class WorkerLinks:
         tpot_ns: float = 0.0,
         early_decodes: bool = False,
     ) -> None:
-        """`tpot_ns` is the TPOT target of requests that name none; 0 for none."""
+        """Create the links. `tpot_ns` is the TPOT target of requests that name none; 0 means none."""
         self._tpot_ns = tpot_ns
         self._early_decodes = early_decodes
         self._hello = hello
@@ -51,7 +53,7 @@ class WorkerLinks:
         self._stop: dict[WorkerKey, Callable[[], object]] = {}
         self._registered: set[WorkerKey] = set()
         self.unpaired: dict[str, Unpaired] = {}
-        """The registered workers, by id, to which no request can be bound because of the kind of their KV."""
+        """The registered workers, by id, to which no request can be bound because no other worker has compatible KV."""
         self.quiet: frozenset[str] = frozenset()
         """The ids of workers that have been silent for a moment. New work prefers others."""
 
@@ -65,9 +67,7 @@ class WorkerLinks:
         return self._links.get(key)
 
     def serving(self) -> dict[str, WorkerLink]:
-        """Return the links to workers that take work now, by id. Of two incarnations the newer counts, with its own
-        credits.
-        """
+        """Return the links to workers that accept work now, by id. Of two incarnations, the newer counts."""
         found: dict[str, WorkerLink] = {}
         for link in self._links.values():
             held = found.get(link.id)
@@ -76,7 +76,7 @@ class WorkerLinks:
         return found
 
     def views(self) -> list[WorkerView]:
-        """Return the workers that take work now, as binding sees them."""
+        """Return binding's views of the workers that accept work now."""
         return [view for link in self.serving().values() if (view := link.view()) is not None]
 
     def max_context_tokens(self, model: str, default: int) -> int:
@@ -134,12 +134,12 @@ class WorkerLinks:
 
 
 TICK_MS = 25.0
-# Counted of one tick at most: a longer tick shows that this process itself was late.
+# Counts one tick at most, since a longer tick shows that this process itself was late.
 MAX_HEARD_MS = 2 * TICK_MS
 
 
 class SilenceWatch:
-    """The watch over every link's silence, which ends streams that stay silent for too long."""
+    """A monitor of every link's silence, which ends streams that stay silent for too long."""
 
     def __init__(
         self,

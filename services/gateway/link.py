@@ -1,4 +1,4 @@
-"""One worker as this gateway is connected to it: its stream, credits, load and running sequences."""
+"""The gateway's connection to one worker: its stream, credits, load and running sequences."""
 
 import asyncio
 from collections import deque
@@ -62,7 +62,7 @@ log = structlog.get_logger()
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
-# Bound on the submits in one frame, well below gRPC's message bound. The rest follows in the next frame.
+# The bound on the submits in one frame, well below gRPC's message limit. The rest follows in the next frame.
 MAX_SUBMIT_BYTES = 4 * 1024 * 1024
 
 
@@ -89,7 +89,9 @@ class WorkerLink:
         tpot_ns: float = 0.0,
         early_decodes: bool = False,
     ) -> None:
-        """`tpot_ns` is the TPOT target of requests that name none; 0 for none. `early_decodes` allows named blocks."""
+        """Create the link. `tpot_ns` is the TPOT target of requests that name none; 0 means none. `early_decodes`
+        allows named blocks.
+        """
         self.id = worker.id
         self.incarnation = worker.incarnation
         self.key = worker.id, worker.incarnation
@@ -99,7 +101,7 @@ class WorkerLink:
         self.running: set[int] = set()
         """The ids of sequences that run on the worker or have left blocks there."""
         self._prompts: dict[int, bool] = {}
-        """The running sequences whose prompt is computed here for another worker. The value says whether it is a batch
+        """The running sequences whose prompt is computed here for another worker. The value is true for a batch
         line.
         """
         self._unheard: set[int] = set()
@@ -131,7 +133,7 @@ class WorkerLink:
         self._demand = QueuedDemand()
         self._wake = asyncio.Event()
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ state
 
     @property
     def connected(self) -> bool:
@@ -153,21 +155,21 @@ class WorkerLink:
         return self._worker is not None and self._worker.state == common.WORKER_STATE_READY
 
     def takes(self, phase: int) -> bool:
-        """Return whether the worker takes work of `phase` now, disregarding credits."""
+        """Return whether the worker accepts work of `phase` now, regardless of credits."""
         return self._worker is not None and self.serving and serves(self._worker.assignment, phase)
 
     def partner(self) -> Partner | None:
-        """Return the worker as a partner of sequences that are to decode there; None while the stream is down."""
+        """Return the worker as a partner of sequences that will decode there; None while the stream is down."""
         if self._worker is None:
             return None
         can = self._worker.capabilities
         return Partner(self.takes(Phase.DECODE), self.kv_kind, can.streams_kv, can.named_kv)
 
     def named_blocks(self, tokens: int) -> Blocks | None:
-        """Return a new name for the blocks of a prompt that the worker would compute in its next step, else None.
+        """Return a new name for the blocks of a prompt that the worker would compute in its next step, or None.
 
-        A decode worker holds memory for a prompt from its submit on, so one that waits its turn is submitted there
-        only once it begins.
+        A decode worker reserves memory for a prompt from its submit on, so a waiting prompt is submitted there only
+        once it begins.
         """
         worker = self._worker
         if not self._early_decodes or worker is None:
@@ -194,7 +196,7 @@ class WorkerLink:
         return sequence_id in self._unheard
 
     def view(self) -> WorkerView | None:
-        """Return the worker as binding sees it, or None while it takes no work."""
+        """Return binding's view of the worker, or None while it accepts no work."""
         worker = self._worker
         if worker is None or not self.serving:
             return None
@@ -209,15 +211,15 @@ class WorkerLink:
 
     @property
     def overdue_ms(self) -> float:
-        """Return the time since the last frame, scaled for idle workers, which send fewer frames."""
+        """Return the time since the last frame, scaled down for idle workers, which send fewer frames."""
         return self.silent_ms * (1.0 if self.running else SIGN_OF_LIFE_MS / RESTING_SIGN_OF_LIFE_MS)
 
     def leave(self) -> None:
-        """End the stream of a silent worker, which aborts its sequences if it returns."""
+        """End the stream of a silent worker. Its sequences are then aborted if it returns."""
         self.left = True
         self._leaving.set()
 
-    # ------------------------------------------------------------ what goes into the next frame
+    # ------------------------------------------------------------ content of the next frame
 
     def submit(self, attempt: Attempt, work: Work, blocks: Blocks | None) -> None:
         """Send work against a prompt credit, or against the decode credit reserved for it."""
@@ -226,7 +228,7 @@ class WorkerLink:
         if self.overdue_ms > SIGN_OF_LIFE_MS:
             self._unheard.add(sequence_id)
         if not self.running:
-            self.silent_ms = 0.0  # a busy worker must send something more often
+            self.silent_ms = 0.0  # a busy worker has to send frames more often
         self.running.add(sequence_id)
         if phase is Phase.PREFILL:
             self.prefill.use()
@@ -249,7 +251,7 @@ class WorkerLink:
         self._wake.set()
 
     def hand_over(self, sequence_id: int) -> None:
-        """Have the worker hand over a running sequence, whose place elsewhere is reserved."""
+        """Request the hand-over of a running sequence, whose place elsewhere is reserved."""
         self._hand_overs.append(sequence_id)
         self._wake.set()
 
@@ -275,7 +277,7 @@ class WorkerLink:
         self._return_credits()
 
     def set_demand(self, demand: QueuedDemand) -> None:
-        """Report the queue at once if that changes which gateway gets credits, else with the next frame."""
+        """Report the queue at once if that changes which gateway gets credits, otherwise with the next frame."""
         if demand == self._demand or not self.connected:
             return
         reported, self._demand = self._demand, demand
@@ -326,7 +328,7 @@ class WorkerLink:
             await asyncio.sleep(wait_s)
 
     async def _connect(self, backoff: Backoff) -> None:
-        # A channel of its own for each attempt: gRPC's back-off within a channel is longer than ours.
+        # Each attempt has its own channel, because gRPC's back-off within a channel is longer than this one.
         async with self._transport.channel(self.address) as channel:
             stream = self._traffic.open(channel, self._transport.metadata(self.address))
             await stream.write(pb.GatewayFrame(hello=self._hello))
@@ -366,7 +368,7 @@ class WorkerLink:
             frame.submits.append(submit)
         if self._submits:
             self._wake.set()
-        else:  # never before the submits that they are about
+        else:  # always after the submits that they concern
             frame.proceeds.extend(self._proceeds)
             frame.hand_overs = pack_u32(self._hand_overs)
             frame.aborts = pack_u32(self._aborts)
@@ -386,7 +388,7 @@ class WorkerLink:
         self._worker = worker
         self.kv_kind = kv_kind(worker)
         self.kv_once = worker.capabilities.kv_once
-        self._next.epoch = worker.assignment.epoch  # work is bound by this epoch from now on
+        self._next.epoch = worker.assignment.epoch  # work is bound with this epoch from now on
         self._wake.set()
         return True
 
@@ -395,7 +397,7 @@ class WorkerLink:
             credit = frame.credit
             self.prefill.recall(credit.prefill_recall)
             self.decode.recall(credit.decode_recall)
-            self._return_credits()  # before the grant of the same frame, which is not what is asked back
+            self._return_credits()  # before the grant of the same frame, which is not recalled
             self.prefill.grant(credit.prefill_grant)
             self.decode.grant(credit.decode_grant)
         if self._worker is not None:
@@ -428,15 +430,13 @@ class WorkerLink:
 
 
 def _fault_of(frame: pb.WorkerFrame) -> str:
-    """Return the first value in a worker's report of itself that is out of range. Tokens are checked where they are
-    read.
-    """
+    """Return the first value in a worker's report that is out of range. Tokens are checked where they are read."""
     fault = fault_of(frame.worker, frame.worker.ByteSize()) if frame.HasField("worker") else ""
     return fault or (fault_of(frame.load, 0) if frame.HasField("load") else "")
 
 
 def outlook_of(worker: common.Worker, tpot_ns: float = 0.0) -> WorkerOutlook:
-    """Return the outlook of a worker without reported load or speed. `tpot_ns` is the default target, 0 for none."""
+    """Return the outlook of a worker without reported load or speed. `tpot_ns` is the default target, 0 means none."""
     can = worker.capabilities
     compute = compute_of(can.compute) if can.HasField("compute") else None
     speed = prior_speed(worker.engine, worker.device, can.chunk_tokens, compute, max(worker.gpus, 1))
@@ -444,7 +444,7 @@ def outlook_of(worker: common.Worker, tpot_ns: float = 0.0) -> WorkerOutlook:
 
 
 def read_report(outlook: WorkerOutlook, frame: pb.WorkerFrame, worker: common.Worker, now_ns: int) -> None:
-    """Update an outlook from the load and speed that a frame carries."""
+    """Update an outlook with the load and speed in a frame."""
     if frame.HasField("speed"):
         outlook.speed = speed_of(frame.speed, worker.capabilities.chunk_tokens) or outlook.speed
     if frame.HasField("load"):

@@ -49,14 +49,12 @@ class GatewayMetrics:
         self.output_tokens = self._counter("output_tokens", "OSL summed over choices", "model")
         self.reroutes = self._counter("reroutes", "Choices sent to another worker because one failed them", "model")
         self.stale_role_retries = self._counter(
-            "bounces", "Choices sent to another worker because the first had changed its role", "model"
+            "bounces", "Choices sent to another worker because the first one had changed its role", "model"
         )
         self.frames = self._counter("frames", "Frames on workers' streams", "direction")
         self.frame_bytes = self._counter("frame_bytes", "Bytes of those frames", "direction")
-        self.silences = self._counter("silences", "Workers given up because they were silent")
-        self.late_s = self._counter(
-            "late_seconds", "Delay of the event loop beyond the time when it meant to listen to workers"
-        )
+        self.silences = self._counter("silences", "Workers dropped because they were silent")
+        self.late_s = self._counter("late_seconds", "Delay of the event loop beyond its scheduled time")
         self.moves = self._counter("moves", "Running choices moved to another worker with their KV", "model")
         self.recomputes = Counter(
             names.GATEWAY_RECOMPUTES,
@@ -73,18 +71,18 @@ class GatewayMetrics:
         )
         self.ttft_likely = Counter(
             names.GATEWAY_TTFT_LIKELY,
-            "First tokens, by whether they came within the time predicted to hold with this chance",
+            "First tokens, by whether they came within the time predicted with this chance",
             ("model", "chance", "came"),
             registry=self.registry,
         )
         self._slots_held = Gauge(
-            names.GATEWAY_SLOTS_HELD, "Held slots of those that tenants share", ("of",), registry=self.registry
+            names.GATEWAY_SLOTS_HELD, "Occupied slots of those that tenants share", ("of",), registry=self.registry
         )
         self._slots_waiting = Gauge(
             names.GATEWAY_SLOTS_WAITING, "Requests that wait for such a slot", ("of",), registry=self.registry
         )
-        self.queue_s = self._histogram("queue_seconds", "Arrival until bound to workers", _SECONDS)
-        self.ttft_s = self._histogram("ttft_seconds", "Arrival until the first token", _SECONDS)
+        self.queue_s = self._histogram("queue_seconds", "Time from arrival until bound to workers", _SECONDS)
+        self.ttft_s = self._histogram("ttft_seconds", "Time from arrival until the first token", _SECONDS)
         self.tpot_s = self._histogram("tpot_seconds", "Mean time per output token after the first", _TOKEN_SECONDS)
 
     def of_model(self, model: str) -> ModelMetrics:
@@ -176,7 +174,7 @@ class BatchMetrics:
         self._commits = Counter(names.GATEWAY_BATCH_COMMITS, "Transactions of answers", registry=registry)
 
     def committed(self, ok: Sequence[bool]) -> None:
-        """Count a transaction and its lines; each of `ok` says whether a line was answered without an error."""
+        """Count a transaction and its lines; each of `ok` is true for a line answered without an error."""
         self._commits.inc()
         completed = sum(ok)
         self._lines.labels("completed").inc(completed)

@@ -11,25 +11,25 @@ from libs.contracts.errors import AnswerFailed, FulcrumError, SequenceFailed
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RefusedRequests
 
 MAX_REASONS: Final = 32
-"""The maximum number of reasons that are counted apart. Error codes are the gateway's own, so they are few."""
+"""The maximum number of reasons counted separately. Error codes are the gateway's own, so there are few."""
 OTHER: Final = (0, "other")
 """The row of all further reasons."""
 FAILURES: Final = frozenset({FulcrumError.code, AnswerFailed.code, SequenceFailed.code})
-"""Error codes of requests that were let in and failed."""
+"""Error codes of requests that were admitted and failed."""
 MAX_BODY_BYTES: Final = 16_384
 """The size up to which an error's body is searched for its code."""
 
 
 class RefusalCounts:
-    """The requests that have arrived since the gateway began, and those that it refused."""
+    """The requests that have arrived since the gateway started, and those that it refused."""
 
     def __init__(self) -> None:
         self.posts = 0
-        """POST requests that have arrived. Others ask for nothing to be computed, as polls and probes do."""
+        """POST requests that have arrived. Other requests, such as polls and probes, request no computation."""
         self._refused: Counter[tuple[int, str]] = Counter()
 
     def refuse(self, status: int, code: str) -> None:
-        """Count an error as a refusal, unless the request was let in and failed."""
+        """Count an error as a refusal, unless the request was admitted and failed."""
         if code in FAILURES or status < 400:
             return
         reason = status, code
@@ -51,7 +51,7 @@ class RefusalCounts:
 
 
 class RefusalMiddleware:
-    """The outermost middleware, which counts each POST request and the error that answers it."""
+    """The outermost middleware, which counts each POST request and its error, if there is one."""
 
     def __init__(self, app: ASGIApp, counts: RefusalCounts) -> None:
         self._app = app
@@ -65,7 +65,7 @@ class RefusalMiddleware:
         status = 0
 
         def watched(message: Message) -> Awaitable[None]:
-            # No coroutine of its own: a stream sends a message for each token.
+            # Not a coroutine of its own, because a stream sends a message for each token.
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]

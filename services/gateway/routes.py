@@ -1,4 +1,4 @@
-"""The FastAPI app around the routes that generate: models, tokens, health, metrics, and errors in one shape."""
+"""The FastAPI app around the generating routes: models, tokens, health, metrics, and errors in one form."""
 
 import time
 import uuid
@@ -86,7 +86,7 @@ _EVENTS: dict[str, Any] = {"text/event-stream": {}}
 
 
 def declare(app: FastAPI, more: Sequence[Declared]) -> None:
-    """Add the routes that generate, and those in `more`, to the app's OpenAPI document."""
+    """Add the generating routes, and those in `more`, to the app's OpenAPI document."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -159,7 +159,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def need(_method: str, path: str) -> Role | None:
-    """Return the least role that may request a path, or None if anybody may."""
+    """Return the lowest role that may request a path, or None if everybody may."""
     if is_public(path):
         return None
     if path.startswith("/v1/tenants/"):
@@ -181,8 +181,8 @@ def make_routes(
 ) -> "GatewayRoutes":
     """Return the gateway's ASGI app.
 
-    `hot` maps paths to ASGI callables that bypass FastAPI's stack. `declared` are those of them that the OpenAPI
-    document does not list yet.
+    `hot` maps paths to ASGI callables that bypass FastAPI's stack. `declared` are those that the OpenAPI document does
+    not list yet.
     """
     app = FastAPIOffline(title="Fulcrum", version=version, description="LLM serving split into prefill and decode.")
     app.add_middleware(HttpSemantics)
@@ -213,14 +213,14 @@ def make_routes(
     @app.get("/healthz", tags=["operation"], summary="Return 200 while the process is alive.")
     @app.get("/health", tags=["operation"], summary="Return 200 while the process is alive, at vLLM's path.")
     async def healthz() -> dict[str, str]:
-        """Answer as long as the process is alive."""
+        """Answer while the process is alive."""
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["operation"], summary="Return 200 while requests can be served, else 503.")
     async def readyz(request: Request) -> JSONResponse:
-        """Return 200 while new requests are taken and some model can serve them.
+        """Return 200 while new requests are accepted and some model can serve them.
 
-        Both phases of that model have a worker, or the catalogue has it loaded when it is requested.
+        Both phases of that model have a worker, or the catalogue loads it on request.
         """
         views = fleet.views()
         ready = {name: serves(views, catalog.get(name).routed) and not draining() for name in catalog.names}
@@ -246,15 +246,15 @@ def tell_errors(app: FastAPI) -> None:
 
 
 class GatewayRoutes:
-    """An ASGI app that sends POSTs to hot routes straight to them and all else to FastAPI.
+    """An ASGI app that sends POSTs to hot routes directly to them and all other requests to FastAPI.
 
-    FastAPI holds the hot routes too, for /docs and to refuse other methods.
+    FastAPI also holds the hot routes, for /docs and to refuse other methods.
     """
 
     def __init__(self, hot: Mapping[str, ASGIApp], app: FastAPI) -> None:
         self._hot = {path: ServerErrorMiddleware(endpoint, handler=_unexpected) for path, endpoint in hot.items()}
         self._app: ASGIApp = app
-        # Complete: each route needs an owner or is open to everybody (tests/unit/gateway/test_isolation.py).
+        # A complete list: each route needs an owner or is open to everybody (tests/unit/gateway/test_isolation.py).
         self.routes: Sequence[BaseRoute] = app.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -302,7 +302,7 @@ _REFUSED: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def make_tenant_router(store: KeyStore, table: KeyTable, clock: Clock) -> APIRouter:
-    """Return the routes, which the key gate opens to admins alone."""
+    """Return the routes, which the key check opens only to admins."""
     router = APIRouter()
 
     @router.delete(
@@ -312,7 +312,9 @@ def make_tenant_router(store: KeyStore, table: KeyTable, clock: Clock) -> APIRou
         responses=_REFUSED,
     )
     async def delete_tenant(tenant: str) -> dict[str, Any]:
-        """Revoke its keys and remove its limits. Its data is inaccessible at once, and deleted within a minute."""
+        """Revoke a tenant's keys and remove its limits. Its data is inaccessible at once, and deleted within a
+        minute.
+        """
         now_ns = clock.now_ns()
         book = await store.change(lambda before: before.without_tenant(tenant, now_ns))
         table.replace(book, now_ns / 1e9)
@@ -322,7 +324,7 @@ def make_tenant_router(store: KeyStore, table: KeyTable, clock: Clock) -> APIRou
 
 
 class TokenRoutes:
-    """The handlers of both routes. `allowed` holds the models that the caller may use; empty allows all."""
+    """The handlers of both routes. `allowed` holds the models that the caller may use; an empty set allows all."""
 
     def __init__(self, intake: Intake, catalog: Catalog) -> None:
         self._intake = intake

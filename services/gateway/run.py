@@ -67,7 +67,7 @@ from services.gateway.routes import cross_origin, make_routes, make_tenant_route
 from services.gateway.settings import GatewaySettings
 from services.gateway.turns import IntakeRounds
 
-# Time for the last bytes of answers to leave, once every request has ended.
+# The time for the last bytes of answers to leave, once every request has ended.
 CLOSE_S = 1
 
 
@@ -166,7 +166,7 @@ async def open_gateway(
             if batch:
                 await jobs.enter_async_context(batch.running(tasks))
             yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
-            # At once: leaving the broker takes its time, of which people's requests must not lose any.
+            # At once, because leaving the broker takes time that running requests need.
             await asyncio.gather(drain(dispatcher, settings.drain_s), jobs.aclose())
             reporter.leave()
             demand.leave()
@@ -281,8 +281,8 @@ def _guarded(
 ) -> ASGIApp:
     """Wrap the app in middleware.
 
-    It adds Anthropic's headers and errors and counts refusals. With keys it adds the key gate and the audit of
-    deletions, with origins CORS.
+    It adds Anthropic's headers and errors and counts refusals. With keys, it adds the key check and the audit of
+    deletions; with origins, it adds CORS.
     """
     served = app
     if ports.keys is not None:
@@ -304,7 +304,7 @@ def _guarded(
 
 
 def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwner) -> TenantLimiter | None:
-    """Start the limiter's task, which settles with the ledger; return None if nobody has limits."""
+    """Start the limiter's task, which settles with the ledger; return None if there are no limits."""
     if ports.keys is None or ports.limits is None:
         return None
     limiter = TenantLimiter(ports.keys, ports.limits, clock, gateway_id)

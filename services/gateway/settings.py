@@ -74,7 +74,7 @@ class GatewaySettings(HttpSettings):
     deepseek, kimi-k2, qwen3-coder, glm, minimax-m2, seed-oss, or none.
     """
     chat_templates: Annotated[dict[str, str], NoDecode, BeforeValidator(_from_json)] = Field(default_factory=dict)
-    """JSON object of served name (or *) -> a file with a Jinja chat template to use in place of the model's own."""
+    """JSON object of served name (or *) -> a file with a Jinja chat template to use instead of the model's own."""
     tools_as_text: bool = True
     """Pass tools, earlier calls and results as text (docs/api.md) if a model's chat template does not support them. If
     false, such requests are refused with 400.
@@ -82,7 +82,8 @@ class GatewaySettings(HttpSettings):
 
     cors_origins: str = Field("", pattern=r"^(\*|[a-z]+://[^\s,/*]+(\s*,\s*[a-z]+://[^\s,/*]+)*)?$")
     """Origins, separated by commas, whose web pages may read answers (CORS), such as https://chat.example.com, or * for
-    all; cookies are never taken. Empty: none. On loopback without keys FULCRUM_HTTP_HOSTS has to name them too."""
+    all; cookies are never accepted. Empty: none. On loopback without keys FULCRUM_HTTP_HOSTS has to name them too.
+    """
 
     max_body_bytes: int = Field(6 * 1024 * 1024, ge=1024)
     """Bound on a request's body; larger ones are refused with 413."""
@@ -149,7 +150,7 @@ class GatewaySettings(HttpSettings):
         default_factory=dict
     )
     """JSON object of class (or * for all others) -> {"ttft_ms": N, "tpot_ms": N}: the tightest targets that requests of
-    the class get, since a request with a nearer deadline is served sooner. Empty: no bound.
+    the class get, because requests with nearer deadlines are served sooner. Empty: no bound.
     """
     responses_keep_s: int = Field(86_400, ge=0, le=30 * 86_400)
     """Time for which responses of /v1/responses are stored, at most 1,000 and 64 MiB per tenant; 0 stores none."""
@@ -161,7 +162,7 @@ class GatewaySettings(HttpSettings):
     cache.
     """
     files_s3_bucket: str = ""
-    """Existing bucket for these files, in place of the folder; needs `pip install 'fulcrum-serving[s3]'`."""
+    """Existing bucket for these files, instead of the folder; needs `pip install 'fulcrum-serving[s3]'`."""
     files_s3_prefix: str = ""
     """Prefix of the files' keys in the bucket."""
     files_s3_endpoint: str = ""

@@ -1,4 +1,4 @@
-"""The turns that requests wait for in one gateway: to be taken in, and for a few slots that tenants share fairly."""
+"""The turns for which requests wait in one gateway: for intake, and for a few slots that tenants share fairly."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from libs.policy.gateway.fairness import ANYBODY, MOST_WAITING, IntakeLine, Slot
 
 
 class FairSlots:
-    """The slots of one process. `libs/policy/gateway/fairness.py` decides who gets one."""
+    """The slots of one process. `libs/policy/gateway/fairness.py` decides their allocation."""
 
     def __init__(
         self,
@@ -24,9 +24,9 @@ class FairSlots:
         shared: bool = True,
         max_wait_s: float | None = None,
     ) -> None:
-        """`full` is the error's text if the line is full. `shared` has the meaning of SlotLine's.
+        """Create the slots. `full` is the text of the error for a full line. `shared` is passed to SlotLine.
 
-        With a `max_wait_s` of None the wait is unbounded, for slots whose holders finish within moments.
+        With a `max_wait_s` of None, the wait is unbounded, for slots that are released within moments.
         """
         self._line = SlotLine(slots, max_waiting, shared=shared)
         self._full = full
@@ -63,7 +63,7 @@ class FairSlots:
         except BaseException as error:
             if self._waiting.pop(ticket, None) is not None:
                 self._line.leave(ticket)
-            else:  # the slot came in the moment in which its request was given up
+            else:  # the slot was granted just as its request was given up
                 self._give_back(tenant)
             if isinstance(error, TimeoutError):
                 self._refuse()
@@ -81,12 +81,12 @@ class FairSlots:
 
 
 class IntakeRounds:
-    """The queue of one gateway's requests over all routes that generate, first come, first served unless tenants take
+    """The queue of one gateway's requests over all generating routes, first come, first served unless tenants take
     turns.
     """
 
     def __init__(self, tenants: Tenancy | None = None) -> None:
-        """`tenants` take turns; None treats all requests alike."""
+        """Create the queue; `tenants` take turns. None treats all requests alike."""
         self._tenants = tenants or OneForAll()
         self._line = IntakeLine()
         self._waiting: dict[int, asyncio.Future[None]] = {}
@@ -112,7 +112,7 @@ class IntakeRounds:
         try:
             await waiting
         finally:
-            if self._waiting.pop(ticket, None) is not None:  # its client has gone
+            if self._waiting.pop(ticket, None) is not None:  # its client has left
                 self._line.leave(ticket)
 
     def _round_soon(self, loop: asyncio.AbstractEventLoop) -> None:

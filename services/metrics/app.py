@@ -68,7 +68,7 @@ async def main(service: Service[MetricsSettings]) -> None:
 
 
 async def _open_pods(settings: MetricsSettings) -> "PodFollower | None":
-    """List the pods to observe, if any are. Raise StartupError."""
+    """List the pods to observe, if there are any. Raise StartupError."""
     query = settings.observed_pods()
     if query is None:
         return None
@@ -98,7 +98,7 @@ def _open_roles(settings: MetricsSettings, observed: ObservedFleet) -> FleetRole
 
 
 def _open_lease(settings: MetricsSettings) -> ActingLease:
-    """Return the lease of the process that acts: an object of the cluster, or a file for servers behind a router."""
+    """Return the lease of the process that acts: a Kubernetes object, or a file for servers behind a router."""
     identity = f"observe-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
     query = settings.observed_pods()
     if query is None:
@@ -109,11 +109,11 @@ def _open_lease(settings: MetricsSettings) -> ActingLease:
 
 
 def _open_bus(service: Service[MetricsSettings]) -> LiveBus:
-    """Return the suite's bus; one within this process where servers are observed, which have none."""
+    """Return the suite's bus, or an in-process bus if servers are observed, since these have none."""
     settings = service.settings
     if settings.observes:
         return LocalBus()
-    # 3 MiB, which observed servers do not need.
+    # 3 MiB that observed servers do not need.
     from libs.bus.broker import Copies  # noqa: PLC0415
     from libs.bus.clients import brokers_of  # noqa: PLC0415
     from libs.bus.kafka import KafkaLiveBus  # noqa: PLC0415

@@ -30,7 +30,7 @@ from libs.telemetry.workers import WorkerFacts
 LOOK_NS: Final = 500_000_000
 """The interval between two checks of the workers."""
 YOUNG_NS: Final = 60_000_000_000
-"""The age up to which a worker counts as new at its first report. An older one had only not been read before."""
+"""The age up to which a worker counts as new at its first report. An older one existed before this service read it."""
 
 
 class LifeChange(Enum):
@@ -43,7 +43,7 @@ class LifeChange(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A change of one worker, with its reason in words."""
+    """A change of one worker's state, with its reason in words."""
 
     change: LifeChange
     worker: str
@@ -69,8 +69,8 @@ class WorkerLives:
     def look(self, workers: Iterable[WorkerFacts], newest_cover_ns: int, now_ns: int) -> list[Life]:
         """Return changes since the last check, made at most every `LOOK_NS`.
 
-        Silence is measured against the newest report of any worker, so none is lost when all are silent. The first
-        check returns nothing.
+        Silence is measured against the newest report of any worker, so no worker counts as lost when all are silent.
+        The first check returns nothing.
         """
         if self._looked_ns is not None and 0 <= now_ns - self._looked_ns < LOOK_NS:
             return []
@@ -99,7 +99,7 @@ def _new(facts: WorkerFacts, now_ns: int) -> tuple[LifeChange, str] | None:
 def _changed(known: _Known, facts: WorkerFacts, *, silent: bool) -> tuple[LifeChange, str] | None:
     if facts.incarnation > known.incarnation:
         away_s = max(facts.covered_to_unix_ns - known.covered_to_ns, 0) / 1e9
-        how = "it had drained before" if known.left else "it had not drained before"
+        how = "it had drained" if known.left else "it had not drained"
         return LifeChange.RESTARTED, f"back after {away_s:.1f} s; {how}"
     if facts.left and not known.left:
         return LifeChange.LEFT, "drained and left"
@@ -111,7 +111,7 @@ def _changed(known: _Known, facts: WorkerFacts, *, silent: bool) -> tuple[LifeCh
 
 
 def together(lives: Iterable[Life]) -> Iterator[list[Life]]:
-    """Group the changes of one check that are alike: eight workers of one host make one event."""
+    """Group the changes of one check that are alike. Eight workers of one host make one event."""
     order = sorted(lives, key=lambda life: (life.change.value, life.role, life.reason, life.worker))
     for _, alike in groupby(order, key=lambda life: (life.change, life.role, life.reason)):
         yield list(alike)
@@ -121,9 +121,9 @@ MAX_EVENTS: Final = 2_000
 MAX_TEXT: Final = 500
 """The maximum number of characters kept of a reason or a name."""
 ENTERED: Final = frozenset((ACTION_ROLE_MOVED, ACTION_SET_MODE, ACTION_SET_LIMITS, ACTION_SET_ROLE, ACTION_SET_BUDGET))
-"""Actions that make an event; decisions without a change do not."""
+"""The actions that make an event; decisions without a change make none."""
 CHANGES: Final = frozenset((ACTION_SET_ROLE, ACTION_SET_BUDGET))
-"""Changes of workers, whose effect is measured after a while."""
+"""The actions that change workers and whose effect is measured later."""
 EFFECT: Final = "effect"
 NO_BOUND: Final = 1_000.0
 """The pressure that planners send for a phase without workers."""
@@ -133,7 +133,7 @@ MAX_NAMED: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change of the cluster, or what became of a worker."""
+    """A change of the cluster or of a worker."""
 
     number: int
     """The event's number, counted since this service started."""
@@ -141,8 +141,8 @@ class Event:
     action: str
     """The kind of event.
 
-    Decisions are set_role, set_budget, set_mode and set_limits. A role_moved was observed, whoever caused it. An
-    effect holds what was measured a while after a change, which proves no cause. Workers' lives are worker_started,
+    Decisions are set_role, set_budget, set_mode and set_limits. A role_moved was observed, whoever caused it. An effect
+    holds measurements taken some time after a change, which prove no cause. Workers' lives are worker_started,
     worker_restarted, worker_left, worker_lost (silent) and worker_back.
     """
     worker: str
@@ -154,7 +154,7 @@ class Event:
 
 
 class EventLog:
-    """The last events in order of arrival; a decision that comes twice is entered once."""
+    """The last events in order of arrival; a repeated decision is entered once."""
 
     def __init__(self) -> None:
         self._log: deque[tuple[tuple[str, int, int], Event]] = deque()
@@ -162,9 +162,7 @@ class EventLog:
         self.count = 0
 
     def add(self, decision: Decision) -> Event | None:
-        """Enter a decision, and its effect once it comes with what was measured; None if it is no event or was entered
-        before.
-        """
+        """Enter a decision, and its effect once measured. Return None if it makes no event or was entered before."""
         identity = (decision.planner_id, decision.incarnation, decision.sequence)
         if decision.action not in ENTERED or identity in self._known:
             return self._add_effect(decision)
@@ -301,7 +299,7 @@ class ReportedMeasured(msgspec.Struct, frozen=True):
 
 
 class ReportedDecision(msgspec.Struct, frozen=True):
-    """One decision; `candidates` begin with the chosen one, and `measured` is null until it is known."""
+    """One decision. `candidates` begin with the chosen one, and `measured` is null until the effect is known."""
 
     id: str
     unix_ms: int
@@ -318,7 +316,7 @@ class ReportedDecision(msgspec.Struct, frozen=True):
 
 
 class DecisionLog:
-    """The last decisions with a change, made or recommended, and the newest one without."""
+    """The last decisions with a change, made or recommended, and the newest decision without one."""
 
     def __init__(self) -> None:
         self._log: dict[str, ReportedDecision] = {}
@@ -328,8 +326,8 @@ class DecisionLog:
     def add(self, decision: Decision) -> None:
         """Record a decision.
 
-        A decision published again with its measured effect replaces the first record. Of consecutive
-        recommendations for a model only the newest is kept.
+        A decision published again with its measured effect replaces the first record. Only the newest of consecutive
+        recommendations for a model is kept.
         """
         reported = _reported(decision)
         if decision.action == ACTION_KEEP:

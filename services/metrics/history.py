@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS windows (
 
 @dataclass(frozen=True, slots=True)
 class HistorySnapshot:
-    """The content of one transaction, which after a crash is there as a whole or not at all."""
+    """The content of one transaction, which is stored completely or not at all."""
 
     written_to_ns: int
     """The time up to which the rows are complete."""
@@ -197,8 +197,8 @@ def _decoded(window_ns: int, start_ns: int, data: bytes) -> StoredWindow:
 
 EVERY_S: Final = 5.0
 UNSETTLED_NS: Final = 2_000_000_000
-"""The newest windows are not written, as late telemetry still changes them. After a restart they are rebuilt from the
-broker's records.
+"""The newest windows are not written, since late telemetry still changes them. After a restart they are rebuilt from
+the broker's records.
 """
 OVERLAP_NS: Final = 10_000_000_000
 """The overlap with the file at which telemetry is read after a restart. It allows for steps that began earlier and for
@@ -219,7 +219,7 @@ class HistoryKeeper(Collector):
         self._writing: asyncio.Future[None] | None = None
 
     async def restore(self) -> int | None:
-        """Restore the file's content; return the Unix ns from which to read telemetry, None for a new file.
+        """Restore the file's content; return the Unix ns from which to read telemetry, or None for a new file.
 
         Nothing else may use the state meanwhile.
         """
@@ -248,7 +248,7 @@ class HistoryKeeper(Collector):
     async def save(self) -> None:
         """Write what has changed. After a failed write the changes stay in memory and are written the next time.
 
-        A write goes on in its thread when its caller is cancelled; the next one waits for it.
+        A write continues in its thread if its caller is cancelled; the next write waits for it.
         """
         if self._writing is not None:
             await asyncio.wait([self._writing])
@@ -260,7 +260,7 @@ class HistoryKeeper(Collector):
         snapshot = HistorySnapshot(before_ns, self._state.members.all(), changed)
         writing = self._writing = asyncio.ensure_future(asyncio.to_thread(self._file.save, snapshot))
         writing.add_done_callback(partial(self._written, changed))
-        await asyncio.wait([writing])  # unlike awaiting it, this does not cancel it
+        await asyncio.wait([writing])  # cancelling this wait does not cancel the write
         if not isinstance(writing.exception(), sqlite3.Error):
             writing.result()
 
@@ -277,7 +277,7 @@ class HistoryKeeper(Collector):
         self._state.rollups.give_back(changed)
 
     async def close(self) -> None:
-        """Write the rest and close the file, once nothing changes the history any more."""
+        """Write the rest and close the file, once the history no longer changes."""
         await self.save()
         await asyncio.to_thread(self._file.close)
 
@@ -291,8 +291,8 @@ def _missed(rollups: RollUps, members: Members, written_to_ns: int) -> Iterator[
     """Yield a batch for each worker with the last window before `written_to_ns`, holding only its last report and
     role.
 
-    A worker that left in good order has no such window. For one that left right then, and for all live ones, the
-    broker's telemetry has more.
+    A worker that left in good order has no such window. For workers that left at that moment and for all live ones, the
+    broker holds newer telemetry.
     """
     length_ns = rollups.tiers[1].window_ns
     end_ns = -(-written_to_ns // length_ns) * length_ns

@@ -77,7 +77,7 @@ class OccupancyCollector(Collector):
         yield handed_over
         speeds = GaugeMetricFamily(
             names.KV_LINK_BYTES_PER_SECOND,
-            "KV from one worker to another, in the fastest transfers of late; floor: as much or more.",
+            "KV from one worker to another, in the fastest recent transfers; floor: a lower bound.",
             labels=("source", "worker", "bound"),
         )
         for link in self._fleet.kv_links(self._end_ns()):
@@ -90,25 +90,27 @@ class OccupancyCollector(Collector):
             "Since the end of the last cover, at the window's end.",
             labels=("worker",),
         )
-        lost = GaugeMetricFamily(names.WORKER_LOST_BATCHES, "Batches that have not come.", labels=("worker",))
-        dropped = GaugeMetricFamily(names.WORKER_DROPPED_BATCHES, "Batches given up unsent.", labels=("worker",))
+        lost = GaugeMetricFamily(names.WORKER_LOST_BATCHES, "Batches that never arrived.", labels=("worker",))
+        dropped = GaugeMetricFamily(names.WORKER_DROPPED_BATCHES, "Batches dropped unsent.", labels=("worker",))
         preemptions = CounterMetricFamily(
             names.WORKER_PREEMPTIONS_TOTAL, "Times a sequence lost its KV blocks to older ones.", labels=("worker",)
         )
         recomputed = CounterMetricFamily(
-            names.WORKER_RECOMPUTED_TOKENS_TOTAL, "Tokens computed again after that.", labels=("worker",)
+            names.WORKER_RECOMPUTED_TOKENS_TOTAL, "Tokens computed again after preemption.", labels=("worker",)
         )
         faults = GaugeMetricFamily(
-            names.WORKER_POOL_FAULTS, "1 where the KV block pool's books were found wrong.", labels=("worker",)
+            names.WORKER_POOL_FAULTS, "1 if the accounting of the KV block pool was found wrong.", labels=("worker",)
         )
         pulls = GaugeMetricFamily(
-            names.WORKER_KV_PULLS, "KV transfers out of the worker under way; it takes 512.", labels=("worker",)
+            names.WORKER_KV_PULLS, "KV transfers out of the worker in progress, at most 512.", labels=("worker",)
         )
         refused = CounterMetricFamily(
-            names.WORKER_KV_PULLS_REFUSED_TOTAL, "KV transfers refused because it had as many.", labels=("worker",)
+            names.WORKER_KV_PULLS_REFUSED_TOTAL,
+            "KV transfers refused because the maximum was in progress.",
+            labels=("worker",),
         )
         dummies = CounterMetricFamily(
-            names.WORKER_DUMMY_STEPS_TOTAL, "Steps in which it only ran along with its group.", labels=("worker",)
+            names.WORKER_DUMMY_STEPS_TOTAL, "Dummy steps, run only along with the group.", labels=("worker",)
         )
         cpu_waits = GaugeMetricFamily(
             names.WORKER_CPU_WAIT_RATIO, "Share of time in which a thread waited for a CPU.", labels=("worker",)
@@ -135,7 +137,7 @@ class OccupancyCollector(Collector):
     def _images(self, present: Iterable[WorkerFacts]) -> Iterator[Metric]:
         """Yield the counts of workers that have encoded images."""
         used = CounterMetricFamily(
-            names.WORKER_IMAGES_USED_TOTAL, "Images whose embeddings went into a prompt.", labels=("worker",)
+            names.WORKER_IMAGES_USED_TOTAL, "Images whose embeddings were used in a prompt.", labels=("worker",)
         )
         encoded = CounterMetricFamily(
             names.WORKER_IMAGES_ENCODED_TOTAL,
@@ -160,7 +162,7 @@ class OccupancyCollector(Collector):
 
 
 class LiveCollector(Collector):
-    """Age of the shown data, the stream's readers, and what did not reach them or the history."""
+    """Age of the shown data, the stream's readers, and data that did not reach them or the history."""
 
     def __init__(self, hub: Hub, history: History, age_ns: Callable[[], int | None]) -> None:
         self._hub = hub
@@ -169,17 +171,17 @@ class LiveCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         aged_ns = self._age_ns()
-        if aged_ns is not None:  # None without any worker
+        if aged_ns is not None:  # None without workers
             yield GaugeMetricFamily(
-                names.TELEMETRY_AGE_SECONDS, "Since the newest instant that the shown data stand for.", aged_ns / 1e9
+                names.TELEMETRY_AGE_SECONDS, "Time since the newest instant covered by the shown data.", aged_ns / 1e9
             )
         yield GaugeMetricFamily(names.STREAM_READERS, "Readers of the live stream.", self._hub.readers)
         yield CounterMetricFamily(
-            names.STREAM_SKIPPED_TICKS_TOTAL, "Ticks that readers were too slow for.", self._hub.skipped_ticks
+            names.STREAM_SKIPPED_TICKS_TOTAL, "Ticks that readers were too slow to receive.", self._hub.skipped_ticks
         )
         yield CounterMetricFamily(
             names.UNREVISED_WINDOWS_TOTAL,
-            "Windows of a worker that late telemetry changed and that were left as they were.",
+            "Changes of a worker's windows by late telemetry that were not streamed.",
             self._history.unrevised_windows,
         )
 
@@ -188,7 +190,7 @@ def _cluster(occupancy: ClusterOccupancy) -> Iterator[Metric]:
     cluster = GaugeMetricFamily(names.CLUSTER_PHASE_RATIO, "Share of covered GPU time.", labels=("phase",))
     _add_phases(cluster, (), occupancy)
     yield cluster
-    # Without any worker there is nothing to cover.
+    # Without workers there is nothing to cover.
     if occupancy.gpus:
         yield GaugeMetricFamily(names.CLUSTER_COVERAGE_RATIO, "Share of time telemetry covers.", occupancy.coverage)
     yield GaugeMetricFamily(names.CLUSTER_GPUS, "GPUs of workers that telemetry should cover.", occupancy.gpus)
@@ -223,10 +225,12 @@ def _workers(occupancy: ClusterOccupancy) -> Iterator[Metric]:
     running = _worker_gauge(names.WORKER_RUNNING_SEQUENCES, "Sequences in the running batch.")
     waiting = _worker_gauge(names.WORKER_WAITING_SEQUENCES, "Sequences that do not run yet.")
     tokens = _worker_gauge(names.WORKER_WAITING_PREFILL_TOKENS, "Prompt tokens still to compute.")
-    places = _worker_gauge(names.WORKER_PLACES, "Sequences that it runs at a time, where it tells.")
+    places = _worker_gauge(names.WORKER_PLACES, "Sequences that the worker runs at a time, if it reports that.")
     kv_used = _worker_gauge(names.WORKER_KV_USED_RATIO, "KV blocks held by sequences : all of its KV blocks.")
     dummy = _worker_gauge(names.WORKER_DUMMY_RATIO, "Share of covered time in dummy steps, a part of idle.")
-    since_step = _worker_gauge(names.WORKER_SINCE_STEP_SECONDS, "Since a step ended, while it has work; else 0.")
+    since_step = _worker_gauge(
+        names.WORKER_SINCE_STEP_SECONDS, "Time since a step ended while the worker has work; otherwise 0."
+    )
     for worker in occupancy.workers:
         labels = (worker.id, worker.node, worker.model, worker.role)
         _add_phases(phases, labels, worker)
@@ -288,28 +292,26 @@ class GapCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         # Every fate has a sample, so that 0 is shown.
         yield CounterMetricFamily(
-            names.TELEMETRY_JUMPS_TOTAL, "Times that a partition was read on at its end.", self._gaps.jumps
+            names.TELEMETRY_JUMPS_TOTAL, "Jumps of the reader to the end of a partition.", self._gaps.jumps
         )
         yield GaugeMetricFamily(
-            names.TELEMETRY_GAP_RECORDS, "Records jumped over that are still to be read.", self._gaps.records
+            names.TELEMETRY_GAP_RECORDS, "Skipped records that are still to be read.", self._gaps.records
         )
-        fates = CounterMetricFamily(
-            names.TELEMETRY_GAP_RECORDS_TOTAL, "Records jumped over, by what became of them.", labels=("fate",)
-        )
+        fates = CounterMetricFamily(names.TELEMETRY_GAP_RECORDS_TOTAL, "Skipped records by outcome.", labels=("fate",))
         for fate, count in self._gaps.fates.items():
             fates.add_metric((fate.value,), count)
         yield fates
 
 
 class SharingCollector(Collector):
-    """Rejected records of other instances as Prometheus metrics, read at each scrape."""
+    """Counts of rejected records from other instances as Prometheus metrics, read at each scrape."""
 
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
 
     def collect(self) -> Iterator[Metric]:
         left_out = CounterMetricFamily(
-            names.SHARED_LEFT_OUT_TOTAL, "Sent by other instances and not taken.", labels=("reason",)
+            names.SHARED_LEFT_OUT_TOTAL, "Records of other instances that were not accepted.", labels=("reason",)
         )
         for reason, count in self._sharing.left_out.items():
             left_out.add_metric((reason.value,), count)
@@ -328,7 +330,7 @@ class QueueCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         requests = GaugeMetricFamily(names.QUEUE_REQUESTS, "Requests waiting at workers and gateways.", labels=LABELS)
-        tokens = GaugeMetricFamily(names.QUEUE_PROMPT_TOKENS, "Prompt tokens to compute there.", labels=LABELS)
+        tokens = GaugeMetricFamily(names.QUEUE_PROMPT_TOKENS, "Prompt tokens still to compute.", labels=LABELS)
         fleet, now_ns = self._state.fleet, self._clock.now_ns()
         for queue in phase_queues(fleet.directory.loads(now_ns), fleet.clocks, self._state.gateways, now_ns):
             for family, count in ((requests, queue.requests), (tokens, queue.prompt_tokens)):
@@ -346,10 +348,10 @@ class VerdictCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         pressure = GaugeMetricFamily(
             names.PRESSURE,
-            "Work over what there is for it; above 1 it grows into a queue.",
+            "Work over capacity; above 1, a queue grows.",
             labels=("model", "phase"),
         )
-        verdict = GaugeMetricFamily(names.VERDICT, "1 where it holds the model up.", labels=("model", "code"))
+        verdict = GaugeMetricFamily(names.VERDICT, "1 for the phase that holds the model up.", labels=("model", "code"))
         seen = self._verdicts.seen
         firing = firing_codes(seen.verdict.causes) if seen else frozenset()
         for each in seen.models if seen else ():

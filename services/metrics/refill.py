@@ -75,9 +75,9 @@ def _parts(items: Sequence[ItemT], size: int) -> Iterator[Sequence[ItemT]]:
 log = structlog.get_logger()
 
 CPU_SHARE: Final = 0.2
-"""The share of a core that filling gaps may take, as the present comes first."""
+"""The share of a core that filling gaps may take, since current telemetry has priority."""
 LOOK_S: Final = 0.5
-"""The interval at which due gaps are looked for."""
+"""The interval between two checks for due gaps."""
 BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_MAX_S: Final = 10.0
 Partition = tuple[Topic, int]
@@ -125,7 +125,7 @@ class Refill:
                 await asyncio.sleep(wait_s)
 
     async def _take(self, reader: BackReader, chunk: GapChunk[Partition]) -> None:
-        """Fill in one chunk, or report to the gaps that it must be cut differently."""
+        """Fill in one chunk, or report to the gaps that the chunk must be split differently."""
         gap, (topic, partition) = chunk.gap, chunk.gap.partition
         held = await reader.held(topic, partition)
         if held.start > gap.start:

@@ -25,7 +25,7 @@ from libs.telemetry.pages import untouched_zeros
 from libs.telemetry.timeline import HISTORY_NS
 
 OK: Final = "ok"
-"""The outcome of requests that ended well."""
+"""The outcome of requests that ended normally."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,7 @@ class FinishedRequest:
     """The client's TTFT limit, counted from arrival; null without one."""
     tpot_target_ns: int | None
     ttft_missed: bool | None
-    """True if the first token came too late or never. Null without a target, or if the request was refused for its own
-    fault.
-    """
+    """True if the first token came too late or never. Null without a target, or if the client caused the refusal."""
     tpot_missed: bool | None
 
     @property
@@ -58,13 +56,13 @@ class FinishedRequest:
 
 
 def is_computed(*, ok: bool, ttft_ns: int | None) -> bool:
-    """Return whether a request's prompt was computed; otherwise its prompt tokens were nobody's work."""
+    """Return whether a request's prompt was computed; otherwise no worker computed its prompt tokens."""
     return ok or bool(ttft_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles of a latency in seconds over `count` requests; null without any."""
+    """Percentiles of a latency in seconds over `count` requests; null without requests."""
 
     count: int
     p50: float | None
@@ -81,7 +79,7 @@ class ServiceLevel:
     target_s: float | None
     """The median of the requests' targets; null if none has one."""
     met: float | None
-    """The share of evaluated requests that met their target; null if there are none."""
+    """The share of evaluated requests that met their target; null without evaluated requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +87,18 @@ class RequestSummary:
     requests: int
     outcomes: dict[str, int]
     prompt_tokens: int
-    """The tokens of prompts that were computed. One whose client left before its first token was not."""
+    """The tokens of prompts that were computed. A prompt whose client left before the first token does not count."""
     cached_tokens: int
     output_tokens: int
     ttft_s: Percentiles
-    """The latencies of requests that ended, and how long those that wait for a first token have waited so far."""
+    """The latencies of ended requests, and the waiting times so far of requests without a first token."""
     tpot_s: Percentiles
     queue_s: Percentiles
     ttft_slo: ServiceLevel
-    """The attainment of requests that ended, and of those that wait though their first token was due."""
+    """The attainment of ended requests, and of waiting ones whose first token is overdue."""
     tpot_slo: ServiceLevel
     awaited: int
-    """People's requests that wait for a first token now; 0 for windows of the past."""
+    """People's requests that now wait for a first token; 0 for past windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ class RequestRows:
 
 
 class RequestTable:
-    """A ring of rows, whose owner decides which row is next and which is free."""
+    """A ring of rows, whose owner chooses the rows to write and to free."""
 
     def __init__(self, rows: int) -> None:
         self._numbers: NDArray[np.int64] = untouched_zeros((rows, COLUMNS), np.int64)  # an unused row ended at 0
@@ -230,7 +228,7 @@ class RequestTable:
 
 
 def percentiles(values_ns: NDArray[np.int64], more: Sequence[tuple[int, int]] = ()) -> Percentiles:
-    """Compute percentiles by nearest rank, so that each is a latency that some request had.
+    """Compute percentiles by nearest rank, so that each is the latency of a request.
 
     `more` are pairs of a further value in ns and how often it counts.
     """
@@ -259,7 +257,7 @@ def nearest_ranks(
 
 
 def _level(targets_ns: NDArray[np.int64], missed: NDArray[np.int64], overdue: int = 0) -> ServiceLevel:
-    """Return the attainment; `overdue` requests have not ended and missed the target already."""
+    """Return the attainment; `overdue` requests are unfinished but have already missed the target."""
     judged = _there(missed)
     requests = len(judged) + overdue
     return ServiceLevel(
@@ -309,7 +307,7 @@ class RequestLog:
         self._kept_from_ns = read_from_ns
 
     def add(self, event: RequestEvent, now_ns: int) -> FinishedRequest | None:
-        """Record an event; None if it has come before."""
+        """Record an event; return None if it is a duplicate."""
         # Delivery is at least once and the choices of a request share its id, so the whole value names an event.
         identity = event.SerializeToString(deterministic=True)
         if identity in self._known:
@@ -351,9 +349,7 @@ class RequestLog:
         return list(islice((each for each in newest if _has_part(each, worker_id)), limit))
 
     def slowest(self, limit: int, start_ns: int, end_ns: int, worker_id: str | None = None) -> list[FinishedRequest]:
-        """Return the requests that ended in [start, end) by TTFT, the longest first; those without a token have
-        none.
-        """
+        """Return the requests that ended in [start, end) with a token, by TTFT, the longest first."""
         inside = (
             (each.ttft_ns, -number, each)
             for number, (_, each) in enumerate(self._log)
@@ -364,9 +360,9 @@ class RequestLog:
     def report(
         self, end_ns: int, window_ns: int, awaited: Mapping[str, AwaitedTokens] = NOBODY_WAITS
     ) -> RequestsReport:
-        """Return the requests that ended in the window, as of `end_ns` or up to `REPORT_NS` before.
+        """Return the requests that ended in the window as of `end_ns`, or as of up to `REPORT_NS` earlier.
 
-        `awaited` are those that wait for a first token, by model, in a window that ends now.
+        `awaited` are, by model, those that wait for a first token; only windows that end now have any.
         """
         known = self._reports.get(window_ns)
         if known is None or not 0 <= end_ns - known.as_of_unix_ns < REPORT_NS:
@@ -461,13 +457,16 @@ class RequestMetrics:
             names.REQUESTS_TOTAL, "Finished requests.", ("model", "outcome"), registry=registry
         )
         self._slos = PromCounter(
-            names.SLO_REQUESTS_TOTAL, "Requests by what they kept.", ("model", "slo", "kept"), registry=registry
+            names.SLO_REQUESTS_TOTAL,
+            "Requests by whether they met it.",
+            ("model", "slo", "kept"),
+            registry=registry,
         )
         self._prompt_tokens = _counter(names.REQUEST_PROMPT_TOKENS_TOTAL, "Tokens of computed prompts.", registry)
         self._cached_tokens = _counter(names.REQUEST_CACHED_TOKENS_TOTAL, "Prompt tokens found cached.", registry)
         self._output_tokens = _counter(names.REQUEST_OUTPUT_TOKENS_TOTAL, "Tokens generated.", registry)
         self._queue = _histogram(names.REQUEST_QUEUE_SECONDS, "Arrival until bound.", QUEUE_BUCKETS_S, registry)
-        self._ttft = _histogram(names.REQUEST_TTFT_SECONDS, "Arrival until first token.", TTFT_BUCKETS_S, registry)
+        self._ttft = _histogram(names.REQUEST_TTFT_SECONDS, "Arrival until the first token.", TTFT_BUCKETS_S, registry)
         self._tpot = _histogram(names.REQUEST_TPOT_SECONDS, "Mean time per output token.", TPOT_BUCKETS_S, registry)
 
     def observe(self, finished: FinishedRequest) -> None:
@@ -483,7 +482,7 @@ class RequestMetrics:
             self._tpot.labels(model).observe(finished.tpot_ns / 1e9)
 
     def judge(self, model: str, slo: str, *, bad: bool) -> None:
-        """Count a request by whether it kept a service level."""
+        """Count a request by whether it met a service level."""
         self._slos.labels(self._label(model), slo, "no" if bad else "yes").inc()
 
     def _label(self, model: str) -> str:

@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 
 MS_NS: Final = 1_000_000
 GATHER_MS, UNREAD_GATHER_MS = 30, 90
-"""The milliseconds for which a fetch gathers records, the second while nobody reads and nothing runs. A step is shown
-within 200 ms. Every fetch costs this process and the broker half a millisecond.
+"""The milliseconds for which a fetch gathers records: with readers or work, and without. A step is shown within 200 ms.
+Every fetch costs this process and the broker half a millisecond.
 """
 CLOSE_S: Final = 5
-"""The seconds for which answers may still run at the end."""
+"""The seconds for which open answers may continue at shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +78,15 @@ class MetricsPorts:
     demand: DemandFile | None = None
     """The demand file, closed with the service; None keeps demand in memory."""
     make_client: MakeClient | None = None
-    """Constructor of clients for webhooks and traces; None disables both, whatever the settings say."""
+    """Constructor of clients for webhooks and traces; None disables both, regardless of the settings."""
     keys: KeyTable | None = None
-    """Keys of callers; None admits everybody, whatever they send."""
+    """API keys of callers; None admits everybody."""
     observed: ObservedFleet | None = None
     """Observed servers, which take the place of a suite."""
     roles: FleetRoles | None = None
     """The port that changes their roles; None if they are only observed."""
     lease: ActingLease | None = None
-    """The lease of the process that may change them; there with `roles`."""
+    """The lease of the process that may change them; set if `roles` is."""
     thread_s: Callable[[], float] = time.thread_time
     """CPU time of the event loop's thread, which paces the filling of gaps. In virtual time it stands still."""
 
@@ -111,7 +111,7 @@ async def open_metrics(
     tasks: TaskOwner,
     transport: Transport | None = None,
 ) -> AsyncIterator[RunningMetrics]:
-    """Serve on a bound socket while the context is open; its end closes `tasks` before history is written last."""
+    """Serve on a bound socket while the context is open; at its end `tasks` are closed, then history is written."""
     began_ns, bus = clock.now_ns(), ports.bus
     lag_ns, live_lag_ns = settings.lag_ms * MS_NS, settings.live_lag_ms * MS_NS
     registry = CollectorRegistry()
@@ -166,7 +166,7 @@ async def open_metrics(
         async with transport.http(served, sock, tasks=tasks, drain_s=CLOSE_S) as url:
             alerts.start(settings.public_url or reachable(url), tasks)
             yield RunningMetrics(url, state, desk, gaps, hub, verdicts)
-            hub.close()  # open readers would delay the end of serving
+            hub.close()  # open readers would delay shutdown
     finally:
         await tasks.close()
         await demand.close()
@@ -184,16 +184,16 @@ async def _start_observing(
     verdicts: VerdictEvaluator,
     clock: Clock,
 ) -> Iterable[APIRouter]:
-    """Observe servers if there are any to observe, and return the routes by which they report themselves.
+    """Start observing servers if any are set, and return the routes by which they report steps.
 
-    Raise StartupError if their roles are to be changed and cannot be read.
+    Raise StartupError if their roles are to be changed but cannot be read.
     """
     observed = ports.observed
     if observed is None:
         return ()
     observed.demand.begin(demand.keeper.bin_ns)
     demand.count_also(lambda: observed.demand.take_deltas(observed.models()), tasks)
-    await _start_acting(ports, settings, verdicts, clock, tasks)  # first: a router reports which roles servers have
+    await _start_acting(ports, settings, verdicts, clock, tasks)  # first, because a router reports the roles of servers
     observed.start(tasks, settings.observed_file(), settings.dynamo_folder())
     return (reports_router(observed, access.admit_report),)
 
@@ -201,7 +201,7 @@ async def _start_observing(
 async def _start_acting(
     ports: MetricsPorts, settings: MetricsSettings, verdicts: VerdictEvaluator, clock: Clock, tasks: TaskOwner
 ) -> None:
-    """Start to move observed servers between roles if that is set. Raise StartupError if roles cannot be read."""
+    """Start moving observed servers between roles if that is enabled. Raise StartupError if roles cannot be read."""
     if ports.roles is None or ports.lease is None or ports.observed is None:
         return
     actor = RoleActor(
@@ -219,7 +219,7 @@ async def _start_acting(
 
 
 async def _resume(keeper: HistoryKeeper, registry: CollectorRegistry, tasks: TaskOwner) -> int | None:
-    """Restore the kept history, go on keeping it, and return the time to which it reaches."""
+    """Restore the stored history, start keeping it, and return the time that it reaches."""
     registry.register(keeper)
     kept_from_ns = await keeper.restore()
     tasks.spawn("history", keeper.run())
@@ -227,7 +227,7 @@ async def _resume(keeper: HistoryKeeper, registry: CollectorRegistry, tasks: Tas
 
 
 def reachable(url: str) -> str:
-    """Return the URL with this host's name if the service listens on all addresses, as a link to 0.0.0.0 leads
+    """Return the URL with this host's name if the service listens on all addresses, since a link to 0.0.0.0 leads
     nowhere.
     """
     parts = urlsplit(url)
@@ -331,7 +331,7 @@ def _trace_exporter(settings: MetricsSettings, ports: MetricsPorts, clock: Clock
 
 
 def _trace(exporter: "TraceExporter", state: MetricsState, registry: CollectorRegistry, tasks: TaskOwner) -> Take:
-    """Start exporting traces, and return the taker that enters requests."""
+    """Start exporting traces, and return the function that receives requests."""
     registry.register(exporter)
     tasks.spawn("traces", exporter.run())
     book = exporter.book

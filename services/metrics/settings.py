@@ -38,7 +38,7 @@ Addresses = Annotated[str, AfterValidator(_addresses)]
 
 
 class MetricsSettings(HttpSettings):
-    """Read from the environment once, at start."""
+    """The settings of the metrics service, read from the environment once at start."""
 
     model_config = SettingsConfigDict(env_prefix="FULCRUM_METRICS_", extra="ignore", populate_by_name=True)
     tls_role: ClassVar[str] = "metrics"
@@ -47,7 +47,7 @@ class MetricsSettings(HttpSettings):
     """Port of the HTTP API; 0 picks a free one."""
     lag_ms: int = Field(400, ge=0, le=10_000)
     """Time between the end of the newest window and now. A worker sends every 100 ms, at rest every 300, and announces
-    a step only after 100 ms; the broker adds some milliseconds. With a smaller lag the end of a window is often not
+    a step only after 100 ms; the broker adds some milliseconds. With a smaller lag, the end of a window is often not
     covered yet.
     """
     live_lag_ms: int = Field(50, ge=0, le=10_000)
@@ -61,23 +61,24 @@ class MetricsSettings(HttpSettings):
     beside it in a file whose name ends in .demand: a month by the minute, 400 days by the quarter of an hour. Empty: in
     memory alone."""
     day_s: float = Field(86_400.0, ge=600, le=86_400)
-    """Length of the day that demand's seasons follow, in seconds; less to try a day out in minutes."""
+    """Length of the day that demand's seasons follow, in seconds; lower values simulate a day in minutes."""
     capacity_slo: str = Field("", pattern=r"^(ttft=.+,tpot=.+)?$")
     """Service level that capacity alerts guard, say ttft=2s,tpot=50ms. Plans are made every five minutes in a separate
     process, which measures in the lab for some minutes when traffic is new. Empty: no such alerts."""
     capacity_confidence: float = Field(0.95, ge=0.5, lt=1)
-    """Probability with which those plans are to suffice for future demand."""
+    """Probability with which those plans should suffice for future demand."""
     worker_start_s: float = Field(0.0, ge=0, le=86_400)
     """Time that a worker takes to start, for the text of capacity alerts; 0: unknown."""
     observe: Addresses = ""
-    """Addresses of vLLM servers to observe from their own /metrics, separated by commas, in place of a suite: neither
-    Kafka nor Redis is used then, and all times are estimates."""
+    """Addresses of vLLM servers to observe from their own /metrics, separated by commas. They replace a suite: Kafka
+    and Redis are not used, and all times are estimates.
+    """
     observe_file: str = ""
     """TOML file of such servers, which is read again when it changes."""
     observe_dynamo: str = ""
     """Discovery folder (DYN_FILE_KV) of a Dynamo fleet whose workers to observe, alone or beside such servers."""
     observe_kubernetes: str = ""
-    """Label selector of the pods to observe in a Kubernetes cluster, say app=vllm, in place of such a list."""
+    """Label selector of the pods to observe in a Kubernetes cluster, say app=vllm, instead of such a list."""
     observe_namespace: str = ""
     """Namespace of the observed pods; empty: that of the service account or kubeconfig."""
     observe_port: int = Field(0, ge=0, le=65_535)
@@ -110,7 +111,9 @@ class MetricsSettings(HttpSettings):
     cluster. Each needs its own id.
     """
     planner_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
-    """Address of the planner, say http://127.0.0.1:8001, for the page's models and role buttons. Empty: neither."""
+    """Address of the planner, say http://127.0.0.1:8001, for the page's models and role buttons. Empty: the page shows
+    neither.
+    """
     public_url: Addresses = Field("", pattern=r"^(https?://[^\s,]+)?$")
     """Public address of the page, for links in alerts. Empty: the address it listens on."""
     alert_webhooks: Addresses = ""
@@ -126,11 +129,11 @@ class MetricsSettings(HttpSettings):
     alert_busy: float = Field(0.9, gt=0, le=1)
     """Busy share of its time from which a phase with waiting work counts as starved."""
     alert_busy_clear: float = Field(0.75, ge=0, le=1)
-    """Busy share below which it no longer counts as starved."""
+    """Busy share below which the phase no longer counts as starved."""
     alert_idle: float = Field(0.6, gt=0, le=1)
     """Share of time in which nothing runs, from which the other phase counts as idle."""
     alert_idle_clear: float = Field(0.4, ge=0, le=1)
-    """Share below which it no longer counts as idle."""
+    """Share below which the phase no longer counts as idle."""
     alert_queue_tokens: int = Field(8_192, ge=1)
     """Waiting prompt tokens per prefill GPU that make a queue long, and by which it must grow in a minute."""
     alert_queue_sequences: int = Field(16, ge=1)

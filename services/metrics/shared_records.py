@@ -1,6 +1,7 @@
-"""Records that instances of the metrics service exchange: workers and windows to messages and back. Pure.
+"""Conversion of workers and windows to the messages that instances of the metrics service exchange, and back. Pure.
 
-The form with columns costs a tenth. The one with a message for each worker is for instances of older releases.
+The form with columns costs a tenth of the older one, which has a message for each worker and serves instances of older
+releases.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ MAX_WINDOWS_A_RECORD: Final = 20
 MAX_DESCRIBED: Final = 250
 """The maximum number of descriptions in a record, about 100 kB."""
 DESCRIBED_IN: Final = 20
-"""The number of records in which every worker's description is sent, in turn: those of two seconds."""
+"""The number of records over which all workers' descriptions are sent in turn; they take two seconds."""
 _ROLES: Final = list(ROLE_NUMBERS.values())
 _TIMES: Final = ("covered_ns", "prefill_ns", "decode_ns", "kv_wait_ns")
 _OF_CELLS: Final = attrgetter(*_TIMES)
@@ -96,7 +97,7 @@ def _columns_of(reports: Sequence[Report], fleet: FleetTelemetry) -> Columns:
 
 
 class Descriptions:
-    """The numbers of descriptions that were sent, which no two incarnations of an instance share."""
+    """The numbers of sent descriptions, which differ between all incarnations of an instance."""
 
     def __init__(self, began_ns: int) -> None:
         self._sent: dict[str, tuple[Timeline | None, int, int]] = {}
@@ -114,9 +115,10 @@ class Descriptions:
         return known[2]
 
     def to_describe(self, reports: Sequence[Report], before: int, *, everybody: bool) -> list[Report]:
-        """Return the reports whose descriptions are to be sent: all, or new ones with the next in turn.
+        """Return the reports whose descriptions must be sent: all of them, or the new ones and the next few in turn.
 
-        `before` is the value of `last` before these reports were numbered. GPU readings are sent once with theirs.
+        `before` is the value of `last` before these reports were numbered. GPU readings are sent once, with their
+        report.
         """
         self._turn += 1
         turn = self._turn % DESCRIBED_IN
@@ -128,7 +130,7 @@ class Descriptions:
 
     @property
     def last(self) -> int:
-        """The last number that was given."""
+        """The last number that was assigned."""
         return self._next
 
     def forget_all_but(self, worker_ids: AbstractSet[str]) -> None:
@@ -149,7 +151,7 @@ def column_messages(
         cells = [found for window in windows if (found := _columns(window, places)) is not None]
         records = max(-(-len(wanted) // MAX_DESCRIBED), -(-len(cells) // MAX_WINDOWS_A_RECORD), 1)
         for number in range(records):
-            # The last record has the loads, when all descriptions are known.
+            # The loads follow in the last record, when all descriptions are known.
             loads = shared_loads(ids, _columns_of(own, fleet) if number == records - 1 else None, part)
             loads.windows.extend(cells[number * MAX_WINDOWS_A_RECORD : (number + 1) * MAX_WINDOWS_A_RECORD])
             sent = wanted[number * MAX_DESCRIBED : (number + 1) * MAX_DESCRIBED]
@@ -238,5 +240,5 @@ def _checked(
     if ((spent > covered) | (covered > window_ns)).any():
         raise ValueError("more time than a window has")
     if encode_ns is not None and (encode_ns > times[:, PREFILL]).any():
-        raise ValueError("more time of encoding than of prefill")
+        raise ValueError("more encode time than prefill time")
     return Cells([worker_ids[place] for place in places.tolist()], times, roles.astype(np.uint8), encode_ns)

@@ -45,13 +45,13 @@ from services.metrics.shared_records import (
 )
 
 MAX_RESENT_WORKERS: Final = MAX_WORKERS
-"""The maximum number of workers with unsent windows that are remembered; those of further workers are lost."""
+"""The maximum number of workers with unsent windows that are remembered; the windows of further workers are lost."""
 
 
 class ResendWindow:
-    """The time from which some workers' windows are sent again, as roll-ups then hold them.
+    """The time from which windows of some workers are sent again, with the contents of roll-ups at that moment.
 
-    By then another instance may read those workers, without their earlier telemetry.
+    By then another instance may read those workers without their earlier telemetry.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class ResendWindow:
         return self._workers
 
     def unsent(self, windows: Sequence[WrittenWindow]) -> None:
-        """Record that these windows were not sent, nor any until the next `take`."""
+        """Record that these windows were not sent. None are sent until the next `take`."""
         starts = [window.start_ns for window in windows]
         if self._from_ns is not None:
             starts.append(self._from_ns)
@@ -89,7 +89,7 @@ class ResendWindow:
 
 
 def _windows(series: Series) -> list[WrittenWindow]:
-    """Return each window with the workers that have something written in it."""
+    """Return each window with the workers that have data in it."""
     marked = series.roles | series.provisional * np.uint8(PROVISIONAL)
     encode = [None] * len(marked) if series.encode_ns is None else list(series.encode_ns)
     return [
@@ -149,13 +149,13 @@ An older record was read after an absence. Its windows count, but it says nothin
 instance wrongly taken for alive for this long does no harm, as partitions are taken over from ten seconds back.
 """
 MAX_UNSENT: Final = 32
-"""The bound on records that may wait for the broker before sending stops. Others could not read more, and it would push
-alerts out of the bus's buffer.
+"""The bound on records that may wait for the broker before sending stops. More records would displace alerts in the
+bus's buffer.
 """
 
 
 class LeftOut(StrEnum):
-    """Reason for which a part of a record is not taken."""
+    """The reason for which part of a record is not accepted."""
 
     PAST = "past"
     """A window that is no longer kept, or that was restored from a file."""
@@ -191,11 +191,11 @@ class Sharing:
         """The time at which each instance that does not understand columns was last heard."""
         self._descriptions = Descriptions(began_ns)
         self._tells_all = True
-        """True if the next record describes all workers: at first, after an outage, and when an instance joins."""
+        """True if the next record describes all workers: at the start, after an outage, and when an instance joins."""
         self._newest: dict[str, tuple[StepBatch, int]] = {}
         """The newest batch of each worker to report, with its time of arrival."""
         self._kept: list[WrittenWindow] = []
-        """Windows written since the last record, of no more than a few rounds."""
+        """Windows written since the last record; at most those of a few rounds."""
         self._resend = ResendWindow()
         self._overdue = OverdueWindows()
         self._heard: list[WrittenWindow] = []
@@ -213,8 +213,8 @@ class Sharing:
         self._kept += windows
 
     def send(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> None:
-        """Publish the new windows of own workers without those long silent, and earlier unsent windows of workers own
-        then.
+        """Publish the new windows of own workers, except long-silent ones, and earlier unsent windows of workers that
+        were own then.
 
         The record also shows that this instance is alive.
         """
@@ -257,7 +257,7 @@ class Sharing:
         return column_messages(reports, to_describe, windows, fleet)
 
     def hear(self, message: SharedWindows, now_ns: int, fleet: FleetTelemetry, rollups: RollUps, from_ns: int) -> None:
-        """Enter another instance's record with its windows from `from_ns` on.
+        """Process another instance's record with its windows from `from_ns` on.
 
         Where both instances read a worker, the window that covers more counts.
         """
@@ -313,7 +313,7 @@ class Sharing:
             self._older[name] = now_ns
 
     def _hear_own_id(self, message: SharedWindows) -> None:
-        # Its own records from before its restart are not another instance's.
+        # Records from before this instance's restart are not another instance's.
         if message.incarnation == self._began_ns or message.told_unix_ns < self._began_ns + MAX_APART_NS:
             return
         if not self.left_out[LeftOut.NAMESAKE]:
@@ -341,12 +341,12 @@ class Sharing:
             self._heard_cells += len(streamed)
 
     def take_heard(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
-        """Return windows received since the last call, and those that no instance reports any more."""
+        """Return windows received since the last call, and overdue windows that no instance reports any more."""
         heard, self._heard, self._heard_cells = self._heard, [], 0
         return heard + self._overdue.write(fleet, rollups, now_ns)
 
     def makes_trace(self, event: RequestEvent, fleet: FleetTelemetry, now_ns: int) -> bool:
-        """Report whether this instance makes the request's trace."""
+        """Return whether this instance exports the request's trace."""
         worker_id = event.decode_worker or event.prefill_worker
         if not worker_id:
             return self.shares.leads(now_ns)

@@ -28,7 +28,9 @@ from services.metrics.sharing import Sharing
 
 MS_NS: Final = 1_000_000
 STALE_NS: Final = 3_000_000_000
-"""Without a record for this long, figures are not live: workers send three or ten a second, the planner some."""
+"""The time without a record after which figures are not live. Workers send three or ten a second; the planner sends
+some too.
+"""
 
 
 class MetricsState:
@@ -44,7 +46,7 @@ class MetricsState:
     ) -> None:
         """Create an empty state; without `sharing` this instance reads all telemetry itself.
 
-        With `observes` it comes from servers' own metrics, without a broker.
+        With `observes`, telemetry comes from servers' own metrics, without a broker.
         """
         self._observes = observes
         self.sharing = sharing
@@ -74,7 +76,7 @@ class MetricsState:
             if self.sharing is not None:
                 self.sharing.hear(value, now_ns, self.fleet, self.rollups, self.history.resumed_ns)
             return
-        if isinstance(value, GatewayQueues):  # idle clusters send these too, so they do not make figures live
+        if isinstance(value, GatewayQueues):  # idle clusters send these too, so figures do not count as live
             self.gateways.take(value, now_ns)
             return
         if isinstance(value, DemandTotals):
@@ -95,7 +97,7 @@ class MetricsState:
             self.decisions[Action.Name(value.action).removeprefix("ACTION_").lower() if known else "unknown"] += 1
 
     def look_at_workers(self, now_ns: int) -> None:
-        """Enter workers that have come, gone or fallen silent as events."""
+        """Record workers that have arrived, left or fallen silent as events."""
         directory = self.fleet.directory
         for alike in together(self._lives.look(directory.known(), directory.newest_cover_ns, now_ns)):
             self.events.add_lives(alike, now_ns)
@@ -111,8 +113,8 @@ class MetricsState:
         return age_ns(self.fleet.directory.loads(now_ns), self.history.written_to_ns, now_ns)
 
     def not_live(self, now_ns: int) -> str | None:
-        """Return why figures are not live, in words; None when they are."""
-        # Telemetry read by others counts by its arrival there; an instance's record alone proves nothing.
+        """Return the reason why figures are not live, in words; None if they are."""
+        # Telemetry read by others counts by its arrival there. A record of an instance alone proves nothing.
         latest_ns = max(self._latest_ns or 0, self.fleet.latest_arrival_ns or 0)
         if self._observes and (not latest_ns or now_ns - latest_ns > STALE_NS):
             return "no observed server answers" + ("; figures are the last known" if latest_ns else "")
@@ -128,11 +130,11 @@ class MetricsState:
 
 
 def age_ns(loads: Loads, written_to_ns: int | None, now_ns: int) -> int | None:
-    """Return now less the newest instant that the shown data cover; None without any worker, never below 0.
+    """Return the time since the newest instant that the shown data cover, at least 0; None without workers.
 
-    Data cover an instant when windows are written until then and half of the workers that have not left have
-    reported until then. Times are by this process's clock and each worker's. A dead worker thus does not make the
-    others' data old; it lowers coverage.
+    Data cover an instant if windows are written up to it and half of the workers that have not left have reported up to
+    it. Times are by the clocks of this process and of each worker. A dead worker thus lowers coverage, but does not
+    make the others' data old.
     """
     reported_to_ns = np.sort(loads.covered_to_ns[~loads.listing.left])[::-1]
     if not len(reported_to_ns):
@@ -150,8 +152,8 @@ Take = Callable[[Record, int], None]
 def read_from_ns(kept_from_ns: int | None, now_ns: int, *, shared: bool) -> int:
     """Return the time from which a service that starts now reads.
 
-    Kept history decides it, else the service's start, however long finding the ends of its topics takes. A service
-    that shares reads from before its start, since its partitions may have had no reader.
+    That is the end of kept history or else the service's start, however long finding the ends of its topics takes. A
+    service that shares reads from before its start, since its partitions may have had no reader.
     """
     if kept_from_ns is not None:
         return kept_from_ns
@@ -168,10 +170,10 @@ async def ingest(
     shares: Shares | None = None,
     gather_ms: Callable[[], int] | None = None,
 ) -> None:
-    """Hand every record from now on, or since a time, to each taker; ends with the bus.
+    """Pass every record from now on, or since a time, to each taker; return when the bus closes.
 
-    With `shares`, step telemetry is read from this instance's partitions only, beside what other instances publish.
-    Step telemetry that is read too late is skipped, and `on_gap` called. `gather_ms` is that of `LiveBus`.
+    With `shares`, step telemetry is read from this instance's partitions only, along with records of other instances.
+    Late step telemetry is skipped, and `on_gap` is called. `gather_ms` is passed to `LiveBus`.
     """
 
     def wanted(topic: Topic, partition: int) -> bool:
@@ -184,7 +186,7 @@ async def ingest(
     )
     async for record in records:
         taken += 1
-        if taken % RECORDS_A_TURN == 0:  # ticks and readers get a turn during a burst
+        if taken % RECORDS_A_TURN == 0:  # give ticks and readers a turn during a burst
             await asyncio.sleep(0)
         now_ns = clock.now_ns()
         for take in takers:

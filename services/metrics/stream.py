@@ -1,8 +1,8 @@
 """The live stream: its task, its messages, the hub that hands them to readers, and the answer as server-sent events.
 
-Messages hold the workers, the windows of each 100 ms, and changes in between. Each is encoded once for all readers. A
-reader takes them at its own pace, and a slow one skips. New windows are sent every 100 ms. Changes in windows sent
-before go out more often, as long as readers want them. Planners get workers' loads with each whole round.
+Messages hold the workers, the windows of each 100 ms, and changes in between. Each is encoded once for all readers.
+Readers receive them at their own pace, and slow readers skip some. New windows are sent every 100 ms. Changes of
+earlier windows are sent more often while readers want them. Planners get workers' loads with each whole round.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class StreamWorkers(msgspec.Struct):
     version: int
     window_ms: int
     settled_ms: int
-    """Windows that ended so long before a tick are seldom revised."""
+    """The age from which windows are seldom revised."""
     roles: tuple[str, ...]
     """The names of the numbers in ticks, counted from 1."""
     workers: list[StreamWorker]
@@ -73,7 +73,7 @@ class Window(msgspec.Struct, array_like=True):
     decode: list[int]
     kv_wait: list[int]
     roles: list[int]
-    """Role numbers, plus 128 where a step that still runs is counted as far as it is known to have run."""
+    """Role numbers, plus 128 for a window with a running step, which counts as far as it is known to have run."""
 
 
 class Depths(msgspec.Struct):
@@ -115,7 +115,7 @@ class TickWriter:
         self._settled_ms = settled_ns // MS_NS
         self._listing: Listing | None = None
         self._members: list[StreamWorker] = []
-        """The members as they were last sent."""
+        """The members as last sent."""
         self._index_of: dict[str, int] = {}
         self.version = 0
         self.number = 0
@@ -205,7 +205,7 @@ class Hub:
         self._written = 0
         self._members = b""
         self._members_from = 0
-        """The number of the tick that the present members came with."""
+        """The number of the tick with which the present members were sent."""
         self._news = asyncio.Event()
         self._closed = False
         self._readers: Counter[str] = Counter()
@@ -231,23 +231,23 @@ class Hub:
         return self._readers.total()
 
     def check_room(self, caller: str = "") -> None:
-        """Raise QueueFull when no more readers are admitted, or none of this caller, who leaves room to others.
+        """Raise QueueFull if no more readers are admitted, or no more of this caller.
 
-        `caller` is a key's id, empty where no key is needed.
+        `caller` is a key's id, or empty where no key is needed.
         """
         if self.readers >= MAX_READERS:
             raise QueueFull(f"{MAX_READERS} readers hold the stream already", retry_after_s=RETRY_AFTER_S)
         own = self._readers[caller]
         if caller and not may_take(MAX_READERS, self.readers, own):
-            text = f"{own} of {MAX_READERS} readers of the stream have this key already: others need room too"
+            text = f"{own} of {MAX_READERS} readers of the stream already use this key: close one first"
             raise QueueFull(text, retry_after_s=RETRY_AFTER_S)
 
     @contextmanager
     def reader(self, caller: str = "", *, between: bool = True) -> Iterator[AsyncIterator[bytes]]:
-        """Yield messages from the newest on until `close`, holding a place while the context is open.
+        """Yield messages from the newest on until `close`, occupying a reader's place while the context is open.
 
-        `caller` is that of `check_room`. With `between`, changes between two windows come at once. Without any such
-        reader they come with the next window.
+        `caller` is passed to `check_room`. With `between`, changes between two windows are sent at once. Without such a
+        reader, they are sent with the next window.
         """
         self.check_room(caller)
         self._readers[caller] += 1
@@ -272,7 +272,7 @@ class Hub:
             if sent_members != self._members_from <= following:
                 sent_members = self._members_from
                 yield self._members
-                continue  # many ticks may have been written while this was sent
+                continue  # many ticks may have been written during this send
             tick = self._ticks[following - self._written]
             following += 1
             yield tick
@@ -300,7 +300,7 @@ class EventStream(Response):
         self._between = between
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, holding a place at the hub meanwhile."""
+        """Send the answer, occupying a place at the hub in the meantime."""
         with self._hub.reader(self._caller, between=self._between) as messages:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await until_first(gone=_gone(receive), writing=_write(messages, send))
@@ -322,11 +322,13 @@ async def _gone(receive: Receive) -> None:
 
 
 MAX_UNSENT: Final = 32
-"""The maximum number of records that may wait for the broker before sending stops, as loads would arrive too old."""
+"""The maximum number of records that may wait for the broker before sending stops, since the loads would be outdated on
+arrival.
+"""
 
 
 class LoadPublisher:
-    """The publisher of loads; windows written between two messages go with the next one."""
+    """The publisher of loads; windows written between two messages are sent with the next one."""
 
     def __init__(
         self,
@@ -338,7 +340,8 @@ class LoadPublisher:
     ) -> None:
         """Create a publisher; `unsent` counts records that wait for the broker.
 
-        `targets_ns` returns the (TPOT, TTFT) targets of requests by model. `assessments` returns those of a moment.
+        `targets_ns` returns the (TPOT, TTFT) targets of requests by model. `assessments` returns the assessments at a
+        moment.
         """
         self._builder = builder
         self._publish = publish
@@ -347,7 +350,7 @@ class LoadPublisher:
         self._assessments = assessments
         self._written: list[WrittenWindow] = []
         self.works = False
-        """True if the last message held anything that runs, waits or was computed, so that planners want the next one
+        """True if the last message contained running, waiting or finished work, so that planners want the next one
         soon.
         """
 
@@ -372,10 +375,10 @@ class LoadPublisher:
 
 
 TICK_NS: Final = 100_000_000
-"""The window that a tick sends for the first time, for every worker."""
+"""The length of the window that a tick sends for the first time, for every worker."""
 UNREAD_NS: Final = 400_000_000
-"""The interval at which windows are written while nobody reads them live. Four at a time cost little more than one,
-and less late telemetry has to be entered again.
+"""The interval at which windows are written without live readers. Four at a time cost little more than one, and less
+late telemetry has to be entered again.
 """
 ROUND_NS: Final = 25_000_000
 """The interval at which changes are sent, for the workers that changed. Telemetry arrives at any moment between two
@@ -399,20 +402,20 @@ async def tick_forever(
     loads: LoadPublisher | None = None,
     verdicts: VerdictEvaluator | None = None,
 ) -> None:
-    """Write each window `lag_ns` after its end, and revise those before it.
+    """Write each window `lag_ns` after its end, and revise earlier windows.
 
-    Revisions come every `ROUND_NS` while a reader wants them. Otherwise they come with the next window, or with
-    four windows while nobody reads the stream and nothing runs. A late round writes what it has missed.
+    Revisions are written every `ROUND_NS` while a reader wants them. Otherwise they come with the next window, or with
+    four windows while the stream has no readers and nothing runs. A late round writes what it has missed.
 
-    With restored history the first round waits for telemetry nearly as recent as this call. Windows written earlier
-    would all have to be written again.
+    With restored history, the first round waits until the telemetry read is nearly as recent as this call. Windows
+    written earlier would have to be written again.
     """
     started_ns = clock.now_ns()
     replayed = state.history.written_to_ns is None
     alerts: list[Alert] = []
     shown_number = -1
     while True:
-        # Read by pages, by other instances, or by planners with something to decide.
+        # There are readers: pages, other instances, or planners with something to decide.
         read = hub.readers or state.sharing is not None or (loads is not None and loads.works)
         round_ns = ROUND_NS if hub.close_readers else TICK_NS if read else UNREAD_NS
         await asyncio.sleep((round_ns - (clock.now_ns() - lag_ns) % round_ns + TIMER_NS) / 1e9)
@@ -423,7 +426,7 @@ async def tick_forever(
             number = (now_ns - lag_ns) // TICK_NS
             tick(state, hub, writer, alerts, now_ns, lag_ns=lag_ns, whole=number != shown_number, loads=loads)
             shown_number = number
-            await asyncio.sleep(0)  # readers get the tick first, as evaluating alerts takes as long
+            await asyncio.sleep(0)  # readers get the tick first, because evaluating alerts takes as long
             alerts = await desk.look(now_ns)
             if verdicts is not None:
                 await verdicts.look(now_ns)
@@ -442,7 +445,7 @@ def tick(
 ) -> None:
     """Run one round; `alerts` have changed since the last one.
 
-    Without `whole` it sends only what has changed, if anything has and readers have all workers concerned.
+    Without `whole`, it sends changes only, and only if readers know all workers concerned.
     """
     written = state.history.advance(now_ns - lag_ns)
     if loads is not None:

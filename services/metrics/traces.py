@@ -1,8 +1,8 @@
 """Spans of finished requests, matched with their KV transfers and exported to an OpenTelemetry collector.
 
 Ids are digests of what they name, so an event that is delivered twice makes the same spans. Attributes follow
-OpenTelemetry's conventions for generative AI (`gen_ai.*`) where there is one. Times come from the clock of the
-process that took them: the decode worker's for a hand-off, the gateway's for the others.
+OpenTelemetry's conventions for generative AI (`gen_ai.*`) where there is one. Times come from the clock of the process
+that measured them: the decode worker's for a hand-off, the gateway's for the others.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class TraceContext:
     trace_id: bytes
     parent_id: bytes = b""
     sampled: bool | None = None
-    """True if the client samples the trace; None if it leaves that open."""
+    """True if the client samples the trace; None if it leaves the choice open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def spans(event: RequestEvent, hand_offs: Sequence[HandOff]) -> list[RequestSpan
 
 
 def hand_off_span(event: RequestEvent, hand_off: HandOff) -> RequestSpan:
-    """Build the span of one KV transfer, the same whether it is sent with the others or after them."""
+    """Build the span of one KV transfer, which is the same whether sent with the other spans or later."""
     start, end = hand_off.transfer.start_unix_ns, hand_off.transfer.end_unix_ns
     attributes = _transfer_attributes(hand_off.transfer)
     return _part(event, "kv hand-off", (WORKER, hand_off.worker_id), start, end, attributes=attributes)
@@ -184,7 +184,7 @@ def _digest(size: int, *parts: str) -> bytes:
 
 SETTLE_NS: Final = 1_000_000_000
 """The time for which a finished request waits for its transfers, which workers report ten times a second. A later
-transfer is sent when it comes, as a span of the same trace.
+transfer is sent when it arrives, as a span of the same trace.
 """
 MAX_REQUESTS: Final = 20_000
 """The maximum number of finished requests that wait; beyond it the oldest is dropped and counted."""
@@ -195,15 +195,15 @@ request.
 MAX_LACKING: Final = 5_000
 """The bound on requests sent without all their transfers; beyond it those of the oldest are no longer awaited."""
 MAX_HAND_OFFS: Final = 64
-"""The maximum number of transfers of one request, whose choices share its id; further ones get no span."""
+"""The maximum number of transfers of one request, whose choices share its id; the rest get no span."""
 _SHARES: Final = 1 << 64
 
 
 class TraceBuffer:
-    """Finished requests that wait until their spans are taken.
+    """The buffer of finished requests until their spans are taken.
 
-    `share`, 0..1, is the part of the traces starting here that is kept. A request with a trace context is kept if
-    its client samples it.
+    `share`, 0..1, is the kept part of the traces that start here. A request with a trace context is kept if its client
+    samples it.
     """
 
     def __init__(self, share: float) -> None:
@@ -271,7 +271,7 @@ class TraceBuffer:
             self._lacking.popitem(last=False)
 
     def _hand_offs(self, event: RequestEvent) -> list[HandOff]:
-        """Return the hand-offs of one choice, leaving those of other choices, which share the request's id."""
+        """Return the hand-offs of one choice, but not those of other choices, which share the request's id."""
         come = sorted(self._transfers.pop(event.request_id, []), key=lambda one: one.transfer.start_unix_ns)
         own = [one for one in come if one.worker_id == event.decode_worker] or come
         if event.moves or event.reroutes:
@@ -294,13 +294,11 @@ TIMEOUT_S: Final = 5.0
 TRIES: Final = 3
 RETRY_S: Final = 1.0
 RETRIED: Final = frozenset({429, 502, 503, 504})
-"""Statuses that OTLP's specification says to retry."""
+"""The statuses after which OTLP's specification requires a retry."""
 
 
 class TraceExporter(Collector):
-    """The exporter of the buffer's spans. Spans that no try delivers are dropped and counted, with one log line an
-    outage.
-    """
+    """The exporter of the buffer's spans. Undeliverable spans are dropped and counted, with one log line per outage."""
 
     def __init__(self, book: TraceBuffer, url: str, clock: Clock, make_client: MakeClient = httpx.AsyncClient) -> None:
         self.book = book

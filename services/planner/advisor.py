@@ -1,5 +1,5 @@
-"""Advice on changes that the planner may not make itself, given once they have been needed for a while, with its
-outcome. Pure.
+"""Advice on changes that the planner may not make itself. Advice is given once a change has been needed for a while.
+Pure.
 """
 
 from collections import deque
@@ -19,9 +19,9 @@ from services.planner.role_planner import ModelPlan
 STOOD_NS: Final = 5_000_000_000
 # The time between the application of advice and the measurement of its effect.
 CAME_NS: Final = 10_000_000_000
-# Advice that no longer holds stays open for this long, then expires; without any work it does after `STOOD_NS`.
+# Advice that no longer holds stays open for this long, then expires; without any work it expires after `STOOD_NS`.
 EXPIRES_NS: Final = 60_000_000_000
-# Observations of a model that are averaged, both for a prediction and for its measurement.
+# Observations of a model that are averaged for a prediction and for its measurement.
 LOOKS: Final = 5
 MAX_OPEN: Final = 256
 

@@ -18,7 +18,7 @@ from services.planner.role_planner import MAX_CALLS, Order
 
 log = structlog.get_logger()
 
-# A slower call is given up; by the next decision, telemetry shows whether the worker has changed.
+# A slower call is abandoned; by the next decision, telemetry shows whether the worker has changed.
 CALL_S: Final = 2.0
 
 
@@ -50,7 +50,7 @@ class OrderExecutor:
         token: str,
         outrun: Callable[[], None] = lambda: None,
     ) -> None:
-        """`outrun` is called if a worker refuses an order since it knows a later lead."""
+        """Create a sender. It calls `outrun` if a worker refuses an order because a later leader exists."""
         self._transport = transport
         self._tasks = tasks
         self._planner_id = planner_id

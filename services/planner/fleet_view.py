@@ -1,4 +1,4 @@
-"""Columns of the registered workers and of what metrics services report of them: loads, windows, step times. Pure."""
+"""Columns of the registered workers and of the reports of metrics services: loads, windows, step times. Pure."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
@@ -41,12 +41,12 @@ HAND_NS: Final = 60_000_000_000
 
 
 MAX_TOKEN_BYTES: Final = 2**32
-# Larger values are nonsense. Within them, sums of KV tokens over all workers fit 64 bits.
+# Larger values are invalid. Within them, sums of KV tokens over all workers fit 64 bits.
 MAX_BLOCK_TOKENS: Final = 2**16
 
 
 class WorkerColumns:
-    """Arrays over the workers, [workers] each, in the registry's order."""
+    """Arrays with one element per worker, in the order of the registry."""
 
     def __init__(self, workers: Sequence[Worker], planner_id: str) -> None:
         self.workers = workers
@@ -154,7 +154,7 @@ class _MetricsService:
     ids: Sequence[str] = ()
     roster: WorkerColumns | None = None
     indices: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Place of each of its workers, or -1 if it is not registered."""
+    """Index of each of its workers in the roster, or -1 if it is not registered."""
 
 
 class FleetView:
@@ -165,7 +165,7 @@ class FleetView:
     def __init__(self, window_ns: int, lag_ns: int) -> None:
         self.roster = WorkerColumns((), "")
         self.loads: Uints = np.zeros((len(COLUMNS), 0), np.uint64)
-        """[columns, workers] the newest report of each worker, by `COLUMNS`."""
+        """[columns, workers] newest report of each worker, in the order of `COLUMNS`."""
         self._columns: dict[str, Ints] = {}
         """Signed copies of the columns that were read since the last message, by name."""
         self.heard_ns: Ints = np.zeros(0, np.int64)
@@ -181,7 +181,7 @@ class FleetView:
         # Rounded down to whole windows, but at least one.
         self.window_ns = max(window_ns // WINDOW_NS, 1) * WINDOW_NS
         self.works = False
-        """True if the last message reported anything running, waiting or computed."""
+        """True if the last message reported running, waiting or finished work."""
         self._slots = (self.window_ns + lag_ns) // WINDOW_NS + 12
         self._times: NDArray[np.int32] = np.zeros((self._slots, 0, 3), np.int32)
         """[windows, workers, 3] int32 ns; a ring indexed by window number."""
@@ -290,7 +290,7 @@ class FleetView:
         return min((waits - 1) / CPU_WAIT_UNITS, 1.0) if waits else None
 
     def times_ns(self, end_ns: int) -> Ints:
-        """Return [workers, 3] covered, prefill and decode time in the last `window_ns` of whole windows ended by
+        """Return [workers, 3] covered, prefill and decode time in the last `window_ns` of whole windows that end by
         `end_ns`.
         """
         last = end_ns // WINDOW_NS

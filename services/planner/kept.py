@@ -1,4 +1,4 @@
-"""The planner's persistent state (mode, limits, leader lease), the port to its store, and the view of the lease."""
+"""The planner's persistent state (mode, limits, leader lease), the port to its store, and its view of the lease."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +19,7 @@ def mode_word(mode: Mode) -> str:
 
 
 class Lead(Enum):
-    """The planner that decides among those that share a cluster."""
+    """The holder of the leader lease, as far as this planner knows."""
 
     OURS = "ours"
     ANOTHERS = "anothers"
@@ -29,7 +29,7 @@ class Lead(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoredPlannerSettings:
-    """The mode and limits found in the store; None for one that was never stored."""
+    """The stored mode and limits; None for a setting that was never stored."""
 
     mode: Mode | None
     limits: str | None

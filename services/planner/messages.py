@@ -1,4 +1,4 @@
-"""The planner's messages: its decisions with their reasons in words, and what they brought."""
+"""The planner's messages: its decisions with their reasons in words, and their measured effect."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -48,7 +48,7 @@ LONG_MS: Final = 1_000
 
 
 def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
-    """Return the reason for a change of roles."""
+    """Explain a change of roles."""
     now, then = plan.shown_now(assigned), plan.shown(assigned.then, lending=not assigned.memory.apart.on)
     to_prefill = sum(change.role is Role.PREFILL for change in plan.moves)
     count, (leave, take) = len(plan.moves), ("decode", "prefill") if to_prefill else ("prefill", "decode")
@@ -57,7 +57,7 @@ def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     if assigned.code is RoleReason.LIMITS:
         there = f"{workers(assigned.now.prefill, 'prefill')} and {assigned.now.mixed} decode"
         return f"limits ask for other numbers than {there}; {leaves}"
-    # A move ahead of a queue is decided before the assessment, which needs a rate of some seconds, shows pressure.
+    # Moves ahead of a queue come before the assessment, which needs some seconds to measure a rate, shows pressure.
     if assigned.code is RoleReason.DECODES_PRESS:
         if now.decode_pressure < DECODES_PRESS:
             return f"sequences gather on {workers(now.mixed, 'decode')}; {way} before pressure rises"
@@ -69,7 +69,7 @@ def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
 
 
 def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
-    """Return the reason why spare workers take a role, or leave theirs."""
+    """Explain why spare workers take a role or return to standby."""
     up = [each for each in plan.called if each.role is not Role.STANDBY]
     if up:
         pressure, there = plan.shown_now(assigned).pressure, assigned.now.prefill + assigned.now.mixed
@@ -84,13 +84,13 @@ def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
 
 
 def why_together(plan: ModelPlan, _assigned: RolePlan) -> str:
-    """Return the reason for moving ranks whose role differs from that of their group."""
+    """Explain why ranks whose role differs from that of their group are moved."""
     count = len(plan.strays)
     return f"{count} rank{' takes' if count == 1 else 's take'} the role of the data-parallel group"
 
 
 def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
-    """Return the reason for changes of budgets alone."""
+    """Explain a decision that only changes budgets."""
     observed, then = plan.observed, assigned.then
     assert observed.engine is not None
     standings = {each.id: each for each in observed.standings}
@@ -104,7 +104,7 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
         if shown < RAISE:
             return f"a queue of prompts begins on {on}{waits}; {whose} {take} up to {tokens} prompt tokens a step"
         lent = figure(plan.shown(then, lending=True).prompt_pressure)
-        # Without a worker the pressure has no bound, and its figure says nothing.
+        # Without a worker the pressure is unbounded, so its figure means nothing.
         begins = f"prefill pressure {presses} on {on}" if then.prefill else "no worker is for prompts alone"
         lent = lent if then.prefill else f"a pressure of {lent}"
         return f"{begins}{waits}; {whose} that {take} up to {tokens} prompt tokens a step {leave} {lent}"
@@ -117,12 +117,12 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
 
 
 def why_kept(plans: Sequence[ModelPlan]) -> str:
-    """Return the reason for a decision that changes nothing."""
+    """Explain a decision that changes nothing."""
     return "; ".join(map(_stands, plans)) if plans else "no workers are registered"
 
 
 def why_advised(plan: ModelPlan, assigned: RolePlan) -> str:
-    """Return the reasons for all changes that a plan recommends for its model."""
+    """Explain all changes that a plan recommends for its model."""
     said = [why_moved(plan, assigned)] if plan.moves else []
     said += [why_called(plan, assigned)] if plan.called else []
     said += [why_together(plan, assigned)] if plan.strays else []
@@ -165,7 +165,7 @@ def _is_too_small(plan: ModelPlan, assigned: RolePlan, now: Split) -> bool:
 
 
 def _waits(plan: ModelPlan, now: Split) -> str:
-    """Return how long a prompt would wait, or nothing if that is short."""
+    """Describe how long a prompt would wait; empty if that is short."""
     engine = plan.observed.engine
     if engine is None:
         return ""
@@ -178,7 +178,7 @@ MAX_UINT32: Final = 2**32 - 1
 MAX_UINT64: Final = 2**64 - 1
 NS_PER_MS: Final = 1_000_000
 CODE_NOBODY: Final = "no_workers"
-# Too little is known about a model to decide about it.
+# Too little is known about the model for a decision.
 CODE_UNKNOWN: Final = "unknown"
 
 
@@ -214,7 +214,8 @@ def changed(
 def recommended(snapshot: ClusterSnapshot, plan: ModelPlan) -> Decision | None:
     """Return a decision that recommends a change to the operator, or None if there is none to make.
 
-    Where a metrics service assesses the model, its advice is the only one. Else it is what mode auto would do.
+    If a metrics service assesses the model, its advice is recommended. Otherwise the decision describes the changes of
+    mode auto.
     """
     if plan.assigned is None:
         return None
@@ -235,7 +236,8 @@ def _advised(snapshot: ClusterSnapshot, plan: ModelPlan, assessment: Assessment)
     action = assessment.action
     if action is None:
         return None
-    # The verdict's sentence says what the change leaves. Splits rated by the planner would be a second opinion.
+    # The verdict's sentence already describes the effect of the change. The planner's own ratings would be a second
+    # opinion.
     decision = Decision(
         action=ACTION_RECOMMEND,
         reason=assessment.sentence,
@@ -293,7 +295,7 @@ def seen(plan: ModelPlan) -> Seen | None:
 
 
 def counterfactual(without: Replay, then: Replay) -> Counterfactual:
-    """Return what the demand since a decision would have met without it and with it."""
+    """Return the predicted service of the demand since a decision, without it and with it."""
     over_ms = without.lasted_ns // NS_PER_MS
     return Counterfactual(method=METHOD, over_ms=over_ms, without=_replayed(without), **{"with": _replayed(then)})
 
@@ -328,7 +330,7 @@ def summary(snapshot: ClusterSnapshot) -> ClusterSummary:
 
 
 def action_word(action: Action) -> str:
-    """Return an action as users see it, such as keep or set_role; unknown for one of a later release."""
+    """Return an action as users see it, such as keep or set_role; unknown for an action of a later release."""
     return Action.Name(action).removeprefix("ACTION_").lower() if action in Action.values() else "unknown"
 
 

@@ -30,7 +30,7 @@ _ROLES: Final = {int(role): role for role in Role}
 
 @dataclass(frozen=True, slots=True)
 class ObservedModel:
-    """A model's workers. If `engine` is None, `unknown` says what is missing."""
+    """A model's workers. If `engine` is None, `unknown` names the missing data."""
 
     model: str
     engine: WorkerProfile | None
@@ -57,10 +57,10 @@ class ObservedCluster:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The inputs of one observation beside telemetry."""
+    """The inputs of an observation other than telemetry."""
 
     asked: Mapping[str, Assignment]
-    """Requested assignments of registered workers of which nothing newer is known."""
+    """The requested assignment of each registered worker whose telemetry shows nothing newer."""
     waiting: Mapping[str, ModelBacklog] | None
     """Backlog at gateways, by model; None if no gateway reports."""
     tpot_ns: Callable[[str], int]
@@ -68,9 +68,9 @@ class Look:
     pinned: Bools
     now_ns: int
     end_ns: int
-    """End of the window that recent computation is taken from."""
+    """End of the window of recent computation."""
     ttft_ns: Mapping[str, int] = field(default_factory=dict)
-    """The strictest TTFT target that a tenth of a model's requests have; without one its prompts are due soon."""
+    """The strictest TTFT target of a tenth of a model's requests. Prompts of a model without one are due soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Observer:
         unknown = _unheard(roster.ready[indices], fresh) or gathered.unknown
         unknown = unknown or (found if isinstance(found, str) else "")
         if look.waiting is None:
-            unknown = unknown or "no gateway says what waits there"
+            unknown = unknown or "no gateway reports its queue"
         engine, work = None, Workload(0.0, 0, 0, tpot_ns)
         if not unknown and isinstance(found, WorkerProfile):
             at_gateways = (look.waiting or {}).get(model, ModelBacklog())
@@ -149,9 +149,9 @@ class Observer:
         )
 
     def _engine(self, model: str, heard: Ints) -> WorkerProfile | str:
-        """Return a profile of the weakest worker in each respect, or what is missing.
+        """Return a profile that takes the worst value of all workers in each respect, or the name of the missing data.
 
-        A change of roles must not ask too much of any worker.
+        A change of roles must not demand more than any worker can do.
         """
         key, known = heard.tobytes(), self._engines.get(model)
         if known is not None and known[:2] == (self._view.revision, key):
@@ -167,7 +167,7 @@ def _has_role(role: Ints) -> Bools:
 
 
 def _age_ns(view: FleetView, heard: Ints, now_ns: int) -> int:
-    # Ages are by the workers' clocks. Idle workers report seldom, and nothing has changed with them.
+    # Ages are by the workers' clocks. Idle workers report seldom, but their state has not changed either.
     busy = heard[(view.column("running") + view.column("waiting"))[heard] > 0]
     covered_to_ns = view.column("covered_to_unix_ns")[busy]
     return max(now_ns - int(np.median(covered_to_ns)), 0) if len(covered_to_ns) else 0
@@ -201,7 +201,7 @@ def _standings(view: FleetView, indices: Ints, columns: _Columns, pinned: Bools)
         roster.keeps_budget[indices].tolist(),
         [own.get(roster.ids[index], 0) for index in indices.tolist()] if own else [0] * len(indices),
     )
-    return list(map(PlannedWorker._make, zip(*reported, strict=True)))  # a third of the time of calling it
+    return list(map(PlannedWorker._make, zip(*reported, strict=True)))  # takes a third of the time of a call
 
 
 def _engine(view: FleetView, heard: Ints) -> WorkerProfile | str:
@@ -256,7 +256,8 @@ def _work(
     prompt_tokens = view.column("waiting_prefill_tokens")[heard]
     computes = columns.role[heard] == Role.PREFILL
     at_gateways_tokens = pressing_tokens(served, at_gateways.hopeful_tokens, at_gateways.prompt_tokens)
-    queued = np.where(prompt_tokens > 0, 0, waiting)  # with prompt tokens, the waiting sequences are prompts
+    # of a worker with prompt tokens, the waiting sequences are prompts
+    queued = np.where(prompt_tokens > 0, 0, waiting)
     decoding = (running + queued + view.column("awaiting_kv")[heard])[~computes]
     decodes, kv_tokens = int(decoding.sum()), int(columns.kv_tokens[heard][~computes].sum())
     reported = (running[computes].tolist(), waiting[computes].tolist(), prompt_tokens[computes].tolist())

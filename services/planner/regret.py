@@ -1,4 +1,4 @@
-"""The regret ledger: GPU time lost against hindsight, by hour. Pure; the caller passes the time."""
+"""The regret ledger: GPU time lost against the best split in hindsight, by hour. Pure; the caller passes the time."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from services.planner.role_planner import ModelPlan
 
 MAX_HOURS: Final = 48
 MAX_MODELS: Final = 64
-# Nothing is charged for a longer gap between two decisions: the planner was not deciding then.
+# A longer gap between two decisions is not charged, because the planner was not deciding then.
 MAX_GAP_NS: Final = 2_000_000_000
 _CAUSES: Final[Mapping[RoleReason, LossCause]] = {
     RoleReason.PROMPTS_PRESS: LossCause.LATE,
@@ -86,7 +86,7 @@ class RegretLedger:
 
     def _add(self, hour: int, model: str, cause: str, gpu_ns: float) -> None:
         key = hour, model, cause
-        if key not in self._sums:  # an hour is new, or a model in it: old ones go
+        if key not in self._sums:  # an hour, or a model in it, is new: drop old entries
             self._sums = {each: sum_ for each, sum_ in self._sums.items() if each[0] > hour - MAX_HOURS}
         self._sums[key] = self._sums.get(key, 0.0) + gpu_ns
 

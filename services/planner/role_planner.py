@@ -55,7 +55,7 @@ FAILED_NS: Final = 5_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A model as it was observed and what was decided about it; nothing is decided if too little is known."""
+    """An observed model and the decisions about it. Nothing is decided if too little is known."""
 
     observed: ObservedModel
     assigned: RolePlan | None
@@ -69,14 +69,14 @@ class ModelPlan:
     assessment: Assessment | None = None
     """The assessment that every view shows; None where no metrics service publishes one."""
 
-    # Roles are decided by how soon a queue would be gone. People are shown whether targets are met, as in every view.
+    # Roles are decided by how soon a queue would drain. People see whether targets are met, as in every other view.
     def shown_now(self, assigned: RolePlan) -> Split:
         """Return the present roles with the pressures that people see."""
-        # Orders that no worker has carried out yet are not counted, as no other view knows of them.
+        # Orders that no worker has carried out yet are not counted, since no other view knows of them.
         return assigned.now if self.assessment is None else self.assessment.standing
 
     def shown(self, split: Split, *, lending: bool) -> Split:
-        """Return any roles with the pressures that people see; `lending` decode workers compute prompts too."""
+        """Return a split with the pressures that people see; `lending` decode workers compute prompts too."""
         found = self.assessment
         if found is None:
             return split
@@ -114,7 +114,7 @@ class RolePlanner:
         """The times that changes took, from the decision to the worker's answer."""
 
     def as_asked(self, view: FleetView) -> dict[str, Assignment]:
-        """Return the requested assignment of each worker of which nothing newer is known."""
+        """Return the requested assignment of each worker whose telemetry and registration show nothing newer."""
         if not self._wanted:
             return {}
         indices = view.roster.index_of
@@ -186,7 +186,7 @@ class RolePlanner:
     def _called(
         self, model: ObservedModel, assigned: RolePlan, wish: RoleWish | None, limits: PlannerLimits, *, most: int
     ) -> list[RoleOrder]:
-        # Spare workers are called up at once if no split has room; the scaler's wish for more follows later.
+        # Spare workers are called up at once if no split has room; the scaler's wish for more follows.
         if wish is None or model.engine is None or not wish.spares:
             return []
         changing = {change.worker_id for change in assigned.changes}

@@ -64,7 +64,7 @@ class PlannerPorts:
     store: PlannerStore | None = None
     """The store of mode, limits and lead. Without one they last until a restart, and this planner leads."""
     actuators: Sequence[Actuator] = ()
-    """Start and end workers, at most one actuator for each model. Without any, the planner only recommends."""
+    """The actuators that start and end workers, at most one per model. Without any, the planner only recommends."""
     models: ModelCatalogue | None = None
     """The catalogue of a pool of workers, if there is one."""
     keys: KeyTable | None = None
@@ -181,7 +181,7 @@ def _scaler(
 def _behind_keys(
     app: ASGIApp, settings: PlannerSettings, ports: PlannerPorts, clock: Clock, metrics: CollectorRegistry
 ) -> ASGIApp:
-    """Wrap the app in the key check and the audit of changes; without keys, return it unchanged."""
+    """Wrap the app in the key check and the audit of changes; without keys, return the app unchanged."""
     if ports.keys is None:
         return app
     gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
@@ -190,7 +190,7 @@ def _behind_keys(
 
 
 def need(_method: str, path: str) -> Role | None:
-    """Return the least role that may request a path; None admits everyone. Routes that require more check it
+    """Return the lowest role that may request a path; None admits everyone. Routes with higher demands check the role
     themselves.
     """
     return None if is_public(path) else "operator"

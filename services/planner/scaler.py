@@ -1,4 +1,4 @@
-"""The planner's horizon of seconds to minutes: a loop that decides on the number of workers and calls actuators.
+"""The planner's horizon of seconds to minutes: a loop that decides the number of workers and calls actuators.
 
 Decisions about roles never wait for it. It leaves its observations and wishes in the planner's state.
 """
@@ -121,9 +121,9 @@ class NoPlans:
 @dataclass(frozen=True, slots=True)
 class ScalerSettings:
     start_up_ns: int
-    """The expected time from the start of its machine until a worker serves, before it has been measured."""
+    """The expected time from the start of a worker's machine until it serves; used until a start has been measured."""
     machine_ns: int = 0
-    """Expected wait for a machine, if workers have to wait for one, before it has been measured."""
+    """The expected wait for a machine; used until a wait has been measured."""
     calm_ns: int = CALM_NS
     linger_ns: int = LINGER_NS
 
@@ -146,9 +146,9 @@ class ActuatorPools:
 
 
 class Scaler:
-    """The decisions how many workers each model should have, over time.
+    """Decisions about the number of workers of each model over time.
 
-    `actuators` holds at most one for each model. Without any, the scaler only recommends.
+    `actuators` holds at most one per model. Without any, the scaler only recommends.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Scaler:
             await self._keep()
 
     def start_up_ns(self, model: str) -> int:
-        """Return how long a worker of this model that is requested now should take until it serves."""
+        """Return the expected time until a worker of this model that is requested now serves."""
         pools = self._of(model)
         return pools.start_up.ahead_ns if pools is not None else self._settings.start_up_ns
 
@@ -261,7 +261,7 @@ class Scaler:
         before = self._last_reported.get(model, (pool.serving, pool.started))
         self._last_reported[model] = now
         news = now != before and not (found.code is ScaleReason.ENOUGH and found.started == before[1])
-        if not news or not self._pools:  # without one it is advice (see advisor.py)
+        if not news or not self._pools:  # without an actuator the wish becomes advice (see advisor.py)
             return
         pools = self._of(model)
         kind = pools.actuator.kind if acts and pools is not None else ""
@@ -414,19 +414,17 @@ class ScalerCollector(Collector):
         self._plans = plans
 
     def collect(self) -> Iterator[Metric]:
-        calls = CounterMetricFamily(
-            names.PLANNER_ACTUATOR_CALLS_TOTAL, "Times that an actuator was asked.", labels=("outcome",)
-        )
+        calls = CounterMetricFamily(names.PLANNER_ACTUATOR_CALLS_TOTAL, "Calls to an actuator.", labels=("outcome",))
         for outcome, count in self._scaler.asked.items():
             calls.add_metric((outcome.value,), count)
         yield calls
-        wished = GaugeMetricFamily(names.PLANNER_WISHED_WORKERS, "Workers that are to have a role.", labels=("model",))
+        wished = GaugeMetricFamily(names.PLANNER_WISHED_WORKERS, "Workers that should have a role.", labels=("model",))
         for model, wish in self._state.wishes.items():
             wished.add_metric((model,), wish.serving)
         yield wished
         forecast = GaugeMetricFamily(
             names.PLANNER_FORECAST_WORKERS,
-            "Workers that a capacity plan wishes by the time that they could have started.",
+            "Workers that a capacity plan needs by the time at which new ones could serve.",
             labels=("model", "phase"),
         )
         for model, pools in self._scaler.forecast.items():
@@ -434,7 +432,7 @@ class ScalerCollector(Collector):
                 forecast.add_metric((model, phase), count)
         yield forecast
         heard = CounterMetricFamily(
-            names.PLANNER_CAPACITY_PLANS_TOTAL, "Capacity plans that came over the bus.", labels=("outcome",)
+            names.PLANNER_CAPACITY_PLANS_TOTAL, "Capacity plans received from the bus.", labels=("outcome",)
         )
         for taken, count in self._plans.taken.items():
             heard.add_metric((taken.value,), count)

@@ -40,11 +40,11 @@ class PlannerSettings(HttpSettings):
     models_window_s: float = Field(60.0, ge=1, le=3_600)
     """Window over which forecasts count the maximum number of models in use at once."""
     models_sleep: bool = True
-    """Put models to sleep that are not worth the GPU time they hold."""
+    """Put models to sleep that are not worth the GPU time they occupy."""
     period_ms: int = Field(200, ge=20, le=60_000)
-    """Interval between decisions; one second while nothing runs and all workers report so."""
+    """Interval between decisions; one second while no worker has work."""
     window_ms: int = Field(2_000, ge=100, le=600_000)
-    """Length of the window that a decision looks at."""
+    """Length of the window of telemetry behind a decision."""
     lag_ms: int = Field(400, ge=0, le=10_000)
     """Time between the end of that window and now, so that its telemetry has arrived."""
     kept_decisions: int = Field(1_000, ge=1, le=100_000)

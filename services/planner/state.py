@@ -75,7 +75,7 @@ NO_LIMITS: Final = PlannerLimits()
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The planner that decides, and the mode that bounds what its decisions do."""
+    """The planner that decides, and the mode that limits the effect of its decisions."""
 
     planner_id: str
     incarnation: int
@@ -131,15 +131,15 @@ class PlannerState:
         self._assessments: tuple[int, Mapping[str, Assessment]] = 0, {}
         """The time at which a metrics service last published assessments, and these by model."""
         self.lead = Lead.OURS
-        """The planner of the cluster that decides. While that is unknown, this one acts on nothing."""
+        """The state of the leader lease. While it is unknown, this planner carries nothing out."""
         self.lead_fault = ""
         self.lead_term = 0
         """The number of this planner's lead, which workers check; 0 without a store."""
         self.may_ask = True
-        """True if workers would accept its orders, which takes the suite's token."""
+        """True if workers would accept orders, which requires the suite's token."""
         self.ledger = RegretLedger()
         self.wishes: Mapping[str, RoleWish] = MappingProxyType({})
-        """The number of each model's workers that should have a role, if an actuator starts workers."""
+        """The number of workers of each model that should have a role, if an actuator starts workers."""
         self.plans: Sequence[ModelPlan] = ()
         """The plans of the last decision, one for each model."""
         self._kept: tuple[str, Action] | None = None
@@ -220,7 +220,7 @@ class PlannerState:
         return observed_workers(self.view, now_ns - self._lag_ns)
 
     def lives(self, now_ns: int) -> Mapping[str, WorkerLife]:
-        """Return the state of every registered worker, looked at again at most every `LIVES_NS`."""
+        """Return the state of every registered worker, refreshed at most every `LIVES_NS`."""
         if self._lives_ns is None or not 0 <= now_ns - self._lives_ns < LIVES_NS:
             self._lives_ns = now_ns
             signs = life_signs(self.view)
@@ -243,7 +243,7 @@ class PlannerState:
         published_ns, found = self._assessments
         if now_ns - published_ns > FRESH_NS or not found:
             return plans
-        # A data-parallel group counts as one worker here and as its ranks there.
+        # A data-parallel group counts as one worker here, and as its ranks in an assessment.
         return [
             replace(plan, assessment=None if plan.observed.ranks > 1 else found.get(plan.observed.model))
             for plan in plans
@@ -280,7 +280,7 @@ class PlannerState:
         return Decided([*looked_at, *self._tell_again(same, now_ns)])
 
     def tell(self, decision: Decision, now_ns: int) -> Decision:
-        """Sign and record a decision that is not about roles."""
+        """Sign and record a decision about something other than roles."""
         return self._tell(decision, now_ns)
 
     def done(self, order: Order, assignment: Assignment | None, now_ns: int, *, failed: bool = False) -> None:
@@ -377,7 +377,7 @@ class PlannerState:
 
     @property
     def idle_because(self) -> str:
-        """Return the reason why mode auto carries nothing out, in words; empty if it does, and in other modes."""
+        """Return the reason why mode auto carries nothing out, in words; empty if it acts, and in other modes."""
         if self.identity.mode != MODE_AUTO:
             return ""
         if self.lead is Lead.UNKNOWN:
@@ -471,7 +471,7 @@ async def decide_forever(
                 actor.carry_out(decided.orders, done, lead_term=state.lead_term)
             decided_s = began_s if decided.decisions else decided_s
             rest_s = min(max(LEAST_S, (loop.time() - began_s) * LEAST_REST), period_s)
-        if loop.time() >= due_s:  # not where news came before
+        if loop.time() >= due_s:  # unless news arrived first
             due_s = max(due_s + period_s, loop.time())
         await asyncio.sleep(rest_s)
         with contextlib.suppress(TimeoutError):

@@ -17,7 +17,8 @@ log = structlog.get_logger()
 TIMEOUT_MS: Final = 500
 CALL_TIMEOUT_S: Final = 1.5
 LEAD_TIMEOUT_S: Final = LEASE_MS / 4000
-# Terms follow the clock of Redis: a primary that missed the last one, as a replica does that lags, grants no lower one.
+# Terms follow the clock of Redis. A primary that missed the last term, such as a replica that lagged, grants no lower
+# one.
 _LEAD: Final = """
 local held = redis.call('get', KEYS[1])
 if held and held ~= ARGV[1] then return 0 end
@@ -49,7 +50,7 @@ class RedisPlannerStore:
         try:
             mode, limits = await _within(self._redis.mget(self._mode_key, self._limits_key))
         except (RedisError, OSError, TimeoutError) as error:
-            log.warning("mode and limits cannot be read: the planner waits for them", error=str(error))
+            log.warning("mode and limits cannot be read from Redis: waiting for them", error=str(error))
             return None
         return StoredPlannerSettings(MODES.get(_text(mode)) if mode else None, _text(limits) if limits else None)
 
@@ -76,8 +77,8 @@ class RedisPlannerStore:
             async with asyncio.timeout(LEAD_TIMEOUT_S):
                 taken = int(await self._lead(keys=[self._lead_key, self._term_key], args=[who, LEASE_MS]))
         except ResponseError as error:
-            # The key may have another type, for example. Nobody can take the lead then, and a key that somebody else
-            # wrote is not ours to delete.
+            # The key may have another type, for example. Nobody can acquire the lead then, and a key of somebody else
+            # must not be deleted.
             remedy = ": delete the key if it is no lease" if "WRONGTYPE" in str(error) else ""
             self.lead_fault = f"Redis refuses the key {self._lead_key} ({error}){remedy}"
             return Lead.UNKNOWN

@@ -30,7 +30,7 @@ from libs.testing.wait import until
 from libs.worker.admin_client import WorkerAdmin
 from services.planner.kept import Lead
 from services.planner.store import RedisPlannerStore
-from tests.programs import skip_unless_ci
+from tests.programs import skip_or_fail_in_ci
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.redis]
 
@@ -56,7 +56,7 @@ def redis() -> Iterator[ReplicatedRedis]:
         context = replicated_redis()
         found = context.__enter__()
     except RedisUnavailable as error:
-        skip_unless_ci(error)
+        skip_or_fail_in_ci(error)
     else:
         yield found
         context.__exit__(None, None, None)

@@ -17,5 +17,5 @@ def register() -> None:
         from .engine import patch  # noqa: PLC0415 - a process that does not report imports nothing
 
         patch()
-    except Exception:  # whatever is wrong here must not keep vLLM from serving
+    except Exception:  # no error here may keep vLLM from serving
         logging.getLogger("vllm").warning("fulcrum-observe does not report: unknown vLLM", exc_info=True)

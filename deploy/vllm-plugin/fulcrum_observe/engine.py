@@ -89,7 +89,7 @@ def attach(core: Any) -> Callable[[], None]:
 
 
 def follow(scheduler: Any, recorder: StepRecorder, clock: Callable[[], int]) -> None:
-    """Record what a scheduler decides and which of its steps end."""
+    """Record the decisions of a scheduler and the ends of its steps."""
     schedule, update = scheduler.schedule, scheduler.update_from_output
     hooks = SchedulerHooks(scheduler, recorder, clock)
 
@@ -221,7 +221,7 @@ def source_of(config: Any, incarnation: int) -> Source:
 
 
 def role_of(transfer: Any, chunk_tokens: int) -> tuple[int, int]:
-    """Return role and prompt budget by the environment, else by what the KV connector does."""
+    """Return the role and prompt budget of the environment, or else those that follow from the KV connector."""
     kv_role = getattr(transfer, "kv_role", None)
     usual = {PRODUCER: "prefill", CONSUMER: "decode"}.get(kv_role or "", "mixed")
     named = os.environ.get(ROLE_VARIABLE) or usual

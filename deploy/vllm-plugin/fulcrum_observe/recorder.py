@@ -101,7 +101,7 @@ class StepRecorder:
 
         Covers touch, except where steps were dropped.
         """
-        # The clock is read before the state: a step that begins or ends meanwhile then belongs to what comes later.
+        # The clock is read before the state: a step that begins or ends in the meantime then belongs to the next batch.
         now_ns, running, waits_since_ns = self._clock(), self._running, self._waits_since_ns
         steps = self._late + _drained(self._steps)
         from_ns = max(self._covered_to_ns, self._known_from_ns)

@@ -99,7 +99,7 @@ class Reporter:
             return REFUSED_S
 
     def turn(self, *, last: bool = False) -> float:
-        """Cut, send what awaits sending, and return the seconds until the next turn."""
+        """Cut a batch, send pending ones, and return the seconds until the next turn."""
         for batch in self._recorder.cut(self.dropped, last=last):
             self._unsent.append(encode(self._source, batch))
         while len(self._unsent) > MAX_BATCHES:

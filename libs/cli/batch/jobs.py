@@ -1,4 +1,4 @@
-"""The commands of `fulcrum batch`, over the gateway's Files and Batch API, and how far a job is."""
+"""The commands of `fulcrum batch`, over the gateway's Files and Batch API, and the progress of jobs."""
 
 import json
 import secrets
@@ -26,7 +26,7 @@ from libs.contracts.foreign_text import plain, plain_values
 
 STDIN = Path("-")
 STDIN_NAME = "stdin.jsonl"
-# The longest time that a download may go without a new byte while its gateway is away.
+# The longest time for which a download may receive no byte while its gateway is away.
 MAX_OUTAGE_S = 60.0
 RETRY_S = 0.2
 
@@ -79,10 +79,10 @@ def upload(http: httpx.Client, file: Path) -> str:
 
 
 def fetch(http: httpx.Client, file_id: str | None, path: Path | None) -> None:
-    """Download a file to `path`, which appears once it is whole; an empty one if there is nothing to fetch.
+    """Download a file to `path`, which appears once it is complete; an empty one if there is nothing to fetch.
 
-    Starts again from the first byte if the gateway went away. Raise StartupError, or httpx.TransportError after a
-    long outage.
+    Restart from the first byte if the gateway went away. Raise StartupError, or httpx.TransportError after a long
+    outage.
     """
     if path is None:
         return
@@ -95,7 +95,7 @@ def fetch(http: httpx.Client, file_id: str | None, path: Path | None) -> None:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file that replaces `path` once it is whole. A device is written as it is."""
+    """Yield a temporary file that replaces `path` once it is complete. A device is written directly."""
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             yield file
@@ -256,7 +256,7 @@ def submit_job(
             tell(batch, as_json=as_json)
             _hint(f"fulcrum batch status {batch['id']}", "says how far it is")
             return
-        # Whoever waits may be gone before the end.
+        # The waiting command may end before the job does.
         print(plain(f"{batch['id']}: {batch['status']}"), file=sys.stderr, flush=True)
         started_s = time.monotonic()
         try:
@@ -286,16 +286,16 @@ def _create(http: httpx.Client, asked: JobOptions) -> Batch:
         file_id = upload(http, file)
     answer = http.post("/v1/batches", json={**body, "input_file_id": file_id}, headers=headers)
     if answer.is_client_error:
-        # Nobody knows of the file. After a fault of the gateway's there may be a job that reads it.
+        # Nothing refers to the file. After a fault of the gateway's, a job that reads it may exist.
         with suppress(httpx.TransportError):
             http.delete(f"/v1/files/{file_id}")
     return checked(answer)
 
 
 def _await_jobs(http: httpx.Client) -> None:
-    """Wait until the gateway knows which jobs there are.
+    """Wait until the gateway knows all jobs.
 
-    Only this question is asked again: a creation that failed may have made a job.
+    Only this query is retried, because a failed creation may have made a job.
     """
     _ask(http, "GET", "/v1/batches", params={"limit": 1})
 
@@ -395,9 +395,9 @@ def _wait(http: httpx.Client, batch: Batch) -> Batch:
 def _ask(
     http: httpx.Client, method: str, url: str, params: dict[str, int] | None = None, *, survives: bool = False
 ) -> Batch:
-    """Return the gateway's answer, asking for up to `MAX_OUTAGE_S` while it is starting or has no broker.
+    """Return the gateway's answer, retrying for up to `MAX_OUTAGE_S` while it is starting or has no broker.
 
-    With `survives` it is also asked again while it fails or cannot be reached. Raise StartupError if it refused,
+    With `survives`, also retry while it fails or cannot be reached. Raise StartupError if it refused,
     httpx.TransportError if it could not be reached.
     """
     deadline_s, waits = time.monotonic() + MAX_OUTAGE_S, False

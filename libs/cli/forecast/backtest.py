@@ -1,4 +1,6 @@
-"""The commands `fulcrum forecast backtest` and `explain`: forecasts against what came, and what carries them."""
+"""The commands `fulcrum forecast backtest` and `explain`: forecasts compared with actual demand, and the candidates
+behind them.
+"""
 
 import json
 import re
@@ -158,7 +160,7 @@ def backtest_all(
         make_folder(report)
     tested: list[tuple[str, BacktestForecasts, list[dict[str, Any]]]] = []
     with noting() as notes:
-        planned = [(path, *_plan(path, horizons_s, test_s)) for path in files]  # every file is read before any is run
+        planned = [(path, *_plan(path, horizons_s, test_s)) for path in files]  # read every file before running any
         for path, history, plan in planned:
             _say(notes, path, history, plan, horizons_s)
             name = path.stem if len({each.stem for each in files}) == len(files) else str(path)

@@ -1,4 +1,4 @@
-"""The command `fulcrum forecast import`: demand history from a file or from Prometheus, given to a running suite."""
+"""The command `fulcrum forecast import`: demand history from a file or from Prometheus, passed to a running suite."""
 
 import json
 import time
@@ -76,14 +76,16 @@ def bring_history(
 
 
 def placed(history: DemandHistory, *, end_s: float, speed: float) -> float:
-    """Return the Unix time at which a history began: its own if it has Unix times, else so that it ends at `end_s`."""
+    """Return the Unix time at which a history began: its own if it has Unix times; otherwise one by which it ends at
+    `end_s`.
+    """
     if history.start_s >= UNIX_S and speed == 1:
         return history.start_s
     return end_s - len(history) * history.step_s / speed
 
 
 def parse_queries(text: str) -> tuple[str, str, str]:
-    """Return three queries, from the name of a kind or from three written ones. Raise InvalidRequest."""
+    """Return three queries, from the name of a kind or from three explicit ones. Raise InvalidRequest."""
     if text in QUERIES:
         return QUERIES[text]
     parts = [part.strip() for part in text.split(";")]
@@ -104,7 +106,7 @@ def parse_moment(text: str) -> float:
 
 
 def ask_prometheus(url: str, queries: tuple[str, str, str], span_s: float) -> DemandHistory:
-    """Query history in bins of ten minutes, with as many points a call as Prometheus allows. Raise StartupError."""
+    """Query history in bins of ten minutes, with as many points per call as Prometheus allows. Raise StartupError."""
     end_s = time.time() // STEP_S * STEP_S
     start_s = end_s - span_s // STEP_S * STEP_S
     found: list[dict[float, float]] = [{}, {}, {}]
@@ -119,7 +121,7 @@ def ask_prometheus(url: str, queries: tuple[str, str, str], span_s: float) -> De
 
 
 def series_history(found: list[dict[float, float]]) -> DemandHistory:
-    """Return the history of rates, each of which stands for the bin that ended when it was sampled."""
+    """Return the history of rates, each of which applies to the bin that ended when it was sampled."""
     times = sorted(set().union(*found))
     if not times:
         raise InvalidRequest("Prometheus has no sample of these queries: name others with --queries")

@@ -1,4 +1,4 @@
-"""The plan that `fulcrum capacity plan` makes and prints."""
+"""The plan of `fulcrum capacity plan`: its computation and its output."""
 
 import json
 from dataclasses import dataclass, replace

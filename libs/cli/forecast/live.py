@@ -1,4 +1,4 @@
-"""The command `fulcrum forecast`: a running suite's demand ahead."""
+"""The command `fulcrum forecast`: a running suite's expected demand."""
 
 import json
 import time
@@ -45,7 +45,7 @@ def show_forecast(ready_file: Path | None, model: str, horizon: str, by: str, *,
 
 
 def _is_unknown(found: dict[str, Any]) -> bool:
-    """Return whether the forecast is empty because nothing has been counted, in place of a forecast of no demand."""
+    """Return whether the forecast is empty because nothing has been counted, as opposed to a forecast of no demand."""
     return any(NOT_PREDICTED in note for note in found["notes"]) and not any(found["series"]["requests"]["p95"])
 
 
@@ -108,7 +108,7 @@ def _cause(cause: dict[str, Any]) -> str:
 
 
 def clock_time(unix_s: float) -> str:
-    """Return local time as "Tue 14:00", with seconds if it has any and a date if it is not of this week."""
+    """Return local time as "Tue 14:00", with seconds if it has any and a date if it is not in this week."""
     local = time.localtime(unix_s)
     day = "%a" if abs(unix_s - time.time()) < WEEK_S else "%a %d %b"
     return time.strftime(f"{day} %H:%M:%S" if local.tm_sec else f"{day} %H:%M", local)

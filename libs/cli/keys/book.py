@@ -55,7 +55,7 @@ def load_book(ready_file: Path | None) -> KeySet:
 
 
 def _open(suite: Ready) -> KeyStore:
-    """Open the store of a running suite, else the one that the environment names."""
+    """Open the store of a running suite, or else the one named in the environment."""
     settings = load_settings(LaunchSettings)
     place, redis = suite.keys or settings.keys, suite.redis or settings.redis
     return open_keys(place, redis=redis, cluster=suite.cluster or settings.cluster)

@@ -1,4 +1,4 @@
-"""The command groups `fulcrum keys`, who may call the suite and how much, and `fulcrum tls`."""
+"""The command groups `fulcrum keys` (permissions and limits of callers) and `fulcrum tls`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -55,7 +55,7 @@ def create(
 
 @keys.command(name="list", epilog="Example: fulcrum keys list --json")
 def list_keys(ready: ReadyFile = None, json: Json = False) -> None:
-    """List all keys, ended ones included: tenant, role, models, expiry. The keys themselves are never shown."""
+    """List all keys, including ended ones: tenant, role, models, expiry. The keys themselves are never shown."""
     from libs.cli.keys.book import show_keys  # noqa: PLC0415
 
     show_keys(ready, as_json=json)

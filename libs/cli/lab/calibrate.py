@@ -1,4 +1,6 @@
-"""The command `fulcrum lab calibrate`: writes what a running suite's workers have learned as a profile for the lab."""
+"""The command `fulcrum lab calibrate`: writes the measurements of a running suite's workers as a profile for the
+lab.
+"""
 
 import asyncio
 import json
@@ -33,7 +35,7 @@ from libs.worker.admin_client import WorkerAdmin
 
 # KV transfers of this period show the speed of the link.
 LOOK_BACK_S: Final = 120.0
-# An idle worker reports about once a second; one that is silent for this long is left out.
+# An idle worker reports about once a second; a worker that is silent for this long is left out.
 WAIT_S: Final = 10.0
 ROUND_TRIPS: Final = 15
 
@@ -87,7 +89,7 @@ def calibrate(*, ready_file: Path | None, worker: str | None, out: Path | None, 
 
 
 def learned_of_suite(suite: Ready) -> list[LearnedWorker]:
-    """Return what each worker that answers has learned. Raise StartupError if none does."""
+    """Return the learned figures of each worker that answers. Raise StartupError if there are none."""
     listed: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
     return asyncio.run(_learned(suite, listed))
 
@@ -97,7 +99,7 @@ async def read_reported(
 ) -> dict[str, Reported]:
     """Return by worker the telemetry of the `LOOK_BACK_S` up to `began_ns`.
 
-    Ends once all workers have reported that far, or after `wait_s`.
+    Return once all workers have reported up to then, or after `wait_s`.
     """
     found = {
         worker_id: Reported(incarnation, TransferSpeed(block_tokens[worker_id]))
@@ -128,7 +130,7 @@ def _take(found: dict[str, Reported], batch: StepBatch) -> None:
 
 
 async def _learned(suite: Ready, listed: Collection[dict[str, Any]]) -> list[LearnedWorker]:
-    """Return what workers have learned that both answer and send telemetry; neither suffices alone."""
+    """Return the learned figures of workers that both answer and send telemetry; neither suffices alone."""
     from libs.bus.kafka import KafkaBus  # noqa: PLC0415 (a client of Kafka, which no test needs)
 
     quiet_client_log()

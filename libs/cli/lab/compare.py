@@ -123,7 +123,7 @@ def _name(axes: Any, ranked: Sequence[LabReport]) -> None:
 
 Result = TypeVar("Result")
 Needs = dict[str, int | None]
-"""The workers that each policy needs; None means more than were tried."""
+"""The workers that each policy needs; None means more than the largest number tried."""
 
 
 def compare_all(
@@ -178,9 +178,9 @@ def compare_all(
 
 
 def unless_interrupted(found: Iterable[Result]) -> Iterator[Result]:
-    """Yield results as they arrive, and raise KeyboardInterrupt at the next one at the latest after Ctrl-C.
+    """Yield results as they arrive. After Ctrl-C, raise KeyboardInterrupt at the next result at the latest.
 
-    Python raises it wherever it happens to be, and drops it inside a finalizer or a callback.
+    Python raises it at an arbitrary point, and drops it inside a finalizer or a callback.
     """
     asked = False
 

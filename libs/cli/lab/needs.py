@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def gpus(self) -> int:
-        """Return the number of GPUs that one worker takes."""
+        """Return the number of GPUs of one worker."""
         return self.experiment.hardware.profile.gpus
 
     @property
@@ -63,7 +63,7 @@ class Outcome:
 def answer_needs(
     asked: RunOptions, policies: str, *, most: int, measure: Measure, html: Path | None, jobs: int, as_json: bool
 ) -> None:
-    """Print what each policy needs, under the sentence that answers whether to disaggregate.
+    """Print the needs of each policy, under the sentence that answers whether to disaggregate.
 
     Needs found before Ctrl-C are printed and written too.
     """
@@ -98,7 +98,7 @@ def answer_needs(
 
 
 def _check(experiment: Experiment, names: Sequence[str], most: int, html: Path | None) -> None:
-    """Raise InvalidRequest before minutes of computing, not after."""
+    """Raise InvalidRequest before minutes of computation rather than after."""
     if experiment.losses:
         raise InvalidRequest("--lose names workers of one cluster, and other sizes are tried here: leave it out")
     for name in names:

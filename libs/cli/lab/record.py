@@ -1,4 +1,4 @@
-"""The command `fulcrum lab record`: writes what a running suite serves as a trace."""
+"""The command `fulcrum lab record`: writes the requests that a running suite serves as a trace."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ class Recording:
 def record(
     *, ready_file: Path | None, kafka: str, cluster: str, seconds: float, out: Path | None, as_json: bool
 ) -> None:
-    """Write what was served, also what was read before Ctrl-C. Raise StartupError and InvalidRequest."""
+    """Write the served requests, including those read before Ctrl-C. Raise StartupError and InvalidRequest."""
     broker = find_broker(ready_file, kafka, cluster)
     path = out or Path(time.strftime("recorded-%Y%m%d-%H%M%S.jsonl"))
     _check_writable(path)
@@ -69,7 +69,7 @@ def record(
 
 
 def find_broker(ready_file: Path | None, kafka: str, cluster: str) -> EventBroker:
-    """Return the named broker, else that of the suite on this machine. Raise StartupError."""
+    """Return the named broker, or that of the suite on this machine. Raise StartupError."""
     if kafka:
         return EventBroker(kafka, cluster or "local")
     suite = find_one_suite(ready_file)
@@ -84,11 +84,10 @@ def find_broker(ready_file: Path | None, kafka: str, cluster: str) -> EventBroke
 async def collect(bus: LiveBus, recording: Recording, seconds: float, note: Note) -> None:
     """Read events for `seconds`, or with 0 all that the broker holds now.
 
-    Raises one of CONNECTION_ERRORS if the broker does not answer at first. Later outages of a live recording are
-    waited out.
+    Raise one of CONNECTION_ERRORS if the broker does not answer at first. A live recording waits out later outages.
     """
     async with bus.back_reader() as reader:
-        # Asked of a live recording too: it would wait for a broker that is not there.
+        # Also required for a live recording, which would wait for an absent broker.
         spans = [(partition, await reader.held(REQUESTS, partition)) for partition in range(REQUESTS.partitions)]
         if not seconds:
             total = sum(span.end - span.start for _, span in spans)
@@ -148,7 +147,7 @@ def _trace(recording: Recording, broker: EventBroker, path: Path) -> Trace:
 
 
 def _check_writable(path: Path) -> None:
-    """Raise InvalidRequest if the file cannot be written, before anybody waits for the recording."""
+    """Raise InvalidRequest if the file cannot be written, before the recording starts."""
     if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         raise InvalidRequest(f"{path} cannot be written: name another file with --out")
 

@@ -52,7 +52,7 @@ class RunOptions:
     seed: int
     interference: float
     profile: str = ""
-    """The file or name of a profile, in place of model, device and tp."""
+    """The file or name of a profile, instead of model, device and tp."""
     closed_loop: bool = False
     losses: Sequence[str] = ()
     """Losses of workers, each written as AT:WORKER:BACK in seconds."""
@@ -60,7 +60,7 @@ class RunOptions:
     allowed_tokens: int = 0
 
     def experiment(self) -> Experiment:
-        """Return the experiment. Raise InvalidRequest if an option cannot be run, with what to do about it."""
+        """Return the experiment. Raise InvalidRequest if an option cannot be run, which says what to do."""
         hardware = profile_named(self.profile) if self.profile else resolve(self.model, self.device, self.tp)
         slo = parse_slo(self.slo)
         experiment = Experiment(
@@ -112,7 +112,7 @@ def parse_wrong(texts: Sequence[str]) -> InjectedErrors:
 
 
 def _also_wrong(found: InjectedErrors, name: str, value: str) -> InjectedErrors:
-    """Return the errors with another one added. Raise ValueError if the text is none."""
+    """Return the errors with another one added. Raise ValueError if the text is not an error."""
     match name:
         case "telemetry":
             return replace(found, telemetry_ms=_between(value, 0.0, 60_000.0))
@@ -134,7 +134,7 @@ def _between(text: str, least: float, most: float) -> float:
 
 
 def trace_of(text: str, start_s: float, seconds: float, seed: int) -> Trace:
-    """Return the trace of the file with this name, else the made trace that the text describes."""
+    """Return the trace of the file with this name, or else the generated trace that the text describes."""
     path = Path(text)
     if path.exists():
         return read_trace(path, seed=seed, start_s=start_s, seconds=seconds or None)
@@ -148,7 +148,7 @@ def trace_of(text: str, start_s: float, seconds: float, seed: int) -> Trace:
     return cut(made, start_s, seconds or float("inf")) if start_s or seconds else made
 
 
-# The pause between two progress lines if stderr is no terminal.
+# The pause between two progress lines if stderr is not a terminal.
 QUIET_S: Final = 2.0
 
 
@@ -196,7 +196,7 @@ def noting() -> Iterator[ProgressNotes]:
         yield _Spinner(status)
 
 
-# The columns that all figures of a run take.
+# The columns of a run's figures.
 WIDE: Final = 120
 
 
@@ -265,7 +265,7 @@ def _show_edges(found: dict[str, SearchResult], base_rps: float) -> None:
     make_console().print(shown)
 
 
-# ---------------------------------------------------------------- what they print
+# ---------------------------------------------------------------- output
 
 
 def about(trace: Trace) -> Text:
@@ -390,7 +390,7 @@ def _list(*, as_json: bool) -> None:
 
 
 def kinds_json(kinds: Mapping[str, Sequence[Parameter]]) -> dict[str, Any]:
-    """Return the kinds of generated traces with their parameters, as `--json` prints them."""
+    """Return the kinds of generated traces with their parameters, as printed by `--json`."""
     return {
         name: {each.name: {"default": each.default, "meaning": each.says} for each in parameters}
         for name, parameters in kinds.items()

@@ -20,7 +20,7 @@ from libs.lab.models.generate import KINDS, generate_usage
 from libs.lab.models.usage import Floats, UsageLog, read_usage, use_by_window, write_usage
 
 WIDTH, HEIGHT, LEFT = 1000, 300, 40
-# Points of a line. A longer one shows the largest value of each stretch of windows.
+# Points of a line. A longer line shows the largest value of each stretch of windows.
 MOST_POINTS: Final = 1200
 COLORS: Final = {"needed": "#8a94a6", "reserved": "#2a9fbc", "in hindsight": "#d9a514"}
 

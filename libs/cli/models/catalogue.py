@@ -56,7 +56,7 @@ def show_list(ready_file: Path | None, *, as_json: bool) -> None:
 
 
 def show_forecast(ready_file: Path | None, *, as_json: bool) -> None:
-    """Print how many models are and will be active, and what would be evicted next."""
+    """Print the numbers of present and expected active models, and the next evictions."""
     found = _catalogue(ready_file, exact=as_json)
     models = found.pop("models")
     found["next_uses"] = {each["name"]: each["next_use_s"] for each in models}

@@ -1,4 +1,4 @@
-"""The command group `fulcrum models`: which models are in use when, and how many GPUs to reserve for them."""
+"""The command group `fulcrum models`: the use of models over time, and the GPUs to reserve for them."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The command groups `fulcrum planner`, what is decided and why, and `fulcrum tune`."""
+"""The command groups `fulcrum planner` (decisions and their reasons) and `fulcrum tune`."""
 
 from pathlib import Path
 from typing import Annotated, Literal

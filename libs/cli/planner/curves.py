@@ -1,6 +1,6 @@
 """A measurement of prefill for people: figures, bars in the terminal, a picture.
 
-Apart from `libs.cli.planner.tune`, which must start without rich.
+It is separate from `libs.cli.planner.tune`, which must start without rich.
 """
 
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ LEAST_DIFFERENCE = 0.02
 
 
 def figures(worker: str, answer: pb.TunePrefillResponse, *, applied: bool) -> dict[str, Any]:
-    """Return what `--json` prints of one worker."""
+    """Return the figures of one worker for `--json`."""
     return {
         "worker": worker,
         "chunk_tokens": answer.chunk_tokens,
@@ -99,7 +99,7 @@ def _words(found: dict[str, Any]) -> str:
 
 
 def _against(found: dict[str, Any]) -> str:
-    """Return how much sooner the default's chunk would give the first token: the choice is for throughput."""
+    """Describe how much sooner the default chunk would give the first token, since the choice is for throughput."""
     chosen, default = found["ttft_ms"], found["ttft_ms_default"]
     if not chosen or not default or abs(default - chosen) < LEAST_DIFFERENCE * chosen:
         return "as soon"

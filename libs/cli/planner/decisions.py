@@ -74,7 +74,7 @@ def planner_decisions(limit: int, *, follow: bool, keeps: bool, ready_file: Path
         time.sleep(POLL_S)
         try:
             reported = get_json(base_url, "/v1/decisions", exact=as_json, limit=str(AT_ONCE))
-        except StartupError:  # the planner is being started again
+        except StartupError:  # the planner is restarting
             continue
         for each in reversed(_wanted(reported, keeps=keeps)):
             if shown.is_news(each):
@@ -148,7 +148,7 @@ def _wanted(decisions: Iterable[dict[str, Any]], *, keeps: bool) -> list[dict[st
 
 
 def _seen_of_its_own(decision: dict[str, Any]) -> bool:
-    """Return whether the record only says that a worker has carried out this planner's own decision."""
+    """Return whether the record only reports that a worker has carried out this planner's own decision."""
     return bool(decision["action"] == "role_moved" and decision["actor"] == decision["planner_id"])
 
 
@@ -239,7 +239,7 @@ def _pressure(value: float) -> Text:
     return Text(f"{value:.2f}", style="bold red" if value > PRESSES else "")
 
 
-# Decisions requested: as many as the planner keeps.
+# The number of decisions requested: as many as the planner keeps.
 
 CAUSES: Final = {
     "late": "roles followed the work",
@@ -252,11 +252,11 @@ CAUSES: Final = {
 
 
 EXPIRED: Final = "expired"
-"""The outcome of advice that nobody followed until it was no longer needed."""
+"""The outcome of advice that was not followed before it was no longer needed."""
 
 
 def planner_advice(*, ready_file: Path | None, as_json: bool) -> None:
-    """Print the advice that stands or was followed, the newest first. Raise StartupError if there is no suite."""
+    """Print advice that is open or was followed, newest first. Raise StartupError if there is no suite."""
     found: list[dict[str, Any]] = get_json(
         find_suite(ready_file).planner, "/v1/decisions", exact=as_json, limit=str(MOST)
     )
@@ -300,7 +300,7 @@ OF_MODELS: Final = {
     "prefill_min": int, "prefill_max": int, "decode_min": int, "decode_max": int, "workers_min": int,
     "workers_max": int, "gpu_hours_day": float, "tpot_ms": float,
 }  # fmt: skip
-# The value that `none` stands for, if it is not null.
+# The value of `none`, if it is not null.
 WITHOUT: Final = {"prefill_min": 1, "decode_min": 1, "workers_min": 0}
 
 
@@ -313,7 +313,7 @@ def planner_limits(
     ready_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Set the limits that are named, and print all of them. Raise StartupError that says what to do."""
+    """Set the limits that are named, and print all of them. Raise StartupError, which says what to do."""
     changes = bool(settings or pin or unpin)
     suite = find_one_suite(ready_file) if changes else find_suite(ready_file)
     found: dict[str, Any] = get_json(suite.planner, "/v1/limits", exact=True)
@@ -334,8 +334,8 @@ def planner_limits(
 
 
 def set_limit(limits: dict[str, Any], setting: str, model: str) -> None:
-    """Apply one NAME=VALUE, to one model or to all. Raise StartupError that says what is wrong with it."""
-    if model and setting.lower() == "none":  # its own limits go, those of every model hold again
+    """Apply one NAME=VALUE, to one model or to all. Raise StartupError, which names the fault."""
+    if model and setting.lower() == "none":  # the model's own limits go, and those of every model apply again
         limits["models"].pop(model, None)
         return
     name, equals, text = setting.partition("=")
@@ -389,7 +389,7 @@ def _of_model(each: dict[str, Any]) -> str:
 
 
 def planner_mode(mode: str | None, *, ready_file: Path | None, as_json: bool) -> None:
-    """Set the mode if one is given, and print it. Raise StartupError that says what to do."""
+    """Set the mode if one is given, and print it. Raise StartupError, which says what to do."""
     if mode is None:
         found: dict[str, Any] = get_json(find_suite(ready_file).planner, "/v1/mode", exact=as_json)
     else:

@@ -1,4 +1,4 @@
-"""The commands of `fulcrum tune`: measure workers over gRPC and show what they found."""
+"""The commands of `fulcrum tune`: measure workers over gRPC and show the results."""
 
 import asyncio
 import json
@@ -25,9 +25,9 @@ def tune_prefill(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    """Tune one worker, or all prefill workers one after the other, and print what each found.
+    """Tune one worker, or all prefill workers one after the other, and print each result.
 
-    Raise StartupError for failed workers once all were tuned, since the others may have changed.
+    Raise StartupError for failed workers once all have been tuned, since the others may have changed.
     """
     from libs.cli.planner.curves import draw, figures  # noqa: PLC0415 (start-up time, of rich)
 
@@ -99,7 +99,7 @@ def _end(failed: Sequence[str]) -> None:
 
 
 def _workers(suite: Ready, worker: str | None, roles: Collection[str]) -> list[dict[str, Any]]:
-    """Return the named worker, else all workers of these roles."""
+    """Return the named worker, or all workers of these roles."""
     workers: list[dict[str, Any]] = get_json(suite.planner, "/v1/workers")
     chosen = [w for w in workers if (w["id"] == worker if worker else w["role"] in roles)]
     if not chosen:

@@ -36,12 +36,12 @@ def show_alerts(ready_file: Path | None, *, over: bool, as_json: bool) -> None:
     console, now_ms = make_console(), time.time_ns() // 1_000_000
     if not found["firing"]:
         console.print("No alert fires.", style="green")
-    silences: list[dict[str, Any]] = found.get("silences", [])  # a service of before has none
+    silences: list[dict[str, Any]] = found.get("silences", [])  # an older service has none
     silent = {alert: each for each in silences if not each["alert_id"] for alert in each["alerts"]}
     seen = {each["alert_id"]: each for each in silences if each["alert_id"]}
     for alert in sorted(found["firing"], key=lambda each: (each["id"] in silent, each["severity"] != "critical")):
         console.print(alert_line(alert, now_ms, silent=alert["id"] in silent), soft_wrap=True)
-        if alert.get("command"):  # a service of before says none
+        if alert.get("command"):  # an older service reports none
             console.print(Text.assemble("    run: ", (alert["command"], "bold")), soft_wrap=True)
         for each in (silent.get(alert["id"]), seen.get(alert["id"])):
             if each is not None:
@@ -58,7 +58,7 @@ def show_alerts(ready_file: Path | None, *, over: bool, as_json: bool) -> None:
 
 
 def about(silence: dict[str, Any]) -> str:
-    """Return what a silence covers, such as "FulcrumWorkerStuck worker=gpu-3"."""
+    """Describe the alerts that a silence covers, such as "FulcrumWorkerStuck worker=gpu-3"."""
     labels = " ".join(f"{name}={value}" for name, value in silence["labels"].items())
     return " ".join(filter(None, (silence["alert_name"], labels))) or silence["alert_id"]
 
@@ -74,7 +74,7 @@ def silence_line(silence: dict[str, Any], now_ms: int) -> str:
 
 def _reason(alert: dict[str, Any]) -> str:
     """Return the present reason of an alert, and say so if its condition is gone but the alert is not yet over."""
-    now = str(alert.get("now") or alert["reason"])  # a service of before says neither
+    now = str(alert.get("now") or alert["reason"])  # an older service reports neither
     return f"clearing: {now}; when it fired: {alert['reason']}" if alert.get("clearing") else now
 
 
@@ -99,14 +99,14 @@ def alert_line(alert: dict[str, Any], now_ms: int, *, silent: bool = False) -> T
 
 _LENGTH: Final = re.compile(r"(\d{1,6}(?:\.\d+)?)([smhd])", re.ASCII)
 _UNITS_S: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-# Every alert's name begins with this; it may be left out.
+# The prefix of every alert's name, which may be left out.
 PREFIX: Final = "Fulcrum"
 
 
 def make_silence(
     ready_file: Path | None, name: str, labels: list[str], length: str, *, reason: str, as_json: bool
 ) -> None:
-    """Silence alerts. Raise InvalidRequest and StartupError that say what is allowed."""
+    """Silence alerts. Raise InvalidRequest or StartupError, which says what is allowed."""
     body = {"alert_name": _full(name), "labels": dict(map(_label, labels)), "for_s": seconds_of(length)}
     _print(
         [_ask(find_one_suite(ready_file), "POST", "/v1/alerts/silences", body, reason, exact=as_json)], as_json=as_json
@@ -195,10 +195,10 @@ def show_advice(ready_file: Path | None, *, apply: bool, yes: bool, as_json: boo
     elif advised:
         print("\n".join(advised))
         if verdict.action is not None and (promise := promise_line(verdict.action)):
-            # Standard output has commands alone, to be piped to a shell.
+            # Standard output contains only commands, to be piped to a shell.
             print(promise, file=sys.stderr)
     elif by_hand := instructions(verdict):
-        print("\n".join(by_hand), file=sys.stderr)  # standard output has commands alone
+        print("\n".join(by_hand), file=sys.stderr)  # standard output contains only commands
     else:
         print(f"Nothing to run: {verdict.sentence}", file=sys.stderr)
     if apply and verdict.action is not None and verdict.action.command:
@@ -212,7 +212,7 @@ PROMISED: Final = (
 
 
 def promise_line(action: ActionAnswer) -> str:
-    """Return what a command promises beside pressure; empty if that is nothing."""
+    """Describe a command's promises other than pressure; empty if there are none."""
     ranges = (
         ("waiting prompts gone in", figures(action.backlog_least_s, action.backlog_most_s), "s"),
         ("TTFT p95 then", figures(action.ttft_p95_least_ms, action.ttft_p95_most_ms), "ms"),
@@ -234,7 +234,7 @@ ADVICE_PATH: Final = "/v1/advice"
 
 
 class PromiseAnswer(msgspec.Struct, frozen=True):
-    """A command that was followed, the pressure that it promised, and the one that came."""
+    """A followed command, with the promised and the measured pressure."""
 
     code: str
     command: str
@@ -253,7 +253,7 @@ class FigureAnswer(msgspec.Struct, frozen=True):
 
 
 class OutcomeAnswer(msgspec.Struct, frozen=True):
-    """One figure that a followed command promised, and what came of it."""
+    """One figure of a followed command, promised and measured."""
 
     figure: str
     code: str
@@ -268,13 +268,13 @@ class ScoreAnswer(msgspec.Struct, frozen=True):
     kept: int
     of: int
     promises: list[PromiseAnswer] = []
-    by_figure: list[FigureAnswer] = []  # a service of before has neither
+    by_figure: list[FigureAnswer] = []  # an older service has neither
     outcomes: list[OutcomeAnswer] = []
 
 
-# The name and unit with which each figure other than pressure is shown.
+# The displayed name and unit of each figure other than pressure.
 FIGURES: Final = {"backlog": ("backlog gone", "s"), "ttft": ("TTFT p95", "ms"), "tpot": ("TPOT p95", "ms")}
-# The kinds of promises of which a line is printed, as they are named there.
+# The kinds of promises that have a line of their own, by their names in the answer.
 NAMES: Final = {"pressure": "pressure", "backlog": "backlog", "ttft": "TTFT", "tpot": "TPOT"}
 
 

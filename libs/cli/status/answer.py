@@ -30,7 +30,7 @@ class ActionAnswer(msgspec.Struct, frozen=True):
     tpot_p95_least_ms: float | None = None
     tpot_p95_most_ms: float | None = None
     instruction: str = ""
-    """The change to make by hand at observed servers, for which there is no command."""
+    """The manual change at observed servers, for which there is no command."""
 
 
 class CauseAnswer(msgspec.Struct, frozen=True):
@@ -142,7 +142,7 @@ class ModelStatusAnswer(msgspec.Struct, frozen=True):
 
 
 class RefusedAnswer(msgspec.Struct, frozen=True):
-    """The requests a second that are refused for one reason; status 0 stands for all other reasons."""
+    """The requests a second that are refused for one reason; status 0 means all other reasons."""
 
     status: int
     code: str
@@ -172,7 +172,7 @@ class TrafficAnswer(msgspec.Struct, frozen=True):
 
 
 class EstimateAnswer(msgspec.Struct, frozen=True):
-    """Estimated share of prefill in busy time with its bounds; null where nothing ran."""
+    """Estimated share of prefill in busy time with its bounds; null if nothing ran."""
 
     prefill: float | None
     low: float | None
@@ -227,14 +227,14 @@ class Status(msgspec.Struct, frozen=True):
     workers: list[WorkerLifeAnswer] = []
     estimate: EstimateAnswer | None = None
     observed: ObservedAnswer | None = None
-    """Servers that are not ours, which take the place of a suite."""
+    """Observed servers, which replace a suite."""
 
 
 Phase = Literal["prefill", "decode"]
 
 
 def parse_status(answer: Any) -> Status:
-    """Parse an answer of `/v1/status`. Raise StartupError if it is something else."""
+    """Parse an answer of `/v1/status`. Raise StartupError for any other content."""
     try:
         return msgspec.convert(answer, Status)
     except msgspec.ValidationError as error:

@@ -16,7 +16,7 @@ from libs.cli.find import find_suite, get_json
 from libs.contracts.errors import InvalidRequest, quoted
 
 POLL_S: Final = 0.5
-# Requested at each poll while following: more than happen between two.
+# The number of events requested at each poll while following, more than happen between two polls.
 AT_ONCE: Final = 200
 # The maximum number of events that the service lists.
 MAX_LISTED: Final = 1_000
@@ -78,7 +78,7 @@ def show_events(ready_file: Path | None, *, limit: int | None, since: str | None
 
     known = _ask(url, max(count, AT_ONCE) if follow else count, exact=as_json)
     first = [each for each in known if each.unix_ms >= since_ms][-count:]
-    # Following asks for these again.
+    # Following requests these again.
     shown.extend(each.key for each in known[: len(known) - len(first)])
     show(first)
     if not first and not follow and not as_json:

@@ -47,7 +47,7 @@ def replay_file(file: Path, *, as_json: bool) -> None:
         due_s = t_s + LINE_S if due_s is None else due_s
         if t_s >= due_s:
             _print(server.shares(t_s), "", as_json=as_json)
-            # Seconds in which nothing was recorded have no line: nothing is known of them.
+            # Seconds without a recording have no line, since nothing is known about them.
             due_s = max(due_s + LINE_S, t_s)
 
 

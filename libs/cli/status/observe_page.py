@@ -1,4 +1,4 @@
-"""`fulcrum observe --page`: the metrics service alone, over servers that are not ours."""
+"""`fulcrum observe --page`: the metrics service alone, over observed servers."""
 
 import hashlib
 import json
@@ -80,7 +80,7 @@ def show_page(
     kept = history or _history_file(own, port)
     if kept is not None:
         own["FULCRUM_METRICS_HISTORY_FILE"] = str(kept)
-    # Huge pages would back windows of the history long before anything is written to them.
+    # Huge pages would allocate memory for windows of the history long before they are written.
     huge_pages = {"NUMPY_MADVISE_HUGEPAGE": "0"}
     defaults = {"FULCRUM_LOG_LEVEL": "warning", "FULCRUM_LOG_FORMAT": "console", **huge_pages}
     leashed = (sys.executable, "-I", "-S", str(Path(leash.__file__)), str(os.getpid()))
@@ -90,7 +90,7 @@ def show_page(
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,  # Ctrl-C reaches it once, from here
+        start_new_session=True,  # Ctrl-C reaches it only once, from here
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: child.terminate())
@@ -112,8 +112,8 @@ def show_page(
 
 
 def _history_file(own: dict[str, str], port: int) -> Path | None:
-    """Return the file that the same command finds again; None for a port that changes each time, and where no file
-    can be written.
+    """Return the file that the same command finds again; None for a port that changes each time, or if no file can be
+    written.
     """
     if not port or os.environ.get("FULCRUM_METRICS_HISTORY_FILE"):
         return None

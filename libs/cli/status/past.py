@@ -23,7 +23,7 @@ REACHES: Final = ((3_600, "1s", 1_000, 10), (21_600, "10s", 10_000, 1), (172_800
 
 
 class PastVerdict(msgspec.Struct, frozen=True):
-    """A verdict with the time from which it stood."""
+    """A verdict with the time from which it applied."""
 
     unix_ms: int
     code: str
@@ -32,7 +32,7 @@ class PastVerdict(msgspec.Struct, frozen=True):
 
 
 class PastStatus(msgspec.Struct, frozen=True):
-    """Windows of figures by name, null where unknown, and the verdicts that stood in them."""
+    """Windows of figures by name, null where unknown, and the verdicts that applied in them."""
 
     window_ms: int
     models: dict[str, dict[str, list[float | None]]]
@@ -43,7 +43,7 @@ class PastStatus(msgspec.Struct, frozen=True):
 def show_past(ready_file: Path | None, at: str, *, as_json: bool) -> None:
     """Print the status of a moment, the mean of the ten seconds or the minute before it.
 
-    Raise InvalidRequest for a moment that is none or too long ago, and StartupError.
+    Raise InvalidRequest for an invalid moment, or one too long ago, and StartupError.
     """
     now_s = time.time()
     at_ms = unix_ms_of(at, now_s, option="--at")
@@ -63,7 +63,7 @@ def show_past(ready_file: Path | None, at: str, *, as_json: bool) -> None:
 
 
 def past_lines(past: PastStatus, at_ms: int) -> Iterator[Text]:
-    """Yield what is known of a moment, the verdict first."""
+    """Yield the known facts about a moment, the verdict first."""
     shown = datetime.fromtimestamp(at_ms / 1e3).astimezone().isoformat(" ", "seconds")
     standing = [each for each in past.verdicts if each.unix_ms <= at_ms]
     if not standing or not past.traffic or all(_mean(values) is None for values in past.traffic.values()):

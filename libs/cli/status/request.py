@@ -1,4 +1,4 @@
-"""The command `fulcrum request`: where the time of one finished request went, and the slowest requests."""
+"""The command `fulcrum request`: the use of one finished request's time, and the slowest requests."""
 
 import json
 import time
@@ -36,7 +36,7 @@ class ListedStage(msgspec.Struct, frozen=True):
 
 
 class ListedRequest(msgspec.Struct, frozen=True):
-    """A finished request as lists show it. Times are null where there is none, for example without a token."""
+    """A finished request as shown in lists. Times are null if unknown, for example without a token."""
 
     id: str
     model: str
@@ -123,7 +123,7 @@ def show_slowest(ready_file: Path | None, count: int, *, metrics: str | None, as
 
 
 def page(found: RequestAnswer) -> Group:
-    """Return the summary, the stages, and what else is known of the request."""
+    """Return the summary, the stages, and other known facts about the request."""
     parts: list[Any] = [Text(f"{found.id}: {summary(found)}", style="bold")]
     if found.stages:
         whole_ns = max(sum(each.duration_ns for each in found.stages), 1)
@@ -138,7 +138,7 @@ def page(found: RequestAnswer) -> Group:
 
 
 def summary(found: RequestAnswer) -> str:
-    """Say in one sentence how the request ended and where most of its time went."""
+    """Describe in one sentence the end of the request and the largest part of its time."""
     ended, why = OUTCOMES.get(found.outcome, found.outcome), found.finish_reason or found.error_code
     how = f"{ended} ({why})" if why else ended
     if not found.stages:

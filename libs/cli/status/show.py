@@ -90,7 +90,7 @@ CALM, NEAR, OVER = "#3fae6b", "#d9a514", "bold #ff5c6c"
 
 
 def verdict_style(code: str, models: Iterable[ModelStatusAnswer] = ()) -> str:
-    """Return green if nothing is to be done, dim if nothing is known, else a striking style.
+    """Return green if nothing is to be done, dim if nothing is known, otherwise a striking style.
 
     Pressure above `FULL` is not green, although a cause is named only once it lasts.
     """
@@ -151,7 +151,7 @@ MAX_REASONS: Final = 3
 
 
 def lines(status: Status) -> Iterator[Text]:
-    """Yield lines made for 80 columns; longer sentences wrap."""
+    """Yield lines for 80 columns; longer sentences wrap."""
     verdict, now_ms = status.verdict, status.as_of_unix_ms
     yield Text(verdict.sentence, f"bold {verdict_style(verdict.code, status.models)}" if status.live else "dim")
     if not status.live:
@@ -203,7 +203,7 @@ def commands(verdict: VerdictAnswer) -> list[str]:
 
 
 def instructions(verdict: VerdictAnswer) -> list[str]:
-    """Return what to do by hand with observed servers, for which there are no commands."""
+    """Return the manual changes at observed servers, for which there are no commands."""
     return list(dict.fromkeys(action.instruction for action in _actions(verdict) if action.instruction))
 
 
@@ -219,7 +219,7 @@ SERVER_STATES: Final = {
 
 
 def observed_lines(status: Status) -> Iterator[Text]:
-    """Yield that times are estimates with their bounds, how many servers are in which state, and what is wrong."""
+    """Yield the bounds of estimated times, the number of servers in each state, and their faults."""
     if status.observed is None:
         return
     servers = status.observed.servers
@@ -242,7 +242,7 @@ def observed_lines(status: Status) -> Iterator[Text]:
 
 
 def estimate_text(estimate: EstimateAnswer | None) -> str:
-    """Return ": prefill 62% of busy time, 58% to 66%"; empty where nothing ran."""
+    """Return ": prefill 62% of busy time, 58% to 66%"; empty if nothing ran."""
     if estimate is None or estimate.prefill is None or estimate.low is None or estimate.high is None:
         return ""
     return f": prefill {estimate.prefill:.0%} of busy time, {estimate.low:.0%} to {estimate.high:.0%}"
@@ -270,7 +270,7 @@ def _model(model: ModelStatusAnswer) -> Iterator[Text]:
             pressure_text(pool.pressure),
             " ",
             pressure_bar(pool.pressure, BAR_CELLS),
-            # A share of time, not of room: a decode worker with one sequence is busy nearly always.
+            # A share of time, not of space: a decode worker with one sequence is busy nearly always.
             f"  busy {percent(pool.busy)} of the time",
             f", encode {percent(pool.encode)}" if pool.encode else "",
         )
@@ -314,10 +314,10 @@ def decode_facts(model: ModelStatusAnswer) -> list[str]:
 
 
 def _best(model: ModelStatusAnswer) -> str:
-    """Return what the best split of the workers would bring if it is not the present one."""
+    """Describe the effect of the best split of the workers if it is not the present one."""
     split, least = model.best_split, model.cluster_pressure
     now = max(model.prefill.pressure or 0.0, model.decode.pressure or 0.0)
-    # The verdict names this pressure itself where it is too high, and why these roles are not advised.
+    # If this pressure is too high, the verdict names it, with the reason why these roles are not advised.
     if split is None or least is None or now - least < WORTH_SAYING or model.verdict == TOO_SMALL_CODE:
         return ""
     return f"{split_words(split)} would leave a pressure of {least:.2f}"
@@ -375,8 +375,7 @@ def _planner(status: Status) -> Iterator[Text]:
     if planner.idle_because:
         acts += f", as {planner.idle_because}"
     when = "" if planner.decided_unix_ms is None else f" {span(now_ms - planner.decided_unix_ms)} ago"
-    # The planner weighs moves over another time than the verdict. Two commands with different figures would only
-    # confuse.
+    # The planner weighs moves over another time than the verdict. Two commands with different figures would confuse.
     why = f"; decided{when}: {planner.reason}" if planner.reason and planner.acts else ""
     yield Text.assemble(("Planner ", "bold"), f"{mode}, {acts}{why}")
     if (move := planner.last_move) is not None:

@@ -62,7 +62,7 @@ def show_workers(ready_file: Path | None, *, as_json: bool) -> None:
 
 
 def life_text(worker: dict[str, Any], now_ms: int) -> Text:
-    """Return a worker's state: what it registered while it runs and is not ready, else as `fulcrum status` has it."""
+    """Return a worker's state: what it registered while it runs and is not ready, otherwise as in `fulcrum status`."""
     life = worker.get("life", "running")  # missing in answers of an older planner
     if life in ("running", "starting"):
         state = worker["state"] if worker["state"] != "ready" else life
@@ -102,7 +102,7 @@ def show_occupancy_of(found: dict[str, Any]) -> None:
 
 
 def _estimated(found: dict[str, Any]) -> Iterator[Text]:
-    """Yield that the shares are estimates, with the bounds of each worker's; nothing where they are measured."""
+    """Yield that the shares are estimates, with the bounds of each worker's; nothing if they are measured."""
     if not found.get("estimate"):
         return
     yield Text("Estimated from the servers' own metrics. Prefill of busy time, and its bounds:", style="yellow")
@@ -132,7 +132,7 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[Text, dict[str, Any]]]:
 
 
 def _age(age_ms: int | None) -> Iterator[Text]:
-    """Yield how old the data are; nothing without any worker."""
+    """Yield how old the data are; nothing without workers."""
     if age_ms is not None:
         behind = age_ms > BEHIND_MS
         yield Text(f"{age_ms / 1000:.1f} s {'behind' if behind else 'old'}", style="bold red" if behind else "dim")
@@ -162,7 +162,7 @@ def _cells(figures: dict[str, Any], *, dummies: bool = False, encodes: bool = Fa
 def _with_encode(figures: dict[str, Any]) -> str:
     """Return encode : prefill without it : decode, relative to decode, or to prefill where nothing is decoded.
 
-    "?" stands for an unknown time of encoding, which is part of prefill then.
+    "?" means an unknown time of encoding, which is then part of prefill.
     """
     encode = figures.get("encode_gpu_ns")
     prefill, decode = figures["gpu_ns"]["prefill"] - (encode or 0), figures["gpu_ns"]["decode"]

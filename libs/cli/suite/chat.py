@@ -14,7 +14,7 @@ from libs.contracts.errors import StartupError
 from libs.contracts.foreign_text import plain
 
 CONNECT_TIMEOUT_S = 5.0
-# A long prompt on a busy laptop takes its time.
+# A long prompt on a busy laptop takes time.
 READ_TIMEOUT_S = 300.0
 
 
@@ -40,7 +40,7 @@ class ChatAnswer:
         }
 
     def served_by(self) -> str:
-        """Return one line for people: which workers served it, and how fast."""
+        """Return one line for people with the workers that served the answer, and its speed."""
         workers = [str(self.served[key]) for key in ("prefill_worker", "decode_worker") if self.served.get(key)]
         parts = [" → ".join(workers)] if workers else []
         ttft_s, tpot_s = self._seconds("ttft_ms"), self._seconds("tpot_ms")
@@ -58,7 +58,7 @@ class ChatAnswer:
 
 
 async def ask(gateway: str, body: dict[str, Any], answer: ChatAnswer) -> AsyncIterator[str]:
-    """Yield pieces of text as they arrive and fill `answer` on the way. Raise StartupError."""
+    """Yield pieces of text as they arrive and fill `answer` in the process. Raise StartupError."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     headers = {"x-fulcrum-details": "1", **key_headers(gateway)}

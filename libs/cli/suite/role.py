@@ -1,4 +1,4 @@
-"""The command `fulcrum role`: find workers, change their roles, and report how soon each change took effect."""
+"""The command `fulcrum role`: find workers, change their roles, and report the delay until each change took effect."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ DEFAULT_BUDGET_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class RoleGroup:
-    """Ids of workers, and the text of the role that they are to have."""
+    """Ids of workers, and the text of their requested role."""
 
     workers: Sequence[str]
     role: str
@@ -31,14 +31,14 @@ class RoleGroup:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMove:
-    """The outcome of one worker's move; `move` is None if it had the role already."""
+    """The outcome of one worker's move; `move` is None if the worker already had the role."""
 
     worker: str
     assignment: Assignment
     move: RoleMove | None = None
     first_step_s: float | None = None
     there: int = 0
-    """The number of sequences on the worker when waiting for its first step ended."""
+    """The number of sequences on the worker at the end of the wait for its first step."""
 
 
 def change(
@@ -51,7 +51,7 @@ def change(
     first_step_s: float,
     as_json: bool,
 ) -> None:
-    """Change roles as the command line says: workers and then their role, any number of times.
+    """Change roles by the command line's words: workers and then their role, any number of times.
 
     Raise StartupError.
     """
@@ -73,7 +73,7 @@ def split_groups(words: Sequence[str]) -> list[RoleGroup]:
     groups: list[RoleGroup] = []
     workers: list[str] = []
     for number, word in enumerate(words, 1):
-        # The last word is a role even if it is none: `parse_role` says what is allowed.
+        # The last word is a role even if it is invalid: `parse_role` lists the allowed ones.
         if word.partition(":")[0] not in ROLE_NAMES and number < len(words):
             workers.append(word)
             continue
@@ -115,15 +115,15 @@ async def change_roles(
 ) -> None:
     """Change the roles concurrently, and print each move in the order of the workers' names in `groups`.
 
-    All of them are checked before any is sent. Raise StartupError that says what to do, or, once all were called,
-    why workers refused.
+    All of them are checked before any is sent. Raise StartupError, which says what to do, or, once all have been
+    called, why workers refused.
     """
     suite, settings = find_one_suite(ready_file), call_settings()
     known = get_json(suite.planner, "/v1/workers")
     found = wanted_roles(groups, known)
     if not force:
         _check_others({worker["id"]: assignment for worker, assignment in found}, known)
-    # A worker knows nothing of the others' moves: by itself it would refuse to swap roles with the last one.
+    # A worker knows nothing of the others' moves: alone it would refuse to swap roles with the last one.
     force = force or len(groups) > 1
 
     async def change(worker: dict[str, Any], wanted: Assignment) -> WorkerMove:
@@ -176,14 +176,14 @@ def _check_others(wanted: Mapping[str, Assignment], known: Sequence[dict[str, An
 
 
 def _assignment(worker: dict[str, Any]) -> Assignment:
-    """Return the assignment of a listed worker: a decode worker with a budget is one that lends it to prefill."""
+    """Return the assignment of a listed worker: a decode worker with a budget lends it to prefill."""
     budget_tokens = worker["budget_tokens"]
     role, _ = role_from_name("mixed" if budget_tokens else worker["role"], budget_tokens)
     return Assignment(role=role, budget_tokens=budget_tokens)
 
 
 def _raise_first(done: Sequence[WorkerMove | BaseException]) -> None:
-    """Raise one error for all refusals. Any other exception is raised as it is."""
+    """Raise one error for all refusals. Any other exception is raised unchanged."""
     failed = [each for each in done if isinstance(each, BaseException)]
     for error in failed:
         if len(failed) == 1 or not isinstance(error, FulcrumError):
@@ -193,8 +193,8 @@ def _raise_first(done: Sequence[WorkerMove | BaseException]) -> None:
 
 
 def parse_role(text: str) -> tuple[Any, int]:
-    """Return the protobuf role and budget of a text such as "mixed:256". Raise StartupError that lists what is
-    allowed.
+    """Return the protobuf role and budget of a text such as "mixed:256". Raise StartupError, which lists the allowed
+    values.
     """
     name, colon, budget = text.partition(":")
     if (colon and name != "mixed") or (colon and not budget.isdecimal()) or name not in ROLE_NAMES:
@@ -239,7 +239,7 @@ def with_groups(found: list[dict[str, Any]], workers: list[dict[str, Any]]) -> l
 
 
 def reported(moved: WorkerMove, waited_s: float) -> str:
-    """Return the sentence about a move whose first step was awaited for `waited_s` seconds."""
+    """Describe a move whose first step was awaited for `waited_s` seconds."""
     move, assignment = moved.move, moved.assignment
     role = role_name(assignment)
     budget = f" with a budget of {assignment.budget_tokens} tokens" if assignment.budget_tokens else ""

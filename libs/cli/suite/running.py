@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from libs.cli.console import make_console
-from libs.cli.find import find_one_suite, find_suite, get_json, is_suite
+from libs.cli.find import UP, find_one_suite, find_suite, get_json, is_suite
 from libs.cli.keys.book import span_s
 from libs.contracts.errors import StartupError
 from libs.contracts.foreign_text import plain
@@ -47,14 +47,14 @@ def show_logs(ready_file: Path | None, worker: str | None, *, follow: bool, limi
 
 
 def tail(path: Path, limit: int, *, follow: bool) -> Iterator[str]:
-    """Yield the last `limit` lines, and with `follow` new ones, also after the file was truncated or replaced."""
+    """Yield the last `limit` lines, and with `follow` new ones, even after the file was truncated or replaced."""
     with path.open("rb") as file:
         descriptor = file.fileno()
         at, rest = os.fstat(descriptor).st_size, b""
         yield from _last(descriptor, at, limit)
         while follow:
             size = os.fstat(descriptor).st_size
-            if size < at:  # cut: the launcher has put it aside
+            if size < at:  # truncated: the launcher has moved the contents away
                 at, rest = 0, b""
             if size == at:
                 time.sleep(LOG_POLL_S)
@@ -98,9 +98,9 @@ def readable(line: str) -> Text:
 
 
 AUDIT_POLL_S: Final = 1.0
-# Events that one answer holds at most.
+# The maximum number of events in one answer.
 AT_ONCE: Final = 1_000
-# Pages of the topic that one command reads at most.
+# The maximum number of pages of the topic that one command reads.
 MAX_PAGES: Final = 1_000
 # Ids of printed events to remember; far more than one poll can repeat.
 MAX_SHOWN: Final = 5_000
@@ -110,7 +110,7 @@ MAX_SHOWN: Final = 5_000
 class AuditQuery:
     limit: int = 30
     since: str | None = None
-    """The time for which the topic is read back; None means only what the service has in memory."""
+    """The time for which the topic is read back; None means only the events in the service's memory."""
     actor: str = ""
     tenant: str = ""
     refused: bool = False
@@ -205,7 +205,7 @@ def _clock(unix_ms: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_ms / 1e3))
 
 
-# A suite is gone within 10 s; a busy machine takes longer.
+# A suite ends within 10 s; a busy machine takes longer.
 GONE_WITHIN_S: Final = 30.0
 EXIT_POLL_S: Final = 0.05
 
@@ -215,7 +215,7 @@ def stop_suite(ready_file: Path | None, *, now: bool, as_json: bool) -> None:
     suite = find_one_suite(ready_file)
     if not suite.pid:
         raise StartupError("no suite runs on this machine: `fulcrum up` starts one")
-    if not is_suite(suite.pid):
+    if not is_suite(suite.pid, (UP,)):
         raise StartupError(f"process {suite.pid} is not `fulcrum up`: its ready file is old and can be removed")
     started_s = time.monotonic()
     if not as_json:
@@ -255,7 +255,7 @@ def _runs(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Return whether the process has ended but was not yet reaped by its parent."""
+    """Return whether the process has ended but has not been reaped by its parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (OSError, IndexError):

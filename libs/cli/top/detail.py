@@ -35,7 +35,7 @@ class Detail(ModalScreen[None]):
         self._feed = feed
         self._worker = worker
         self._steps = False
-        """True if steps are shown in place of requests."""
+        """True if steps are shown instead of requests."""
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="box"):

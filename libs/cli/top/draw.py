@@ -10,9 +10,9 @@ from rich.text import Text
 
 from libs.cli.top.model import Row, Times, ratio
 
-# People read no faster, and a frame of a busy cluster costs 30 ms. Events are drawn at once.
+# People do not read faster, and a frame of a busy cluster costs 30 ms. Events are drawn at once.
 REFRESH_S: Final = 1.0
-# The colours of the page; the last of them also stands for faint.
+# The colours of the page; the last one is also used for dim text.
 COLORS: Final = {"prefill": "#e8870e", "decode": "#4a98ee", "kv wait": "#b65cd0", "idle": "#8a96a5"}
 BUSY: Final = ("prefill", "decode", "kv wait")
 STEPS: Final = " ▁▂▃▄▅▆▇█"

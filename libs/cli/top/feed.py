@@ -1,4 +1,6 @@
-"""Keeps a model up to date from the metrics service: its stream, and once a second what the stream leaves out."""
+"""The connection that keeps a model up to date from the metrics service: its stream, and further figures once a
+second.
+"""
 
 import asyncio
 import contextlib
@@ -22,7 +24,7 @@ T = TypeVar("T")
 POLL_S: Final = 1.0
 FIRST_RETRY_S: Final = 0.2
 MAX_RETRY_S: Final = 3.0
-# A stream that is silent for this long is opened again.
+# A stream that is silent for this long is reopened.
 STALL_S: Final = 5.0
 
 
@@ -46,7 +48,7 @@ class Feed:
         """The callback after an event, an alert, the begin or end of an outage, or a change in the set of workers."""
 
     async def follow(self) -> None:
-        """Read the stream until cancelled, and open it again whenever it ends."""
+        """Read the stream until cancelled, and reopen it whenever it ends."""
         backoff = Backoff(first_s=FIRST_RETRY_S, max_s=MAX_RETRY_S)
         async with self._client() as http:
             while True:
@@ -89,7 +91,7 @@ class Feed:
         """Poll once a second until cancelled. Failed requests are repeated."""
         async with self._client() as http:
             while True:
-                with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):  # the stream tells who is away
+                with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):  # the stream reports who is away
                     self.model.status = parse_status(
                         plain_values((await http.get(STATUS_PATH)).raise_for_status().json())
                     )
@@ -99,13 +101,15 @@ class Feed:
                 await asyncio.sleep(POLL_S)
 
     async def requests_of(self, worker_id: str, limit: int) -> AsyncGenerator[list[RequestView] | NotShown, None]:
-        """Yield once a second a worker's last finished requests, the newest first, or why they are not shown."""
+        """Yield once a second a worker's last finished requests, the newest first, or the reason why they are not
+        shown.
+        """
         async for shown in self._poll("/v1/requests", parse_requests, worker=worker_id, limit=str(limit)):
             yield shown
 
     async def steps_of(self, worker_id: str, window: str) -> AsyncGenerator[list[ReportedStep] | NotShown, None]:
-        """Yield once a second the engine steps of a worker's last `window`, the newest first, or why they are not
-        shown.
+        """Yield once a second the engine steps of a worker's last `window`, the newest first, or the reason why they
+        are not shown.
         """
         query = {"worker": worker_id, "window": window, "limit": str(MAX_STEPS)}
         async for shown in self._poll("/v1/steps", parse_steps, **query):

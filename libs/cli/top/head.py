@@ -26,7 +26,7 @@ from libs.cli.top.model import FIGURE, WINDOW_NS, Row, TopModel
 MAX_TREND_CELLS: Final = 60
 MAX_BAR_CELLS: Final = 60
 MIN_CELLS: Final = 8
-# Cells of everything beside the trend.
+# Cells of everything other than the trend.
 TREND_BESIDE: Final = 58
 # Cells of a pool's name, pressure and shares.
 BAR_BESIDE: Final = 63
@@ -50,7 +50,7 @@ PROBLEM: Final = "bold #ff6b9d"
 
 
 def verdict(model: TopModel, wide: int) -> Text:
-    """Return what is wrong and what to do about it, in as many lines as needed; nothing if the service is silent."""
+    """Return the verdict and the remedy, in as many lines as needed; nothing if the service is silent."""
     status = model.status
     if status is None:
         return Text()
@@ -67,7 +67,7 @@ def verdict(model: TopModel, wide: int) -> Text:
 
 
 def head(model: TopModel, problem: str, wide: int, *, paused: bool) -> Text:
-    """Return the ratio and its trend, coverage and age of the data, latencies, and what is wrong."""
+    """Return the ratio and its trend, coverage and age of the data, latencies, and problems."""
     workers = list(model.workers.values())
     times = model.spent(workers)
     gpus = sum(worker.gpus for worker in workers)
@@ -94,7 +94,7 @@ def head(model: TopModel, problem: str, wide: int, *, paused: bool) -> Text:
 
 
 def _fitted(line: Text, wide: int) -> Text:
-    """Cut a line to a number of cells: Textual wraps lines whatever rich's options say."""
+    """Cut a line to a number of cells: Textual wraps lines regardless of rich's options."""
     line.truncate(wide, overflow="ellipsis")
     return line
 
@@ -129,7 +129,7 @@ def _planner(model: TopModel) -> Text:
 
 
 def _queues(model: TopModel) -> Text:
-    """Return what waits at workers and gateways."""
+    """Describe the queues at workers and gateways."""
     text = Text(no_wrap=True)
     for phase in ("prefill", "decode"):
         queue = model.queue(phase)
@@ -263,7 +263,7 @@ class Workers(DataTable[Any]):
         return [column for column in COLUMNS if self.app.size.width >= column.least]
 
     def sort_by(self, name: str) -> None:
-        """Sort by a column, or reverse the order if it is sorted by it already."""
+        """Sort by a column, or reverse the order if the table is already sorted by it."""
         self.reverse = not self.reverse if name == self.by else False
         self.by = name
 
@@ -277,7 +277,7 @@ class Workers(DataTable[Any]):
         """Show workers and groups as of the window that starts at `last_ms`."""
         pointed = self._pointed()
         if self._lay_out():
-            pointed = None  # in a new order, point at the first row
+            pointed = None  # in a new order, move the cursor to the first row
         names, wide = [column.name for column in self.fitting], self.app.size.width >= HISTORY_WIDE
         rows = {
             worker.id: _row_cells(worker, last_ms, 20 if wide else 10) for worker in self._ordered(workers, last_ms)
@@ -287,7 +287,7 @@ class Workers(DataTable[Any]):
             return
         for worker_id, row in rows.items():
             for name in names:
-                if row[name] != self.get_cell(worker_id, name):  # each change has the table render all of its cells
+                if row[name] != self.get_cell(worker_id, name):  # each change makes the table render all of its cells
                     self.update_cell(worker_id, name, row[name])
 
     def _lay_out(self) -> bool:
@@ -318,7 +318,7 @@ class Workers(DataTable[Any]):
 
 
 def _role(worker: Row) -> str | Text:
-    """Return the role, and the state of a worker that does not simply run in its place."""
+    """Return the role, or instead the state of a worker that is not simply running."""
     if not worker.life:
         return escape(worker.role)
     return Text(worker.life, "bold red" if worker.life == "silent" else "yellow")

@@ -24,7 +24,7 @@ RIGHT: Final = slice(2, 8)
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One finished request; None for a latency that it did not have."""
+    """One finished request; None for a missing latency."""
 
     id: str
     prefill_worker: str
@@ -45,7 +45,7 @@ def parse_requests(reported: Any) -> list[RequestView]:
 
 
 def request_table(requests: Sequence[RequestView], worker_id: str, cells: int = NARROW) -> Text:
-    """Return a line for each request, `cells` wide: what this worker did of it, and how long the client waited."""
+    """Return a line for each request, `cells` wide: this worker's part in it, and the client's waiting time."""
     shown = [place for place, head in enumerate(REQUEST_HEADS) if cells >= NARROW or head not in LEAST_NEEDED]
     text = Text(_request_line(REQUEST_HEADS, shown), "bold", no_wrap=True, overflow="ellipsis")
     id_cells = cells - BESIDE - sum(REQUEST_WIDTHS[place] for place in shown)
@@ -85,7 +85,7 @@ STEP_WIDTHS: Final = (15, 10, 9, 14, 15, 9, 11, 12, 0)
 # The maximum number of steps that the service returns: the oldest come first, and the newest are needed.
 MAX_STEPS: Final = 5_000
 MAX_ROWS: Final = 200
-# The column that is text.
+# The only column of text.
 KIND: Final = 2
 
 

@@ -30,7 +30,7 @@ class WorkerRow:
     """The data-parallel group of which the worker is a rank, or ""."""
     role: str = ""
     life: str = ""
-    """Its state if it does not simply run."""
+    """The worker's state unless it is simply running."""
     windows: dict[int, Times] = field(default_factory=dict)
     running: int = 0
     waiting: int = 0
@@ -87,7 +87,7 @@ class GroupRow:
 
     @property
     def life(self) -> str:
-        """The state of its first rank that does not simply run."""
+        """The state of its first rank that is not simply running."""
         return next((rank.life for rank in self.ranks if rank.life), "")
 
     @property
@@ -98,7 +98,7 @@ class GroupRow:
 
     @property
     def role(self) -> str:
-        """The role of its first rank, as the planner has it."""
+        """The role of its first rank, according to the planner."""
         return self.ranks[0].role
 
     @property
@@ -155,7 +155,7 @@ class TopModel:
         self.queues: list[dict[str, Any]] = []
         """The work that waits at workers and gateways, by model and phase."""
         self.age_ms: int | None = None
-        """The age of the data at the last tick that gave one; None without any worker."""
+        """The age of the data at the last tick that gave one; None without workers."""
         self.last_ms = 0
         """The start of the newest settled window."""
         self._sums: dict[int, Times] = {}
@@ -184,13 +184,13 @@ class TopModel:
                 group.kv_used, group.dummy = before.kv_used, before.dummy
 
     def lives(self) -> dict[str, str]:
-        """Return the state of each worker that does not simply run."""
+        """Return the state of each worker that is not simply running."""
         known = self.status.workers if self.status is not None else []
         return {each.id: each.life for each in known if each.life != "running"}
 
     @property
     def rows(self) -> list[Row]:
-        """Return groups, and workers that belong to none."""
+        """Return groups, and workers without a group."""
         lives = self.lives()
         for worker in self.workers.values():
             worker.life = lives.get(worker.id, "")

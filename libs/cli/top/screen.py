@@ -50,7 +50,7 @@ class GroupDetail(ModalScreen[None]):
         self._refresh()
 
     def _refresh(self) -> None:
-        group = self._feed.model.groups.get(self._group.id, self._group)  # another object when ranks come or go
+        group = self._feed.model.groups.get(self._group.id, self._group)  # a different object when ranks come or go
         last_ms = self._feed.model.last_ms
         text = Text.assemble((group.label, "bold"), f"  {group.role}, {group.model}, {group.gpus} GPUs\n\n")
         text.append_text(figures(group, last_ms))
@@ -72,7 +72,7 @@ class GroupDetail(ModalScreen[None]):
 
 # On a lower terminal events are left out.
 LEAST_HIGH: Final = 20
-# On a lower terminal alerts are only counted and events have `FEW` lines, so that workers are in sight.
+# On a lower terminal alerts are only counted and events have `FEW` lines, so that workers stay visible.
 ROOMY_HIGH: Final = 32
 FEW: Final = 1
 
@@ -132,7 +132,7 @@ class Top(App[None]):
         self.feed.on_news = self.show
 
     def show(self) -> None:
-        """Draw the model. Does nothing once the app closes, whose widgets go before its timers."""
+        """Draw the model. Do nothing while the app closes, because its widgets are removed before its timers."""
         if not self.paused:
             with suppress(NoMatches):
                 self._draw()
@@ -147,7 +147,7 @@ class Top(App[None]):
         self.query_one("#pools", ScreenPart).show(pools(model, wide))
         self.query_one(Workers).fill(self._wanted(), model.last_ms)
         firing, happened = self.query_one("#alerts", ScreenPart), self.query_one("#events", ScreenPart)
-        # On a small screen the verdict names the alert, and the head shows the number of alerts.
+        # On a small screen, the verdict names the alert, and the head shows the number of alerts.
         firing.display = bool(model.firing) and not (low and model.status is not None)
         firing.show(alerts(model, MAX_ALERTS, wide=wide))
         happened.display = self.size.height >= LEAST_HIGH and bool(model.lines)
@@ -199,7 +199,7 @@ class Top(App[None]):
 
 
 def run_screen(url: str, *, light: bool) -> None:
-    """Run the app until the user quits. Raise StartupError if nobody answers at first."""
+    """Run the app until the user quits. Raise StartupError if the service does not answer at first."""
     try:
         httpx.get(f"{url}/healthz", timeout=5, trust_env=False).raise_for_status()
     except httpx.HTTPError:

@@ -235,7 +235,7 @@ def doctor(
     raise typer.Exit(0 if starts else 1)
 
 
-# Stands for the folder in which a machine has its models.
+# A placeholder for the folder with a machine's models.
 MODELS = "/models"
 
 

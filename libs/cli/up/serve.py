@@ -43,7 +43,7 @@ class Display(Reporter, Protocol):
     """A reporter on a terminal, whose display of the start can end."""
 
     def finish(self) -> None:
-        """End the start's display; from here on only notes and restarts are shown."""
+        """End the start's display; from now on only notes and restarts are shown."""
         ...
 
 
@@ -154,7 +154,7 @@ def serve(options: SuiteOptions, model: str | None, *, question: bool, as_json: 
 
 
 class _Run:
-    """One `fulcrum up` as the terminal shows it."""
+    """One `fulcrum up` as shown in the terminal."""
 
     def __init__(self, up: Up, display: Display, options: SuiteOptions, *, question: bool, as_json: bool) -> None:
         self._up = up
@@ -164,7 +164,7 @@ class _Run:
         self._as_json = as_json
         self._served = False
         self._stopping = False
-        # With --json, stdout is for the one value.
+        # With --json, stdout is reserved for the one value.
         self._out = make_console(stderr=as_json, soft_wrap=True)
 
     async def main(self) -> int:
@@ -250,7 +250,7 @@ class _Run:
 
 
 def _program() -> str:
-    """Return the program as it was typed, for commands that are printed."""
+    """Return the program as typed, for commands that are printed."""
     called = Path(sys.argv[0])
     if called.name != "fulcrum" or shutil.which("fulcrum") == str(called):
         return "fulcrum"

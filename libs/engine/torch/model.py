@@ -1,8 +1,8 @@
 """Models of Hugging Face folders in transformers, and their LoRA adapters.
 
-An adapter is a folder in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. The engine is
-started with it, or a sequence names the folder. Its weights are read in the first step that needs them. When there
-are too many, the least recently used adapter is dropped.
+An adapter is a folder in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. The engine is started
+with it, or a sequence names its folder. Its weights are read in the first step that needs them. When there are too
+many, the least recently used adapter is dropped.
 """
 
 import json
@@ -32,7 +32,7 @@ _UNSERVED: Final = ("use_dora", "modules_to_save", "rank_pattern", "alpha_patter
 
 
 class AdapterBroken(Exception):
-    """An adapter cannot be read, or does not fit the model. Sequences that request it fail."""
+    """An adapter that cannot be read, or does not fit the model. Sequences that request it fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Adapters:
         self._most = most
         for name, folder in folders.items():
             _scale(name, folder)
-        # Rows of a step are tokens, which a vision tower does not see.
+        # Rows of a step are tokens, which a vision tower does not process.
         modules = ((name, each) for name, each in model.named_modules() if not name.startswith(VISION_MODULES))
         self._layers = {name: each for name, each in modules if isinstance(each, torch.nn.Linear)}
         self._kept: OrderedDict[str, _Loaded] = OrderedDict()
         self._rows: list[tuple[slice, _Loaded]] = []
         """Rows of the running step that use an adapter."""
-        # Hooks are set for the first adapter used, since each costs a call per layer and step.
+        # Hooks are added for the first adapter used, because each costs a call per layer and step.
         self._hooked = False
 
     @property
@@ -96,7 +96,7 @@ class Adapters:
         return faults
 
     def drop(self) -> None:
-        """Drop all weights, since the device is given up."""
+        """Drop all weights, because the device is released."""
         self._rows = []
         self._kept.clear()
 
@@ -109,7 +109,7 @@ class Adapters:
                 raise
             except StartupError as error:
                 raise AdapterBroken(error.message) from error
-            except Exception as error:  # safetensors raises an exception class of its own beside OSError
+            except Exception as error:  # safetensors raises its own exception class in addition to OSError
                 raise AdapterBroken(f"adapter {name!r} cannot be read: {one_line(error, 200)}") from error
             self._kept[name] = found
         self._kept.move_to_end(name)
@@ -166,9 +166,10 @@ def _scale(name: str, folder: Path) -> float:
 
 
 DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16})
-# Least compute capability of CUDA devices. Older ones emulate bfloat16, more slowly than they compute in float32.
+# The minimum compute capability of CUDA devices. Older ones emulate bfloat16, which is slower than computing in
+# float32.
 BFLOAT16_CAPABILITY = (8, 0)
-# Rotations that change with the longest sequence of a batch, so that stored keys would become stale.
+# Rotations that change with the longest sequence of a batch, which would make stored keys stale.
 CONTEXT_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
@@ -192,7 +193,7 @@ def pick_device(wanted: str) -> torch.device:
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
     """Return the type named by a setting. Raise StartupError for an unknown one.
 
-    "auto" is bfloat16 on GPUs that compute in it, else float32.
+    "auto" is bfloat16 on GPUs that compute in it, otherwise float32.
     """
     if wanted == "auto":
         fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BFLOAT16_CAPABILITY
@@ -202,7 +203,7 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
     return DTYPES[wanted]
 
 
-# Attention by part of a config with vision. The vision tower attends to one whole image, without the pool.
+# The attention of each part of a config with vision. The vision tower attends to one whole image, without the pool.
 ATTENTIONS = MappingProxyType({"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"})
 # Modules that a vision model has in addition to the text model and its head.
 VISION_MODULES = ("model.vision_tower.", "model.multi_modal_projector.")
@@ -211,7 +212,7 @@ VISION_MODULES = ("model.vision_tower.", "model.multi_modal_projector.")
 def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto", *, images: bool = False) -> Any:
     """Load the model on `device`, with attention through the pool and a type by `pick_dtype`. Raise StartupError.
 
-    With `images` its vision tower is loaded too.
+    With `images`, its vision tower is loaded too.
     """
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     kind = AutoModelForImageTextToText if images else AutoModelForCausalLM
@@ -257,7 +258,7 @@ def block_shape(model: Any, block_size_tokens: int) -> BlockShape:
 
 
 def _refuse_unsupported(model: Any) -> None:
-    """Raise StartupError for what the config shows to be unsupported. The warm-up step finds the rest."""
+    """Raise StartupError for unsupported features that the config shows. The warm-up step finds the others."""
     config = model.config.get_text_config()
     name = type(model).__name__
     if not model.is_backend_compatible():
@@ -274,8 +275,8 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-# Row counts at which oneDNN is up to twice as fast over a large vocabulary as the BLAS behind torch's linear. It
-# reads the weights once, in place. With fewer rows BLAS is as fast; with more the product is bound by arithmetic.
+# Row counts at which oneDNN is up to twice as fast over a large vocabulary as the BLAS behind torch's linear. It reads
+# the weights once, in place. With fewer rows, BLAS is as fast; with more, the product is bound by arithmetic.
 ONEDNN_ROWS = range(4, 33)
 
 

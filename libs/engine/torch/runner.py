@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class TorchRunner:
-    """A runner that does all of torch's work on a thread of its own, so that the event loop stays free.
+    """A runner that does all of torch's work on its own thread, so that the event loop stays free.
 
     Block copies run on the caller's thread, since they touch blocks that no running step writes (see the port).
     """
@@ -91,7 +91,7 @@ class TorchRunner:
         return Capabilities(
             block_size_tokens=self._config.block_size_tokens,
             kv_blocks=encoder.pool.blocks,
-            kv_block_bytes=1,  # none are held or sent, and readers divide by it
+            kv_block_bytes=1,  # no blocks are held or sent, but readers divide by the size
             max_context_tokens=encoder.info.request_tokens,
             max_sequences=self._config.max_sequences,
             kv_layout=encoder.pool.layout,
@@ -167,7 +167,7 @@ class TorchRunner:
         return self._loaded
 
     async def _on_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` on torch's thread. A cancelled caller waits for its end, since it cannot be stopped."""
+        """Run `work` on torch's thread. A cancelled caller waits for its end, because it cannot be stopped."""
         future = asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **kwargs))
         try:
             return await asyncio.shield(future)

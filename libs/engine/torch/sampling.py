@@ -24,23 +24,24 @@ from libs.engine.port import SamplingParams
 from libs.engine.reports import Logprob
 from libs.engine.runner import Chunk, Sampled
 
-# Lower temperatures are greedy: logits divided by less overflow float32.
+# Lower temperatures count as greedy, because logits divided by them overflow float32.
 GREEDY_BELOW_TEMPERATURE = 1e-5
 
 Masks = Mapping[int, NDArray[np.bool_]]
 _NO_MASKS: Final[Masks] = MappingProxyType({})
 _Shaping = tuple[float, float, int, float]
-"""(temperature, min_p, top_k, top_p). Rows with equal values are processed together."""
+"""A tuple (temperature, min_p, top_k, top_p). Rows with equal values are processed together."""
 
 
 def sample(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks = _NO_MASKS) -> list[Sampled]:
     """Sample one token for each row of `logits` [rows, vocab] float32. Row i follows the last token of
     `chunks[i].history`.
 
-    `masks` holds [vocab] 1D bool of allowed tokens, by row, for rows that are constrained.
+    `masks` holds [vocab] 1D bool of allowed tokens, by row, for constrained rows.
     """
     adjusted = _adjust(logits, chunks, masks)
-    token_ids = adjusted.max(dim=-1).indices  # [rows] int64; argmax does the same, three times as slowly on a CPU
+    # [rows] int64; argmax does the same, but takes three times as long on a CPU
+    token_ids = adjusted.max(dim=-1).indices
     groups: dict[_Shaping, list[int]] = {}
     for row, chunk in enumerate(chunks):
         params = chunk.sampling
@@ -55,7 +56,7 @@ def sample(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks = _NO_MAS
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, 1) that depends only on the arguments. Philox makes all positions cost the same."""
+    """Return a number in [0, 1) that depends only on the arguments. With Philox, all positions cost the same."""
     bits = np.random.Philox(key=np.array([seed % 2**64, position], np.uint64)).random_raw()
     return float(int(bits) >> 11) * 2.0**-53
 
@@ -107,12 +108,12 @@ def _draw(scores: torch.Tensor, shaping: _Shaping, draws: Sequence[float]) -> to
         warpers.append(TopKLogitsWarper(int(top_k)))
     if top_p < 1.0:
         warpers.append(TopPLogitsWarper(float(top_p)))
-    no_tokens = torch.empty(len(draws), 0, dtype=torch.int64, device=scores.device)  # warpers look at scores only
+    no_tokens = torch.empty(len(draws), 0, dtype=torch.int64, device=scores.device)  # warpers only read scores
     cumulative = warpers(no_tokens, scores).softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     points = torch.tensor(draws, dtype=torch.float64, device=scores.device)[:, None] * cumulative[:, -1:]
     # The first token whose cumulative share exceeds the point; a token without a share is never chosen.
     chosen = torch.searchsorted(cumulative, points, right=True)[:, 0]
-    return chosen.clamp_(max=scores.shape[1] - 1)  # out of range only where the model gave NaN
+    return chosen.clamp_(max=scores.shape[1] - 1)  # out of range only if the model returned NaN
 
 
 def score(logits: torch.Tensor, tokens: NDArray[np.int32], most: int) -> tuple[Logprob, ...]:

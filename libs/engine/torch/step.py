@@ -32,7 +32,7 @@ WARM_UP_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A loaded model without a pool, as it sleeps."""
+    """A loaded model without a pool, as kept during sleep."""
 
     info: ModelInfo
     device: torch.device
@@ -41,7 +41,7 @@ class Weights:
     guides: Future[Guides]
     adapters: Adapters
     images: ImageEncoder | None
-    """None for a model without vision, or with a vision that is not served."""
+    """The encoder of images; None for a model without vision, or with a vision that is not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Loaded:
     compute: Compute | None
     """Inputs for computing utilisation; None if unknown."""
     variant: str
-    """Everything that affects step times other than model and device, as in the port's Capabilities."""
+    """Everything other than model and device that affects step times, as in the port's Capabilities."""
     guides: Future[Guides]
     adapters: Adapters
     images: ImageEncoder | None
@@ -71,7 +71,7 @@ def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> 
         raise StartupError("the torch engine needs a model folder: set its model path")
     info = load_model_info(config.model_path, config.model_name)
     if config.threads:
-        torch.set_num_threads(config.threads)  # for this thread, which runs the steps too
+        torch.set_num_threads(config.threads)  # for this thread, which also runs the steps
     if info.encodes:
         return load_encoder(info, config, progress)
     device = pick_device(config.device)
@@ -187,14 +187,14 @@ def _step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
             _pool(hidden[0], chunks, broken, results)
         if loaded.device.type == "cuda":
             # Without this, a step that samples nothing would end for the caller before it ends on the GPU. Its time
-            # would be wrong, and its blocks could be reused. Block copies run on a stream of their own and do not wait.
+            # would be wrong, and its blocks could be reused. Block copies run on a separate stream and do not wait.
             torch.cuda.current_stream(loaded.device).synchronize()
         loaded.pool.written()
     return results
 
 
 def _inputs(loaded: Loaded, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> dict[str, torch.Tensor]:
-    """Return the model's input for a row of tokens [tokens] int64: their ids, or embeddings if images are there."""
+    """Return the model's input for a row of tokens [tokens] int64: their ids, or embeddings if there are images."""
     if loaded.images is None or not any(chunk.images for chunk in chunks):
         return {"input_ids": token_ids[None]}
     return {"inputs_embeds": loaded.images.embed(token_ids, chunks)[None]}
@@ -202,7 +202,7 @@ def _inputs(loaded: Loaded, token_ids: torch.Tensor, chunks: Sequence[Chunk]) ->
 
 @contextmanager
 def _hidden_states(model: Any, chunks: Sequence[Chunk]) -> Iterator[list[torch.Tensor]]:
-    """Yield a list that gets the next call's [tokens, hidden], as it enters the head, if any chunk is pooled."""
+    """Yield a list that receives the next call's [tokens, hidden], the head's input, if any chunk is pooled."""
     found: list[torch.Tensor] = []
     if not any(chunk.pooling for chunk in chunks):
         yield found
@@ -228,7 +228,9 @@ def _pool(hidden: torch.Tensor, chunks: Sequence[Chunk], broken: dict[int, str],
 
 
 def _masks(loaded: Loaded, chunks: list[Chunk]) -> tuple[dict[int, NDArray[np.bool_]], dict[int, str]]:
-    """Return, by row, ([vocab] 1D bool of allowed tokens for constrained rows, reasons why rows cannot continue)."""
+    """Return, by row, ([vocab] 1D bool of allowed tokens for constrained rows, reasons for rows that cannot
+    continue).
+    """
     masks: dict[int, NDArray[np.bool_]] = {}
     faults: dict[int, str] = {}
     for row, chunk in enumerate(chunks):

@@ -1,6 +1,7 @@
 """Images in prompts: decoding, the model's image processor, the vision tower, and the cache of embeddings.
 
-An embedding takes the place of its placeholders' token embeddings where a prompt is computed. Decode needs only KV.
+When a prompt is computed, an image's embedding replaces the token embeddings of its placeholders. Decode needs only
+KV.
 """
 
 from collections import OrderedDict
@@ -23,7 +24,9 @@ class ImageEncoder:
     """The vision part of one model, with the embeddings of recent images by their hash. Not thread-safe."""
 
     def __init__(self, model: Any, folder: Path, vision: Vision, cache_bytes: int) -> None:
-        """Raise StartupError if the folder has no image processor, or one that does not fit the model."""
+        """Create the encoder. Raise StartupError if the folder has no image processor, or one that does not fit the
+        model.
+        """
         self._model = model
         self._vision = vision
         self._cache_bytes = cache_bytes
@@ -61,7 +64,7 @@ class ImageEncoder:
             except BrokenImage as error:
                 faults[image.span.digest] = str(error)
         if self._model.device.type == "cuda":
-            # The time of the step is that of the GPU's work.
+            # The duration of the step is that of the GPU's work.
             torch.cuda.current_stream(self._model.device).synchronize()
         return faults
 
@@ -93,7 +96,7 @@ class ImageEncoder:
     def _keep(self, digest: bytes, embedding: torch.Tensor) -> None:
         if digest in self._kept:
             return
-        # The latest is kept whatever its size: the next step needs it.
+        # The latest is kept regardless of its size, because the next step needs it.
         while self._kept and self._kept_bytes + embedding.nbytes > self._cache_bytes:
             _, oldest = self._kept.popitem(last=False)
             self._kept_bytes -= oldest.nbytes
@@ -112,7 +115,7 @@ class ImageEncoder:
         with torch.inference_mode():
             output = model.get_image_features(pixel_values=pixels.to(model.device, model.dtype), return_dict=True)
             found: torch.Tensor = output.pooler_output[0]
-            # A copy, since a view would keep all of the tower's output.
+            # A copy, because a view would keep all of the tower's output.
             found = found.to(model.dtype).clone()
         if found.shape[0] != self._vision.image_tokens:
             raise BrokenImage(

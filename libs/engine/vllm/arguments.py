@@ -1,4 +1,5 @@
-"""vLLM's engine arguments and environment: what users may not set, what they give, and what the worker adds.
+"""vLLM's engine arguments and environment: those that users may not set, those that they set, and those that the worker
+adds.
 
 Pure, without vLLM.
 """
@@ -21,7 +22,7 @@ SET: Final = "set FULCRUM_WORKER_{name} in its place"
 CHUNKS: Final = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS says how prompts are cut"
 FIXED: Final = "the worker's scheduler and its reports rest on what it is"
 
-# Arguments that users may not set, with what to do instead or why not.
+# Arguments that users may not set, with the alternative or the reason.
 RESERVED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "model": SET.format(name="MODEL_PATH"),
@@ -48,7 +49,7 @@ RESERVED: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 EXTENSION: Final = "libs.engine.vllm.plugin.MemoryReport"
-# Fraction of a GPU's memory that an engine fills by default, which is vLLM's own.
+# The fraction of a GPU's memory that an engine fills by default, which is vLLM's own.
 LOADED_SHARE: Final = 0.92
 MB: Final = 1024 * 1024
 # Ranks of LoRA adapters that vLLM has room for.
@@ -89,9 +90,9 @@ def check_arguments(arguments: Mapping[str, Any], where: str = SETTING) -> None:
 
 
 def pooling_of(config: EngineConfig) -> Pooling | None:
-    """Return the way in which an engine that gives embeddings pools; None for an engine that generates.
+    """Return the pooling of an engine that gives embeddings; None for an engine that generates.
 
-    As in vLLM's own server, a folder with files of Sentence Transformers selects embeddings unless `runner` says
+    As in vLLM's own server, a folder with files of Sentence Transformers selects embeddings unless `runner` specifies
     otherwise. Raise StartupError for a model whose vectors are not computed.
     """
     assert config.model_path is not None
@@ -118,7 +119,7 @@ def pooling_arguments(pooling: Pooling, config: EngineConfig, *, step_tokens: in
         "pooler_config": {"pooling_type": pooling.name, "use_activation": False},
     }
     if pooling is Pooling.MEAN:
-        # vLLM takes a mean of whole prompts only, so one step has to hold the longest.
+        # vLLM only supports a mean over whole prompts, so one step must fit the longest prompt.
         assert config.model_path is not None
         longest = config.vllm_arguments.get("max_model_len") or load_model_info(config.model_path).max_context_tokens
         found |= {"enable_chunked_prefill": False, "enable_prefix_caching": False}
@@ -129,8 +130,8 @@ def pooling_arguments(pooling: Pooling, config: EngineConfig, *, step_tokens: in
 def vision_arguments(*, serves: bool) -> dict[str, Any]:
     """Return vLLM's arguments for a vision model, with or without its images.
 
-    vLLM's processor of images needs a tokenizer. Without vLLM's cache of processed images, every image comes with its
-    prompt, except where its KV comes from elsewhere.
+    vLLM's processor of images needs a tokenizer. Without vLLM's cache of processed images, every image is sent with its
+    prompt, unless its KV comes from elsewhere.
     """
     return {"skip_tokenizer_init": False, "mm_processor_cache_gb": 0, "language_model_only": not serves}
 
@@ -138,9 +139,9 @@ def vision_arguments(*, serves: bool) -> dict[str, Any]:
 def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -> dict[str, Any]:
     """Return vLLM's arguments for adapters by name. All stay in host memory, and `most` of them on the device.
 
-    Raise StartupError for a folder that is no adapter. On CPUs each adapter has a slot and the last slot stays
-    empty. vLLM's kernels for CPUs compute sequences without an adapter by the last slot (index -1) if other
-    sequences in the step have one.
+    Raise StartupError for a folder that is not an adapter. On CPUs each adapter has a slot and the last slot stays
+    empty. vLLM's kernels for CPUs compute sequences without an adapter by the last slot (index -1) if other sequences
+    in the step have one.
     """
     ranks = [_rank(name, folder) for name, folder in folders.items()]
     room = next((rank for rank in RANKS if rank >= max(ranks)), None)
@@ -156,10 +157,10 @@ def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -
 
 
 def can_sleep(config: EngineConfig, connector: Connector, *, available: bool) -> bool:
-    """Return whether to start an engine so that it can sleep. `available` says whether vLLM supports that on the
-    device.
+    """Return whether to start an engine so that it can sleep. `available` is true if vLLM supports that on the device.
 
-    A user's arguments can rule it out: `kv_cache_memory_bytes` fixes what the engine fills, whatever others leave.
+    A user's arguments can rule it out: `kv_cache_memory_bytes` fixes the memory that the engine fills, regardless of
+    others.
     """
     given = config.vllm_arguments
     free = given.get("enable_sleep_mode", True) and not given.keys() & {"worker_extension_cls", "kv_cache_memory_bytes"}
@@ -169,8 +170,8 @@ def can_sleep(config: EngineConfig, connector: Connector, *, available: bool) ->
 def sleep_arguments(config: EngineConfig, device_bytes: int) -> dict[str, Any]:
     """Return vLLM's arguments for an engine that can sleep on GPUs with `device_bytes` of memory.
 
-    The engine leaves sleeping engines their part of what it would fill. These arguments override a user's own.
-    Raise StartupError if nothing is left.
+    The engine leaves sleeping engines their part of its memory. These arguments override a user's own. Raise
+    StartupError if nothing is left.
     """
     fills = float(config.vllm_arguments.get("gpu_memory_utilization", LOADED_SHARE))
     left = fills * config.gpu_share - config.vllm_asleep_mb * MB / device_bytes

@@ -21,9 +21,11 @@ class KvRoute(Enum):
     REPLY = "reply"
     """The prefill side returns their location with its answer."""
     NAME = "name"
-    """Both sides get the same name, and the decode side the address to fetch it from."""
+    """Both sides get the same name, and the decode side gets the address at which to fetch the blocks."""
     STORE = "store"
-    """The prefill side puts them into a store. The decode side finds them by tokens and computes what is missing."""
+    """The prefill side puts the blocks into a store. The decode side finds them by their tokens and computes missing
+    ones.
+    """
     NONE = "none"
     """The connector keeps blocks for its own engine."""
 
@@ -40,7 +42,7 @@ class ConnectorKind:
     pins: bool = False
     """True if it gives the pages of the KV pool to network cards or other processes.
 
-    A sleeping engine frees these pages, and the connector would go on reading them.
+    A sleeping engine frees these pages, and the connector would continue to read them.
     """
 
 
@@ -64,7 +66,7 @@ class Connector:
     name: str
     way: KvRoute
     config: Mapping[str, Any]
-    """Its own configuration, which becomes vLLM's kv_connector_extra_config."""
+    """The connector's own configuration, which becomes vLLM's kv_connector_extra_config."""
 
     @property
     def layout(self) -> str:
@@ -89,7 +91,7 @@ class Connector:
     def holds(self) -> bool:
         """True if blocks wait for their receiver in the engine that computed them.
 
-        The engine may overwrite them once they were read.
+        The engine may overwrite them once they have been read.
         """
         return self.way is not KvRoute.STORE
 
@@ -124,7 +126,9 @@ def _checked(name: str, config: Mapping[str, Any], lease_s: int) -> Connector:
 
 
 def _multi(config: Mapping[str, Any], lease_s: int) -> Connector:
-    """Combine several connectors: the first that can hand over does, and the others keep what they can."""
+    """Combine several connectors. The first that can hand sequences over does so, and the others keep their own
+    function.
+    """
     try:
         children: Sequence[tuple[Mapping[str, Any], Connector]] = [
             (child, _checked(child["kv_connector"], child.get("kv_connector_extra_config", {}), lease_s))
@@ -159,7 +163,7 @@ class ConnectorSession:
     """The URL at which the connector resolves names."""
 
     def asked(self, name: str) -> dict[str, Any] | None:
-        """Return the kv_transfer_params of a prompt that is computed for others, by its name in the engine."""
+        """Return the kv_transfer_params of a prompt that is computed for others, given its name in the engine."""
         match self.connector.way:
             case KvRoute.REPLY:
                 return {"do_remote_decode": True}
@@ -169,7 +173,9 @@ class ConnectorSession:
                 return None
 
     def left(self, name: str, answer: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the decode side's parameters by vLLM's `answer` on the prefill side; None if the connector failed."""
+        """Return the decode side's parameters given vLLM's `answer` on the prefill side; None if the connector
+        failed.
+        """
         match self.connector.way:
             case KvRoute.REPLY:
                 return answer

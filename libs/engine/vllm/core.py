@@ -1,7 +1,8 @@
-"""vLLM's EngineCore process and the messages to and from it, by vLLM's own client without the detokenising front end.
+"""vLLM's EngineCore process and the messages to and from it, through vLLM's own client without the detokenising front
+end.
 
-vLLM's AsyncLLM gives each request a queue and a task, and turns its tokens into text. A worker needs neither: it
-needs one message per engine step with the tokens of all sequences, which the client under AsyncLLM delivers.
+vLLM's AsyncLLM gives each request a queue and a task, and turns its tokens into text. A worker needs neither. It needs
+one message per engine step with the tokens of all sequences, which the client under AsyncLLM delivers.
 """
 
 import asyncio
@@ -66,7 +67,7 @@ class CoreProcess(Protocol):
     async def sleep(self, *, keep_weights: bool) -> None:
         """Free the device. Weights move to host memory or are dropped; KV and its caches are dropped.
 
-        Raise whatever vLLM raises if anything runs, holds blocks or fails.
+        Raise vLLM's own error if anything runs, holds blocks or fails.
         """
         ...
 
@@ -135,11 +136,11 @@ class VllmCore:
         return self._ready
 
     async def _give_up(self, done: "asyncio.Future[tuple[AsyncMPClient, StartedCore]]", *, explain: bool) -> list[str]:
-        """End the processes of a start under way, and return where each of them stood."""
+        """End the processes of a start in progress, and return the point that each had reached."""
         done.cancel()
         self._over.set()
         stood = await asyncio.to_thread(end_start, explain=explain)
-        await asyncio.to_thread(self._thread.join, CLOSE_S)  # it ends without its processes, unless it hangs
+        await asyncio.to_thread(self._thread.join, CLOSE_S)  # the thread ends with its processes, unless it hangs
         return stood
 
     @property
@@ -184,7 +185,7 @@ class VllmCore:
                     await self._running.wake_up_async(["weights"])
                     await self._running.collective_rpc_async("reload_weights")
                 awake = await self._running.wake_up_async(["kv_cache"] if self._dropped else None)
-        except Exception as error:  # whatever vLLM raises, in whichever of its processes
+        except Exception as error:  # any error that vLLM raises in any of its processes
             raise as_startup_error(error, "wake") from error
         if not awake:
             raise StartupError("the vllm engine did not wake: a part of it still sleeps")
@@ -196,7 +197,7 @@ class VllmCore:
         try:
             async with asyncio.timeout(ASK_LIMIT_S):
                 found = await self._running.collective_rpc_async("fulcrum_device_memory")
-        except Exception:  # whatever vLLM raises; without its process there is nothing to ask
+        except Exception:  # any error that vLLM raises; without its process there is nothing to report
             log.warning("vLLM's workers do not report free memory", exc_info=True)
             return None
         devices = [DeviceMemory(*each) for each in found if each is not None]
@@ -218,7 +219,7 @@ class VllmCore:
 
 
 def _hand(loop: asyncio.AbstractEventLoop, give: Callable[[Any], None], to: "asyncio.Future[Any]", what: Any) -> bool:
-    """Deliver a result to a future on its loop, and return whether anybody still waits for it."""
+    """Deliver a result to a future on its loop, and return whether the result is still awaited."""
     if to.cancelled():
         return False
 
@@ -226,7 +227,7 @@ def _hand(loop: asyncio.AbstractEventLoop, give: Callable[[Any], None], to: "asy
         if not to.done():
             give(what)
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so the result is not awaited
         loop.call_soon_threadsafe(deliver)
         return True
     return False
@@ -236,7 +237,7 @@ def _launch(
     config: EngineConfig, identity: EngineIdentity, tell: Callable[[str, float], None]
 ) -> "tuple[AsyncMPClient, StartedCore]":
     connector_of(config)  # fails on an unknown name before the import of vLLM, which takes long
-    # vLLM reads its own limit when it is imported. Ours is shorter, and its error says why.
+    # vLLM reads its own limit on import. This one is shorter, and its error gives the reason.
     os.environ.setdefault(VLLM_LIMIT_VARIABLE, str(int(config.vllm_start_limit_s) + VLLM_LIMIT_AFTER_S))
     tell("importing vllm", 0.0)
     launch = import_launch()
@@ -260,7 +261,7 @@ def import_launch() -> ModuleType:
 
 
 def as_startup_error(error: BaseException, what: str = "start") -> StartupError:
-    """Return any error of vLLM as a one-line StartupError. `what` is the verb for what it failed to do."""
+    """Return any error of vLLM as a one-line StartupError. `what` is a verb for the failed operation."""
     if isinstance(error, StartupError):
         return error
     return StartupError(f"the vllm engine did not {what}: {one_line(error, MAX_REASON_CHARS)}")
@@ -291,7 +292,7 @@ async def follow(config: EngineConfig, identity: EngineIdentity, stopping: async
             import_launch().follow(config, identity)
         except BaseException as failure:
             error = as_startup_error(failure)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so the result is not awaited
             loop.call_soon_threadsafe(end, error)
 
     threading.Thread(target=own, name="vllm follower", daemon=True).start()

@@ -1,7 +1,7 @@
-"""vLLM's worker for CPUs with three corrections, run in the process that computes.
+"""vLLM's worker for CPUs with three corrections, run in the computing process.
 
-They concern the seeds of chunked prompts, a thread that occupies a whole core, and the binding of all workers to
-the same core. Written against the same vLLM as libs/engine/vllm/scheduler.py.
+They concern the seeds of chunked prompts, a thread that occupies a whole core, and the binding of all workers to the
+same core. Written against the same vLLM as libs/engine/vllm/scheduler.py.
 """
 
 import os
@@ -17,7 +17,7 @@ POLL_US = 100_000
 
 
 class MendedWorker(CPUWorker):  # type: ignore[misc]
-    """A worker that computes as vLLM's own does, with the corrections above."""
+    """A worker that computes like vLLM's own, with the corrections above."""
 
     def init_device(self) -> None:
         # This runs before KV connectors are created.
@@ -35,10 +35,9 @@ class MendedWorker(CPUWorker):  # type: ignore[misc]
         os.sched_setaffinity(0, cores)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """Sample without the generators of sequences whose prompt is not whole yet; their samples are dropped anyway.
+        """Sample without the generators of sequences whose prompt is incomplete; their samples are dropped anyway.
 
-        vLLM samples for all of them and rewinds these generators. That fails, since a CPU's generator has no
-        offset.
+        vLLM samples for all of them and rewinds these generators. That fails, because a CPU's generator has no offset.
         """
         if self.use_v2_model_runner:
             return super().sample_tokens(grammar_output)
@@ -52,7 +51,7 @@ class MendedWorker(CPUWorker):  # type: ignore[misc]
 
 
 def _let_nixl_wait() -> None:
-    # By default NIXL's thread polls its sockets without a pause, which takes a core from those that compute.
+    # By default, NIXL's thread polls its sockets without a pause, which takes a core from computation.
     agent_class = nixl_utils.NixlWrapper
     if agent_class is None:
         return

@@ -1,8 +1,7 @@
-"""The engine port over vLLM. Sequences run in its EngineCore process, and the results of each step come as one event.
+"""The engine port over vLLM. Sequences run in its EngineCore process, and the results of each step arrive as one event.
 
-KV moves from engine to engine by vLLM's own connector. A handle's opaque bytes are the connector's parameters, and
-`export` has nothing to offer. The decode side computes the last prompt token again and samples the first token from
-it.
+KV moves between engines through vLLM's own connector. A handle's opaque bytes are the connector's parameters, and
+`export` has nothing to offer. The decode side computes the last prompt token again and samples the first token from it.
 """
 
 import asyncio
@@ -40,9 +39,9 @@ NEVER_NS = 1 << 62
 RETRY_AFTER_S = 1.0
 # The longest time that running sequences may take to leave EngineCore before it sleeps.
 SETTLE_S = 10.0
-# Interval at which the engine checks which step runs and which dummy steps have ended.
+# The interval at which the engine checks for a running step and for ended dummy steps.
 LOOK_S = 0.05
-# A step that runs longer is announced, so that telemetry can show it before it ends.
+# The duration from which a step is announced, so that telemetry can show it before it ends.
 ANNOUNCE_AFTER_NS = 100_000_000
 NOTHING = EngineReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 Send = Callable[[], Awaitable[None]]
@@ -75,7 +74,7 @@ class VllmEngine:
         self._submitted = 0
         """Sequences that EngineCore has been given or is about to be given."""
         self._busy_since_ns = 0
-        """The time since which a step may run; 0 if no sequence lives here."""
+        """The time since which a step may be running; 0 if there are no sequences."""
         self._announced = 0
         """The number of the last step that was announced."""
         self._images = ImageTotals()
@@ -138,7 +137,7 @@ class VllmEngine:
         self._tasks.spawn("vllm long and dummy steps", self._look(ready))
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Put EngineCore to sleep once nothing runs and no block waits for a receiver: neither survives sleep."""
+        """Put EngineCore to sleep once nothing runs and no block waits for a receiver, since neither survives sleep."""
         if self._asleep:
             return
         self._asleep = True
@@ -146,14 +145,14 @@ class VllmEngine:
             async with asyncio.timeout(SETTLE_S):
                 await self._settle()
             await self._core.sleep(keep_weights=keep_weights)
-        except Exception as error:  # whatever vLLM raises; EngineCore is ended then
+        except Exception as error:  # any error that vLLM raises; EngineCore is ended then
             raise SleepFailed(f"the vllm engine does not sleep: {one_line(error, MAX_REASON_CHARS)}") from error
         await self._tasks.close()
         self._busy_since_ns = 0  # so that `load` does not read the board
         self._events.end()
 
     async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Resume the same EngineCore under another incarnation, with the chunk and budget of a start."""
+        """Resume the same EngineCore under another incarnation, with the initial chunk and budget."""
         progress("waking EngineCore", 0.0)
         await self._core.wake()
         self._events = EventQueue()
@@ -248,20 +247,22 @@ class VllmEngine:
         ...
 
     def hand_over(self, sequence_id: int) -> None:
-        # vLLM's connectors move KV that prefill has left, not KV of running decodes. The worker has those computed
-        # again elsewhere.
+        # vLLM's connectors move KV of finished prefills, but not of running decodes. The worker has those recomputed
+        # elsewhere.
         ...
 
     def set_prefill_budget(self, tokens: int) -> None:
-        """Set how many prompt tokens a step may compute beside decodes, from the next step on."""
+        """Set the number of prompt tokens that a step may compute beside decodes, from the next step on."""
         self._command(Command(prefill_budget=max(tokens, 0)))
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Set the upper bound of prompt tokens per step, whatever the budget, from the next step on."""
+        """Set the upper bound of prompt tokens per step, regardless of the budget, from the next step on."""
         self._command(Command(prefill_chunk=max(tokens, 1)))
 
     def set_step_time(self, model: StepTimeModel) -> None:
-        """Set the model of step durations, by which prompt chunks and new decodes are held to running TPOT targets."""
+        """Set the model of step durations, by which prompt chunks and new decodes are limited to meet running TPOT
+        targets.
+        """
         self._command(Command(step_time=model))
 
     async def measure_prefill(self, tokens: int) -> int | None:
@@ -304,7 +305,7 @@ class VllmEngine:
             self._release(handover.request_id)
 
     def abandon(self, opaque: bytes) -> None:
-        # The blocks are left to their lease: NIXL reads without notice, so a current reader is not known here.
+        # The blocks stay until their lease ends: NIXL reads without notice, so a current reader is unknown here.
         ...
 
     async def events(self) -> AsyncIterator[EngineEvent]:
@@ -316,7 +317,7 @@ class VllmEngine:
             yield event
 
     def load(self) -> EngineLoad:
-        """Return depths as of the last report, plus what was sent since."""
+        """Return depths as of the last report, plus the sequences sent since."""
         report = self._report
         unseen = max(self._submitted - report.taken, 0)
         late = self._sequences.all()[len(self._sequences) - unseen :] if unseen else []

@@ -1,4 +1,4 @@
-"""Guides in vLLM's scheduler: the backend that compiles them, and requests that go on from generated tokens."""
+"""Guides in vLLM's scheduler: the backend that compiles them, and requests that continue from generated tokens."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -57,7 +57,7 @@ def serve_guides(manager: StructuredOutputManager) -> None:
 def follow_generated(request: Request, manager: StructuredOutputManager) -> None:
     """Make a request's grammar consume the tokens that were generated elsewhere before it constrains the next one.
 
-    vLLM starts a grammar at the prompt's end, and takes tokens of another worker for a part of the prompt.
+    vLLM starts a grammar at the prompt's end, and treats tokens of another worker as part of the prompt.
     """
     generated = (request.sampling_params.extra_args or {}).get(GENERATED_KEY, 0)
     if generated:

@@ -11,7 +11,7 @@ from libs.engine.reports import FinishReason
 if TYPE_CHECKING:
     from libs.engine.vllm.wire import Handover
 
-# vLLM's receiver renews a lease this many times in its length, and a heartbeat takes time to send and receive.
+# vLLM's receiver renews a lease this many times over its length, and a heartbeat takes time to send and receive.
 HEARTBEATS, ROOM_NS = 6, 3_000_000_000
 
 PULL_PARAMETERS: Final = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids")
@@ -63,9 +63,9 @@ def refusal(
 
 
 def missing(parameters: Mapping[str, Any], tokens: int, capabilities: Capabilities) -> str:
-    """Return what NIXL would lack to pull a prompt of `tokens` by these parameters; empty if nothing.
+    """Return what NIXL would lack to pull a prompt of `tokens` with these parameters; empty if it lacks nothing.
 
-    vLLM 0.32 takes them as they are, and its EngineCore may end where something is missing.
+    vLLM 0.32 does not check them, and its EngineCore may end if one is missing.
     """
     if absent := [name for name in PULL_PARAMETERS if not parameters.get(name)]:
         return ", ".join(absent)
@@ -74,7 +74,7 @@ def missing(parameters: Mapping[str, Any], tokens: int, capabilities: Capabiliti
     groups = parameters["remote_block_ids"]
     if not (isinstance(groups, list) and all(isinstance(group, list) for group in groups)):
         return "remote_block_ids of each group of layers"
-    # Layers that attend to a window have fewer blocks than the prompt. Ranks may hold a part of the context each.
+    # Layers that attend to a window have fewer blocks than the prompt. Each rank may hold only a part of the context.
     shape, block_tokens = capabilities.kv_shape, capabilities.block_size_tokens
     kept = tokens if shape is None else shape.kept_tokens(tokens)
     blocks, parts = max(map(len, groups)), parameters.get("dcp_size") or 1
@@ -86,7 +86,7 @@ def missing(parameters: Mapping[str, Any], tokens: int, capabilities: Capabiliti
 def check_last_token(request: EngineRequest) -> None:
     """Raise InvalidRequest for an image at the end of a prompt whose KV moves to another engine.
 
-    That engine computes the last token again, and has no image to do it with.
+    That engine recomputes the last token, and does not have the image.
     """
     last = request.images[-1].span if request.images else None
     if last is None or request.phase is EnginePhase.BOTH:
@@ -96,7 +96,7 @@ def check_last_token(request: EngineRequest) -> None:
 
 
 def lease_ns(kv_lease_ms: int) -> int:
-    """Return how long vLLM holds blocks for their receiver, which it counts in whole seconds."""
+    """Return the time for which vLLM holds blocks for their receiver, which it rounds to whole seconds."""
     return max(kv_lease_ms // 1000, 1) * 1_000_000_000
 
 
@@ -110,10 +110,10 @@ def lease_margin_ns(kv_lease_ms: int) -> int:
 
 
 class PullLeases:
-    """The times until which the sources of pulled prompts surely hold the blocks.
+    """The times until which the sources of pulled prompts certainly hold the blocks.
 
-    A source frees them at the end of their lease, and a receiver that stood still until then would read another
-    prompt's KV without an error. Heartbeats renew a lease, but only while its receiver takes turns.
+    A source frees them at the end of their lease, and a receiver that was stopped until then would read another
+    prompt's KV without an error. Heartbeats renew a lease, but only while the receiver's loop runs.
     """
 
     def __init__(self, lease_s: int) -> None:
@@ -124,17 +124,17 @@ class PullLeases:
         """(since, held until) by request, in Unix nanoseconds."""
 
     def begin(self, name: str, held_until_ns: int, now_ns: int) -> None:
-        """Add a request whose prompt will be pulled, and the end of the lease that it came with."""
+        """Add a request whose prompt will be pulled, and the end of its lease."""
         self._pulls[name] = now_ns, held_until_ns
 
     def turn(self, now_ns: int) -> None:
-        """Record that the receiver takes a turn now, and so has sent a heartbeat if one was due."""
+        """Record a turn of the receiver's loop, in which a due heartbeat has been sent."""
         for name, (since_ns, until_ns) in self._pulls.items():
             if since_ns + self._every_ns <= now_ns <= until_ns:
                 renewed_ns = now_ns - self._every_ns + self._renewed_ns
                 self._pulls[name] = since_ns, max(until_ns, renewed_ns)
 
     def ended(self, name: str, now_ns: int) -> bool:
-        """Remove a request whose pull has ended. Return whether its blocks were surely held until now."""
+        """Remove a request whose pull has ended. Return whether its blocks were certainly held until now."""
         _, until_ns = self._pulls.pop(name, (0, now_ns))
         return now_ns <= until_ns

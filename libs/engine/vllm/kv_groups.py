@@ -1,7 +1,8 @@
-"""KV in vLLM: its bytes by groups of layers, its block events, and who computes it. For the EngineCore process.
+"""KV in vLLM: its bytes by groups of layers, its block events, and the engine that computes it. For the EngineCore
+process.
 
 Only EngineCore has the layout: block sizes and groups depend on attention backends, which the computing processes
-choose. The scheduler receives vLLM's KVCacheConfig, and writes what the worker needs of it into a file.
+choose. The scheduler receives vLLM's KVCacheConfig, and writes the facts that the worker needs into a file.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ def write_kv_facts(file: Path, vllm_config: VllmConfig, kv_cache_config: KVCache
 
 
 def kv_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> KvShape:
-    """Return the KV shape by the first rank's configuration. All pipeline stages are taken to be alike."""
+    """Return the KV shape by the first rank's configuration. All pipeline stages are assumed to be alike."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     stages = model.get_total_num_hidden_layers() / max(model.get_num_layers(parallel), 1)
     pages = _pages(kv_cache_config)
@@ -74,7 +75,7 @@ def _layer_spec(spec: Any, layer: str) -> KVCacheSpec:
 def _pages(kv_cache_config: KVCacheConfig) -> dict[str, int]:
     """Return the bytes between one page of a layer and the next, by layer.
 
-    The scheduler is given a single spec for layers whose pages differ in size. These strides tell the sizes apart.
+    The scheduler receives a single spec for layers whose pages differ in size. These strides show the sizes.
     """
     layout = kv_cache_config.kv_cache_layout
     if layout is None or not kv_cache_config.num_blocks:
@@ -96,7 +97,7 @@ def _page_bytes(spec: KVCacheSpec, page_bytes: int | None) -> int:
 
 
 def _copies(vllm_config: VllmConfig, spec: KVCacheSpec) -> int:
-    """Return how many ranks hold different parts of a layer."""
+    """Return the number of ranks that hold different parts of a layer."""
     width = int(vllm_config.parallel_config.tensor_parallel_size)
     if isinstance(spec, MambaSpec):
         return 1 if spec.tp_replicated else width
@@ -134,7 +135,7 @@ class Rehasher:
                 self._rehash.removed(event.block_hashes)
 
     def get_publisher_config(self) -> None:
-        # No endpoint to which anybody could subscribe.
+        # No endpoint, since there are no subscribers.
         ...
 
     def shutdown(self) -> None:
@@ -143,7 +144,9 @@ class Rehasher:
 
 
 def whole_context_group(groups: Sequence[Any]) -> int:
-    """Return the first group whose layers attend to all tokens, or 0. Windows drop blocks that others can reuse."""
+    """Return the first group whose layers attend to all tokens, or 0. Layers with windows drop blocks that others can
+    reuse.
+    """
     return next((index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec)), 0)
 
 
@@ -160,7 +163,7 @@ def is_for_others(request: Request) -> bool:
 
 
 def external_tokens(request: Request) -> int:
-    """Return the tokens whose KV is requested from elsewhere. vLLM counts those cached here as computed too."""
+    """Return the tokens whose KV is requested from elsewhere. vLLM also counts locally cached tokens as computed."""
     return int(request.prefill_stats.num_external_cached_tokens if request.prefill_stats else 0)
 
 

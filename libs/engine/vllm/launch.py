@@ -1,4 +1,6 @@
-"""Start of EngineCore from the worker's configuration. Imports vLLM: only the starting thread imports it."""
+"""Start of EngineCore from the worker's configuration. Imports vLLM, so only the starting thread imports this
+module.
+"""
 
 import contextlib
 import os
@@ -48,8 +50,8 @@ from libs.runtime.net.ports import held_port
 
 # vLLM's attention on CPUs needs blocks of a multiple of this.
 CPU_BLOCK_TOKENS = 32
-# Tokens that every engine can compute in a step, even with a smaller chunk, so that prefill can be measured up to
-# them.
+# Tokens that every engine can compute in a step, even with a smaller chunk, so that prefill can be measured up to this
+# number.
 MIN_STEP_TOKENS, MIN_STEP_TOKENS_GPU = 2048, 8192
 # vLLM's methods of speculation that need no weights.
 WEIGHTLESS_DRAFTS = frozenset({"ngram", "ngram_gpu", "suffix"})
@@ -59,7 +61,7 @@ SOMEBODY = "192.0.2.1"
 
 
 def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClient, StartedCore]:
-    """Start EngineCore and wait until it serves. Raise StartupError, or whatever vLLM raises."""
+    """Start EngineCore and wait until it serves. Raise StartupError, or vLLM's own error."""
     with _prepared(config, identity) as (vllm_config, connector, bootstrap, vision):
         compute = compute_of(config, vllm_config)
         images = _image_reader(vision, vllm_config)  # fails before anything is loaded
@@ -74,7 +76,7 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
 
 
 def follow(config: EngineConfig, identity: EngineIdentity) -> None:
-    """Start this node's part of an engine, and return once it ended. Raise StartupError, or what vLLM raises."""
+    """Start this node's part of an engine, and return once it has ended. Raise StartupError, or vLLM's own error."""
     with _prepared(config, identity) as (vllm_config, *_), starting() as files:
         executor = MultiprocExecutor(vllm_config, monitor_workers=False)
         try:
@@ -119,7 +121,7 @@ def _prepared(
 
 
 def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, tuple[Board, SpanRing], str, KvFacts]:
-    """Return a client of a serving EngineCore, the memory that shows its steps, its handshake, its KV facts."""
+    """Return a client of a serving EngineCore, the memory that shows its steps, its handshake, and its KV facts."""
     with starting() as files:
         client = EngineCoreClient.make_async_mp_client(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
@@ -188,7 +190,7 @@ def _check_device(config: EngineConfig) -> None:
 def _check_rendezvous(host: str, port: int) -> None:
     """Raise StartupError if another data-parallel group of this node already listens at this address.
 
-    Its ranks would be taken for this group's, or this group would wait for its own forever.
+    Its ranks would be mistaken for this group's, or this group would wait for its own forever.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignores sockets of a process that has just ended
@@ -202,7 +204,7 @@ def _check_rendezvous(host: str, port: int) -> None:
 
 
 def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
-    """Build vLLM's own configuration, without loading anything. Raise StartupError, or whatever vLLM raises."""
+    """Build vLLM's own configuration, without loading anything. Raise StartupError, or vLLM's own error."""
     on_cpu = current_platform.is_cpu()
     if on_cpu and config.block_size_tokens % CPU_BLOCK_TOKENS:
         raise StartupError(
@@ -236,7 +238,7 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
     if config.adapters:
         arguments |= adapter_arguments(config.adapters, config.max_adapters, on_cpu=on_cpu)
     assert config.model_path is not None
-    # The rest of the model's facts wants its weights, and vLLM's configuration is built without them too.
+    # The other facts of the model require its weights, and vLLM's configuration can be built without them.
     vision = load_vision(config.model_path, read_json(config.model_path / "config.json"))
     if vision is not None:
         arguments |= vision_arguments(serves=not vision.unserved and connector.holds)
@@ -281,7 +283,7 @@ def _capabilities(
     sleeps = bool(model.enable_sleep_mode and vllm_config.parallel_config.worker_extension_cls == EXTENSION)
     return Capabilities(
         block_size_tokens=cache.block_size,
-        kv_blocks=cache.num_gpu_blocks - 1,  # one is vLLM's own, for padding
+        kv_blocks=cache.num_gpu_blocks - 1,  # vLLM uses one for padding
         kv_block_bytes=kv.block_bytes(cache.block_size),
         max_context_tokens=model.max_model_len,
         max_sequences=config.max_sequences,
@@ -304,7 +306,9 @@ def _capabilities(
 
 
 def _drafts_by_weights(vllm_config: VllmConfig) -> bool:
-    """Return whether it speculates with a draft model, whose weights vLLM's `reload_weights` does not read again."""
+    """Return whether the engine speculates with a draft model, whose weights vLLM's `reload_weights` does not read
+    again.
+    """
     speculative = vllm_config.speculative_config
     return speculative is not None and speculative.method not in WEIGHTLESS_DRAFTS
 
@@ -312,7 +316,7 @@ def _drafts_by_weights(vllm_config: VllmConfig) -> bool:
 def kv_layout(vllm_config: VllmConfig, connector: Connector, facts: KvFacts, handshake: str = "") -> str:
     """Return a name that is equal for engines that can read each other's blocks.
 
-    `handshake` is a digest of what NIXL compares before it reads.
+    `handshake` is a digest of the values that NIXL compares before it reads.
     """
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     heads = model.get_total_num_kv_heads()

@@ -1,4 +1,6 @@
-"""Composition of vLLM's next step by the rules of our own core (libs/policy/worker/pace.py). Pure, without vLLM."""
+"""Composition of vLLM's next step by the rules of Fulcrum's own core (libs/policy/worker/pace.py). Pure, without
+vLLM.
+"""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
@@ -13,7 +15,7 @@ from libs.policy.worker.saturation import trial_prompts
 
 
 class PacedRequest:
-    """A vLLM request in the form that the pace reads."""
+    """A vLLM request in the form that the pace expects."""
 
     # vLLM itself finds room, or preempts.
     has_room = True
@@ -30,12 +32,12 @@ class PacedRequest:
         kind: str = "",
         tokens_a_step: int = 1,
     ) -> None:
-        """Wrap a request, which decodes at most `tokens_a_step` tokens in a step, drafts included."""
+        """Wrap a request, which decodes at most `tokens_a_step` tokens per step, including drafts."""
         self.request = request
         self._tokens_a_step = tokens_a_step
         self.transferred = transferred
         self.stored = stored
-        """True if its KV is in a store. It computes what is missing there, like a preempted request."""
+        """True if its KV is in a store. It computes the missing part, like a preempted request."""
         self.yields = yields
         self.kind = kind
         self.tpot_target_ns = tpot_target_ns
@@ -103,7 +105,7 @@ class PacedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """The requests that a step can be composed of."""
+    """The requests from which a step can be composed."""
 
     decodes: Items[PacedRequest]
     arrived: Items[PacedRequest]
@@ -113,16 +115,16 @@ class Queues:
     prompts: Items[PacedRequest]
     """Prompts that wait for their first chunk, in their order."""
     pulls: int
-    """The number of requests whose KV is still to be requested. If it is all here already, they decode at once."""
+    """The number of requests whose KV is still to be requested. If all of it is already here, they decode at once."""
     lost: Items[PacedRequest]
-    """Preempted requests that compute what they lost, and stored ones that compute what the store lacks."""
+    """Preempted requests that recompute their lost KV, and stored ones that compute the part missing from the store."""
     preempted: Items[PacedRequest]
     """Preempted and stored requests that still wait to run, in their order."""
     free_places: int
     free_blocks: int
     """Free blocks of each group of layers, since a sequence takes equally many of every group."""
     stalled: bool
-    """True if the previous step computed nothing although requests were held aside."""
+    """True if the previous step computed nothing although requests were set aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +142,8 @@ class PacedStep:
 def plan_step(pace: Pace, queues: Queues, *, tokens_each: int, block_size_tokens: int, now_ns: int) -> PacedStep:
     """Plan decodes first, new ones with `tokens_each`, then prompts within running TPOT targets and the budget.
 
-    Recomputation after preemption has a chunk of its own and takes nothing from prompts. It is granted only if
-    used.
+    Recomputation after preemption has its own chunk and takes nothing from prompts. The chunk is granted only if it
+    is used.
     """
     for each in queues.decodes:
         each.joined = True
@@ -166,10 +168,10 @@ def plan_step(pace: Pace, queues: Queues, *, tokens_each: int, block_size_tokens
 def _beside(
     queues: Queues, partly: list[PacedRequest], prompt_tokens: int, *, newcomers: int
 ) -> tuple[list[PacedRequest], int]:
-    """Return the partly computed prompts to hold aside for newcomers, and the bound for each of the others.
+    """Return the partly computed prompts to set aside for newcomers, and the bound for each of the others.
 
-    vLLM serves running requests before waiting ones, so without a bound they would take the newcomers' tokens.
-    Prompts are not held aside while decodes might come to need their blocks.
+    vLLM serves running requests before waiting ones, so without a bound they would take the newcomers' tokens. Prompts
+    are not set aside while decodes might need their blocks.
     """
     if not newcomers or not partly:
         return [], 0
@@ -191,8 +193,8 @@ def _that_comes_again(queues: Queues, decodes: int, block_size_tokens: int) -> I
 def _that_yield(queues: Queues, block_size_tokens: int) -> list[PacedRequest]:
     """Return the prompts that yield, if any other can be computed. In one step they would lengthen its wait.
 
-    Another can be computed if all of it has room beside the decodes. Otherwise yielding prompts stay in the step,
-    and vLLM preempts them first. Free room in vLLM is only estimated, so after a step that computed nothing those
+    Another prompt can be computed if all of it fits beside the decodes. Otherwise yielding prompts stay in the step,
+    and vLLM preempts them first. Free space in vLLM is only estimated, so after a step that computed nothing, those
     that hold blocks continue for a step.
     """
     others = [each for each in queues.partly if not each.yields]
@@ -206,12 +208,14 @@ def _that_yield(queues: Queues, block_size_tokens: int) -> list[PacedRequest]:
 
 
 def _blocks(request: PacedRequest, block_size_tokens: int) -> int:
-    """Return how many blocks it needs beyond those that it has."""
+    """Return the number of blocks that the request needs in addition to its own."""
     return -(-(request.length - request.computed) // block_size_tokens)
 
 
 def beyond_slots(running: Iterable[int], waiting: Iterable[int], most: int) -> set[int]:
-    """Return the adapters of waiting requests for which none of `most` slots is left beside running ones; 0 is none."""
+    """Return the adapters of waiting requests for which none of `most` slots is left beside running ones; 0 means no
+    adapter.
+    """
     taken, beyond = set(running) - {0}, set[int]()
     for adapter in waiting:
         if adapter and adapter not in taken:
@@ -272,5 +276,5 @@ class TrialStep:
         return self._runs and bool(self.requests) and self.requests[0].request_id in scheduled
 
     def over(self) -> None:
-        """End the measurement, whether it succeeded or not."""
+        """End the measurement, successful or not."""
         self.requests, self._wanted, self._runs = [], 0, False

@@ -29,7 +29,7 @@ from typing import Any
 from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 
 PR_SET_PDEATHSIG = 1
-# Pid of the worker, set for the processes that it starts. Other uses of vLLM are left alone.
+# Pid of the worker, set for the processes that it starts. Other uses of vLLM are not affected.
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
 # Folder of files for the worker, while its processes start (libs/engine/vllm/starting.py).
 FOLDER_VARIABLE = "FULCRUM_VLLM_FOLDER"
@@ -51,7 +51,7 @@ ENCODES_FILE = "encodes"
 # A factor that vLLM hashes for NIXL's handshake and for nothing else.
 HANDSHAKE_FACTOR = "nixl_connector_version"
 # For the first second after a message, a process sleeps at most this long at a time. The socket drops a notification
-# that comes within a millisecond of another.
+# that arrives within a millisecond of another.
 NEWS_SOON_S, NAP_MS = 1.0, 1
 
 
@@ -77,7 +77,7 @@ def register() -> None:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() == 1 and int(worker_pid) != 1:  # it died before the line above
+        if os.getppid() == 1 and int(worker_pid) != 1:  # the parent died before the line above
             os._exit(1)
         ask_slice(USUAL_SLICE_NS)  # processes inherit the slice of the worker's loop
         if os.environ.get(WAIT_VARIABLE):
@@ -98,7 +98,7 @@ def register() -> None:
 def _write_stack_on_signal(path: Path) -> None:
     # faulthandler also works while the process hangs in native code, which no Python handler interrupts.
     with contextlib.suppress(OSError):
-        file = path.open("w")  # stays open: faulthandler writes to its descriptor
+        file = path.open("w")  # stays open, because faulthandler writes to its descriptor
         faulthandler.register(STACK_SIGNAL, file=file, all_threads=False)
 
 
@@ -171,7 +171,7 @@ def time_encodes(model: Any, encodes: Any, wait: Callable[[], object]) -> None:
 
 
 def _sleep_until_news() -> None:
-    # Readers wait at the socket by which a writer wakes them, at once rather than after a second of polling.
+    # Readers wait on the socket through which a writer wakes them, at once rather than after a second of polling.
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition  # noqa: PLC0415
 
     wait = SpinCondition.wait

@@ -1,10 +1,11 @@
 """vLLM's scheduler with a prompt budget, and with a report of each step. Runs in the EngineCore process.
 
 It is written against the versions of vLLM in `SUPPORTED`. The scheduler is no public interface of vLLM, so another
-version is refused at the start rather than misread. The overrides, and nothing else, are between the two rules below.
+version is refused at the start rather than misinterpreted. The overrides, and nothing else, are between the two rules
+below.
 
-A step lasts from the scheduler's decision until its output is there. With async scheduling the next step is decided
-while one runs. A step therefore begins no earlier than the one before has ended, and steps never overlap.
+A step lasts from the scheduler's decision until its output is available. With async scheduling, the next step is
+decided while one runs. A step therefore begins no earlier than the one before has ended, and steps never overlap.
 """
 
 import contextlib
@@ -60,8 +61,8 @@ from libs.policy.worker.pace import Pace
 SUPPORTED = ("0.32.", "0.33.")
 # Interval between reports while nothing happens except that the engine polls for KV.
 QUIET_NS = 20_000_000
-# Name in vLLM's additional configuration. That is part of the key of vLLM's compile cache, so it may hold nothing
-# that changes with each start.
+# Name in vLLM's additional configuration. It is part of the key of vLLM's compile cache, so it must not contain
+# anything that changes with each start.
 CHUNK_SETTING = "fulcrum_prefill_chunk"
 
 ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
@@ -97,7 +98,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._held = PendingBlocks()
         self._leases = PullLeases(_lease_s(self.vllm_config))
         self._stalled = False
-        """True if the last step computed nothing although requests were held aside."""
+        """True if the last step computed nothing although requests were set aside."""
         self._long_prefill_tokens = self.scheduler_config.long_prefill_token_threshold
         """Upper bound of one prompt's tokens in a step, as configured by the operator; 0 for none."""
         self._taken = self._preemptions = self._recomputed = 0
@@ -217,7 +218,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             self._fetched(request.request_id)
 
     def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
-        # Requests that were let go before are left out, since their blocks are already free.
+        # Requests that were released before are left out, because their blocks are already free.
         sent = kv_connector_output.finished_sending
         if sent:
             kv_connector_output.finished_sending = self._held.still_there(sent)
@@ -257,7 +258,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         """Set the upper bounds of the next step's tokens, and of each request's in it; 0 for none."""
         most_tokens = self.scheduler_config.max_num_batched_tokens
         if not self.scheduler_config.enable_chunked_prefill:
-            # A mean is computed of whole prompts. A bound would leave those beyond it waiting for ever.
+            # A mean is computed over whole prompts. Longer prompts would wait for a bounded step forever.
             self.max_num_scheduled_tokens = most_tokens
             return
         self.max_num_scheduled_tokens = min(tokens, most_tokens)
@@ -301,7 +302,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
     def _measure(self, now_ns: int) -> set[Request]:
         """Reserve the next step for the measurement, and return all other requests.
 
-        Without room for it, or if decodes cannot wait, give the measurement up and limit the step as usual.
+        If there is no room for it, or decodes cannot wait, abort the measurement and limit the step as usual.
         """
         trial, free = self._trial, self.kv_cache_manager.block_pool.get_num_free_blocks()
         blocks = sum(-(-request.num_tokens // self.block_size) for request in trial.requests)
@@ -369,7 +370,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         )
 
     def _fail_late_pulls(self, kv_connector_output: Any) -> None:
-        """Turn pulls into failed ones if they ended when the source may have filled the blocks with something else."""
+        """Mark pulls as failed if they ended when the source may have reused the blocks."""
         for request_id in (kv_connector_output and kv_connector_output.finished_recving) or ():
             if not self._leases.ended(request_id, time.time_ns()):
                 kv_connector_output.failed_recving.add(request_id)
@@ -419,15 +420,15 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
 
 class StepScheduler(_Reporting):
-    """A scheduler that decides a step once the one before has ended."""
+    """A scheduler that decides a step once the previous one has ended."""
 
 
 class AsyncStepScheduler(_Reporting, AsyncScheduler):  # type: ignore[misc]
-    """A scheduler that decides a step while the one before runs."""
+    """A scheduler that decides a step while the previous one runs."""
 
 
 def _extra(request: Request) -> dict[str, Any]:
-    """Return what the worker has put into a request beside vLLM's own parameters."""
+    """Return the worker's own entries in a request, beside vLLM's parameters."""
     if request.pooling_params is not None:
         return request.pooling_params.extra_kwargs or {}
     return request.sampling_params.extra_args or {}

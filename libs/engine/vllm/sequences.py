@@ -30,7 +30,7 @@ class LiveSequence:
     """Its request id in vLLM, which unlike `sequence_id` is never reused in this engine."""
     cached_tokens: int = 0
     loaded_tokens: int = 0
-    """The tokens whose KV came by the KV connector, from a store or another engine."""
+    """The tokens whose KV came through the KV connector, from a store or another engine."""
     stored: bool = False
     """True if another engine has left its KV in a store."""
     kv_bytes: int = 0
@@ -48,8 +48,8 @@ class LiveSequence:
     def prompt_tokens_computed(self) -> int:
         """The number of prompt tokens computed here.
 
-        A sequence whose KV was transferred computes only the last, from which the first token is sampled. One whose
-        KV is in a store computes whatever the store lacks.
+        A sequence whose KV was transferred computes only the last, from which the first token is sampled. A sequence
+        whose KV is in a store computes the part that the store lacks.
         """
         if self.request.kv is not None and not self.stored:
             return int(len(self.request.token_ids) == self.request.prompt_tokens)
@@ -151,7 +151,7 @@ class Sequences:
         return name in self._leases
 
     def lease_over(self, name: str) -> None:
-        """Record that the blocks of `name` are not held any more."""
+        """Record that the blocks of `name` are no longer held."""
         self._leases.pop(name, None)
 
 
@@ -166,7 +166,7 @@ class ImageTotals:
     def waiting_ns(self, sequences: Iterable[LiveSequence]) -> int:
         """Return the time that encoding the images of uncomputed prompts will take.
 
-        Only EngineCore knows which embeddings are kept, so as many are assumed to be as have been so far.
+        Only EngineCore knows which embeddings are cached, so the same share as so far is assumed.
         """
         if not self.used:
             return 0
@@ -188,7 +188,7 @@ class OutputReader:
         release: Callable[[str], None],
         images: ImageTotals,
     ) -> None:
-        """Read outputs for `sequences`. vLLM holds blocks left for `lease_ns`; `release` frees those of a name.
+        """Create a reader for `sequences`. vLLM holds blocks left for `lease_ns`; `release` frees those of a name.
 
         Images are added to the totals.
         """
@@ -201,7 +201,7 @@ class OutputReader:
         self._images = images
 
     def encoding(self, report: EngineReport | None) -> EngineEvent:
-        """Return the encoding of images as a step of its own, which comes before the rest of vLLM's step."""
+        """Return the encoding of images as a separate step, which precedes the rest of vLLM's step."""
         step = report.step if report is not None else None
         if step is None or not step.encode_ns:
             return EngineEvent()
@@ -214,7 +214,7 @@ class OutputReader:
     def event(self, outputs: Any, report: EngineReport | None) -> EngineEvent:
         found: list[SequenceOutput] = []
         transfers: tuple[KvTransferReport, ...] = ()
-        if report is not None:  # before the outputs, whose ends report what was transferred
+        if report is not None:  # before the outputs, whose ends report the transferred tokens
             pulling = (self._sequences.by_name(name) for name in report.pulling)
             found += [SequenceOutput(live.sequence_id, pulling=True) for live in pulling if live is not None]
             transfers = self._transfers(report)
@@ -265,12 +265,12 @@ class OutputReader:
             return self._end(live, FinishReason.FAILED, detail="vLLM's KV connector gave no parameters")
         if self._handing.connector.holds:
             self._sequences.lease(live)
-            if live.aborting:  # the abort reached vLLM too late, and nobody will ever pull the blocks
+            if live.aborting:  # the abort reached vLLM too late, and the blocks will never be pulled
                 self._release(live.name)
         if live.aborting:
             return self._end(live, FinishReason.ABORTED)
         # The token that vLLM sampled is dropped: the decode side samples it.
-        assert report is not None  # a step has ended; its message may be read much later
+        assert report is not None  # a step has ended, although its message may be read much later
         opaque = wire.pack_handover(wire.Handover(parameters, report.now_ns + self._lease_ns))
         capabilities = self._capabilities
         handle = live.handle(self._identity, opaque, capabilities.kv_layout, capabilities.block_size_tokens)

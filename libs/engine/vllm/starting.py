@@ -1,4 +1,4 @@
-"""The start of vLLM's processes on Linux: the files that they write for the worker, and how a hung start is ended."""
+"""The start of vLLM's processes on Linux: the files that they write for the worker, and the end of a hung start."""
 
 import contextlib
 import os
@@ -97,7 +97,7 @@ class Starting:
         return msgspec.json.decode((self._folder / KV_FILE).read_bytes(), type=KvFacts)
 
     def handshake(self) -> str:
-        """Return a digest of what NIXL compares before it pulls blocks; empty without NIXL."""
+        """Return a digest of the values that NIXL compares before it pulls blocks; empty without NIXL."""
         seen = {file.read_text() for file in self._folder.glob(HANDSHAKE_FILE.format(pid="*"))}
         return blake2b(" ".join(sorted(seen)).encode(), digest_size=4).hexdigest() if seen else ""
 
@@ -126,7 +126,7 @@ def starting() -> Iterator[Starting]:
 
 
 def check_plugins(environ: Mapping[str, str]) -> None:
-    """Raise StartupError if the user's choice of plug-ins leaves out ours."""
+    """Raise StartupError if the user's choice of plug-ins excludes Fulcrum's."""
     chosen = environ.get(PLUGINS_VARIABLE)
     if chosen is not None and PLUGIN not in chosen.split(","):
         raise StartupError(f"{PLUGINS_VARIABLE} is {chosen!r}: name {PLUGIN!r} in it too, or leave it unset")
@@ -136,7 +136,7 @@ PROC: Final = Path("/proc")
 # The longest time that processes may take to write their stacks.
 STACK_S: Final = 1.0
 LOOK_S: Final = 0.01
-# Passes over the processes to kill: one that is about to exec shows no environment for a moment.
+# Passes over the processes to kill: one that is about to exec briefly shows no environment.
 LOOKS: Final = 3
 # Upper bound of the processes that the error names.
 MAX_NAMED: Final = 3
@@ -151,9 +151,9 @@ def started_processes(folder: str) -> list[int]:
 
 
 def end_start(*, explain: bool) -> list[str]:
-    """Kill the processes of the start under way. With `explain`, return where each of them hung."""
+    """Kill the processes of the start under way. With `explain`, return the point at which each of them hung."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    if folder is None:  # nothing is started yet
+    if folder is None:  # nothing has been started yet
         return []
     stood = _stacks(Path(folder), started_processes(folder)) if explain else []
     for look in range(LOOKS):
@@ -181,7 +181,7 @@ def _pids() -> Iterator[int]:
 def _is_of(pid: int, folder: str) -> bool:
     try:
         environ, command = (PROC / str(pid) / "environ").read_bytes(), (PROC / str(pid) / "cmdline").read_bytes()
-    except OSError:  # it belongs to another user, or has ended
+    except OSError:  # the process belongs to another user, or has ended
         return False
     return f"{FOLDER_VARIABLE}={folder}".encode() in environ.split(b"\0") and TRACKER not in command
 

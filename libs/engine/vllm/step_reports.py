@@ -1,9 +1,9 @@
 """Messages between the worker and the scheduler in the EngineCore process: reports and commands. Plain data, no vLLM.
 
-Reports travel inside vLLM's own messages, one an engine step, so they are in order with the tokens of that step.
-Commands travel as requests that are never scheduled, in order with the requests before and after them. The running
-step and dummy steps are in memory that both processes map: vLLM reports a step only after it has ended, and dummy
-steps never.
+Reports travel inside vLLM's own messages, one per engine step, so they are in order with the tokens of that step.
+Commands travel as requests that are never scheduled, in order with the requests before and after them. The running step
+and dummy steps are in memory that both processes map: vLLM reports a step only after it has ended, and dummy steps
+never.
 """
 
 import functools
@@ -21,7 +21,7 @@ from libs.contracts.hashing import ImageSpan, block_hashes
 from libs.engine.kv_blocks import KvWait
 from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 
-# Key in a request's extra arguments: how many of the last tokens of its prompt were generated.
+# Key in a request's extra arguments: the number of the last tokens of its prompt that were generated.
 GENERATED_KEY = "fulcrum_generated"
 # Key of the report in vLLM's statistics.
 REPORT_KEY = "fulcrum"
@@ -31,7 +31,7 @@ COMMAND_KEY = "fulcrum"
 LEASE_KEY = "fulcrum_lease"
 # Key of a request's properties that the scheduler needs beside vLLM's own parameters.
 PACE_KEY = "fulcrum_pace"
-# Key in made-up requests that measure. The value is the number of them that make up the step.
+# The key in requests generated for measurements. The value is the number of them in the step.
 TRIAL_KEY = "fulcrum_trial"
 
 
@@ -91,7 +91,7 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True):
     recomputed_tokens: int
     kv_wait_since_ns: int
     running_since_ns: int = 0
-    """Start of a step that still runs; 0 if there is none. Nonzero only where steps are decided while others run."""
+    """Start of a step that still runs; 0 if there is none. Nonzero only if steps are decided while others run."""
     steps: int = 0
     """The number of steps with a model call that have ended."""
     step: Step | None = None
@@ -107,7 +107,7 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True):
     trial_ns: int | None = None
     """The duration of the measured step; 0 if there was no room for it."""
     lost: list[str] = msgspec.field(default_factory=list)
-    """Preempted requests that ended, as they can only be computed again where their images are."""
+    """Preempted requests that ended, since they can only be recomputed where their images are."""
     image_cache_bytes: int = 0
     """Bytes of kept embeddings of images."""
 
@@ -195,7 +195,7 @@ class Board:
         self._map.close()
 
 
-# Number of spans in the ring. For spans that are not read in time only their count is known.
+# Number of spans in the ring. Of spans that are not read in time, only the number is known.
 RING: Final = 4_096
 NUMBER_BYTES: Final = 8
 Span = tuple[int, int]
@@ -383,19 +383,18 @@ BlockImage = tuple[str, int]
 
 
 class Rehash:
-    """A map from vLLM's hashes to ours, as large as the set of reusable blocks in the engine.
+    """A map from vLLM's hashes to Fulcrum's, as large as the set of reusable blocks in the engine.
 
-    Ours are chained from a root that the request carries as its cache salt. The event that stores a block names its
-    parent, so each hash follows from the parent's.
+    Fulcrum's hashes are chained from a root that the request carries as its cache salt. The event that stores a block
+    names its parent, so each hash follows from the parent's.
 
-    If two equal prompts are computed at once, two blocks have the same hash. It counts as stored until both are
-    gone.
+    If two equal prompts are computed at once, two blocks have the same hash. It counts as stored until both are gone.
     """
 
     def __init__(self, block_size_tokens: int) -> None:
         self._block_size_tokens = block_size_tokens
         self._ours: dict[Hashable, tuple[bytes, int]] = {}
-        """Our hash by vLLM's, with the number of tokens up to the block's end."""
+        """Fulcrum's hash by vLLM's, with the number of tokens up to the block's end."""
         self._copies: Counter[Hashable] = Counter()
         """The number of blocks beyond the first, for hashes that several blocks have."""
         self._stored: dict[bytes, None] = {}

@@ -27,7 +27,7 @@ class LabOutcome(Enum):
 
 @dataclass(eq=False, slots=True)
 class LabAnswer:
-    """The answer to one request as its client sees it. Implements the dispatcher's `Sink`."""
+    """One request's answer as received by its client. Implements the dispatcher's `Sink`."""
 
     request: TraceRequest
     time: VirtualTime
@@ -40,10 +40,10 @@ class LabAnswer:
     last_ps: int = 0
     tokens: int = 0
     late: int = 0
-    """The number of tokens that came too late."""
+    """The number of late tokens."""
     outcome: LabOutcome = LabOutcome.UNFINISHED
     predicted_ttft_ns: int = 0
-    """The gateway's prediction at binding; 0 if it never bound the request, or if a policy chose the worker."""
+    """The gateway's prediction at binding; 0 if it never bound the request, or if a rival's policy chose the worker."""
     likely_ttft_ns: tuple[int, ...] = ()
     """Predicted upper bounds of the TTFT for the chances in `libs.policy.ratios.LEVELS`, made at binding."""
     cached_tokens: int = 0
@@ -51,7 +51,7 @@ class LabAnswer:
     decode_worker: str = ""
     """The worker that decoded the request last; empty if none did."""
     on_end: Callable[[], None] | None = None
-    """The callback for the end of the request, however it ends."""
+    """The callback for the end of the request, whatever its outcome."""
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
         self.at(self.time.now_ps)
@@ -69,7 +69,7 @@ class LabAnswer:
     def coasted(self, coast: Coast, steps: int, delay_ps: int) -> None:
         """Record `steps` tokens, each arriving `delay_ps` after the end of its step.
 
-        Lateness is convex over a coast, since its steps grow. The late tokens therefore are at its ends.
+        Lateness is convex over a coast, since its steps grow. The late tokens are therefore at its ends.
         """
         due_ps = self._due_ps(self.tokens) - delay_ps
         each_ps = self.tpot_limit_ns * PS_PER_NS
@@ -84,7 +84,7 @@ class LabAnswer:
         self.last_ps = coast.end_ps(steps) + delay_ps
 
     def _due_ps(self, place: int) -> int:
-        """Return when the token with this index after the first is due."""
+        """Return the time at which the token with this index after the first is due."""
         return self.first_ps + (self.tpot_limit_ns * place + GRACE_NS) * PS_PER_NS
 
     def finish(self, reason: ApiFinishReason) -> None:
@@ -101,7 +101,7 @@ class LabAnswer:
 
     @property
     def ttft_ns(self) -> int:
-        """The time from arrival to first token; 0 if no token came."""
+        """The time from arrival to first token; 0 if no token arrived."""
         return (self.first_ps - self.arrival_ps) // PS_PER_NS if self.tokens else 0
 
     @property

@@ -85,7 +85,7 @@ class LabCore(Core):
         return found
 
     def begin(self, batch: Batch, now_ns: int) -> StepReport:
-        """Begin a step as `Core.begin` does. With ordered prompts, their pace counts work done while others wait."""
+        """Begin a step as `Core.begin` does. With ordered prompts, the pace includes work done while others wait."""
         if self._order is not None and batch.work.prefill_tokens:
             roster = self._sequences
             waits = len(roster.at(Stage.QUEUED_PROMPT)) + len(roster.at(Stage.PREFILL)) > 1
@@ -104,7 +104,7 @@ class LabCore(Core):
 
     @property
     def fetching(self) -> int:
-        """Sequences that await their KV, or the token sampled where their prompt was computed."""
+        """Sequences that await their KV, or the token sampled by the worker that computed their prompt."""
         return len(self._sequences.at(Stage.FETCHING))
 
     def decoding_load(self) -> EngineLoad | None:
@@ -136,11 +136,15 @@ class LabCore(Core):
         return self._compose(decodes, prompts, now_ns)
 
     def plan_decoding(self, decoding: list[CountedSequence], now_ns: int) -> Batch | None:
-        """Plan the step that was due when these sequences began to decode, ignoring what has become ready since."""
+        """Plan the step that was due when these sequences began to decode, ignoring sequences that have become ready
+        since.
+        """
         return self._compose(decoding, [], now_ns)  # type: ignore[arg-type]
 
     def _coasting_steps(self, decoding: list[CountedSequence]) -> int:
-        """Return how many decode steps can pass without a decision, an ending sequence, or a missing block."""
+        """Return the number of decode steps that can pass without a decision, an ending sequence, or a missing
+        block.
+        """
         roster = self._sequences
         if not decoding or roster.waiting:
             return 0

@@ -37,7 +37,7 @@ class _Context(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """A rival's mover that replaces our planner."""
+    """A rival's mover that replaces Fulcrum's planner."""
 
     mover: RivalMover
     slo: Slo
@@ -113,7 +113,7 @@ class LabGateway:
         )
 
     def start(self) -> None:
-        """Start to enforce the bounds on waiting."""
+        """Start enforcing the bounds on waiting."""
         self.dispatcher.watch_time()
         if self.planner is not None:
             self.planner.start()
@@ -135,7 +135,7 @@ class LabGateway:
                 answer.fail(error)
                 self.ended += 1
 
-        # Shorter prompts have no full block to find.
+        # Shorter prompts have no full block to look up.
         looked_up = answer.request.input_tokens >= self._workers[0].shape.block_tokens
         if self._lookup_ps and looked_up and self._has_choice():
             self._time.in_ps(self._lookup_ps, submit)
@@ -143,7 +143,9 @@ class LabGateway:
             submit()
 
     def _has_choice(self) -> bool:
-        """Return whether there is a choice of prefill or of decode workers; without one the index is not consulted."""
+        """Return whether there is a choice of prefill or decode workers; without a choice the index is not
+        consulted.
+        """
         roles = [link.assignment for link in self._links.links if link.serving]
         prompts = sum(serves(role, Phase.PREFILL) or serves(role, Phase.BOTH) for role in roles)
         return prompts > 1 or sum(serves(role, Phase.DECODE) for role in roles) > 1
@@ -182,7 +184,7 @@ class LabGateway:
 
     def _held(self) -> tuple[int, int, float]:
         """Return the requests that wait only for a place to decode, their prompt tokens, and the mean length of all
-        prompts that wait.
+        waiting prompts.
         """
         queues = self.dispatcher.queues()
         requests = sum(each.decode_requests for each in queues)
@@ -191,7 +193,7 @@ class LabGateway:
         return requests, tokens, (tokens + sum(each.prefill_tokens for each in queues)) / max(waiting, 1)
 
     def _waiting(self) -> tuple[int, int]:
-        """Return (prompts, their tokens) that wait in the gateway and can still be in time."""
+        """Return (number, tokens) of the prompts that wait in the gateway and can still be in time."""
         return self.dispatcher.waiting, self.dispatcher.hopeful_tokens
 
     def _false_hint(self, request: TraceRequest) -> dict[str, int]:
@@ -216,11 +218,13 @@ class LabGateway:
         self.handed_over += generation.placement.hand_overs
         self.ended += 1
 
-    # ------------------------------------------------------------ what workers say
+    # ------------------------------------------------------------ callbacks from workers
 
     @property
     def heeds_tokens(self) -> bool:
-        """Return whether choices are on trial: a few tokens clear one, and others that wait for it may then proceed."""
+        """Return whether choices are on trial, in which case a few tokens clear one and let those that wait for it
+        proceed.
+        """
         return bool(self.dispatcher.suspects)
 
     def deliver(self, worker: LabWorker, frame: ToGateway) -> None:

@@ -1,4 +1,4 @@
-"""The dispatcher's links to workers in virtual time, with records in place of gRPC streams."""
+"""The dispatcher's links to workers in virtual time, with records instead of gRPC streams."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,13 +61,13 @@ class LabLink:
         self._described = _Described(worker.id, Assignment(worker.shape.model, Role.STANDBY, 0, 0), worker.capabilities)
         self._connected = False
         self._prompts: dict[int, bool] = {}
-        """Sequences whose prompt is computed for another worker, with whether each is a batch line."""
+        """Sequences whose prompt is computed for another worker, and whether each is a batch line."""
         self._demand = QueuedDemand()
         self._next = ToWorker()
         self._due = False
         self._view: WorkerView | None = None
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ state
 
     @property
     def model(self) -> str:
@@ -91,11 +91,11 @@ class LabLink:
         return Partner(takes, self.worker.shape.kv_kind, streams_kv=True)
 
     def named_blocks(self, _tokens: int) -> Blocks | None:
-        # Messages of the lab cost no CPU time, so that it has no use for fewer of them.
+        # Messages in the lab cost no CPU time, so saving some has no benefit.
         return None
 
     def quiet(self, sequence_id: int) -> bool:
-        # Workers of the lab never die unnoticed.
+        # Workers in the lab never die unnoticed.
         return False
 
     def view(self) -> WorkerView:
@@ -114,7 +114,7 @@ class LabLink:
             )
         return self._view
 
-    # ------------------------------------------------------------ what goes into the next frame
+    # ------------------------------------------------------------ content of the next frame
 
     def submit(self, attempt: Attempt, work: Work, blocks: Blocks | None) -> None:
         """Send work to the worker as specified in `libs.dispatch.ports.Link`."""
@@ -163,7 +163,7 @@ class LabLink:
         self._return_credits()
 
     def set_demand(self, demand: QueuedDemand) -> None:
-        """Send the size of the queue: at once if it changes who gets credits, else with the next frame."""
+        """Send the size of the queue: at once if it changes who gets credits, otherwise with the next frame."""
         if demand == self._demand or not self._connected:
             return
         sent, self._demand = self._demand, demand
@@ -195,14 +195,14 @@ class LabLink:
         self._time.at_ps(self._time.now_ps + self._hop_ps, lambda: self._arrive(frame))
 
     def _arrive(self, frame: ToWorker) -> None:
-        # A frame sent to an earlier incarnation never reaches its successor.
+        # A frame sent to an earlier incarnation never reaches a later one.
         if self.worker.incarnation == self.key[1]:
             self.worker.receive(frame)
 
     def broken(self) -> None:
         self._connected = False
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ frames from the worker
 
     def take(self, frame: ToGateway) -> None:
         """Apply a frame's changes to credits, load and assignment."""

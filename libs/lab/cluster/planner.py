@@ -1,7 +1,7 @@
-"""The lab's planner: the live decision about roles with live delays, or a rival's over our gateway.
+"""The lab's planner: the live decision about roles with live delays, or a rival's on Fulcrum's gateway.
 
-With a rival's the lab shows what its policy is worth apart from its mechanism. Prompts that wait in our gateway would
-wait at workers in the rival's own system, so its mover sees an even share of them at each prefill worker.
+With a rival's decision, the lab measures its policy apart from its mechanism. Prompts that wait in Fulcrum's gateway
+would wait at workers in the rival's own system, so its mover sees an even share of them at each prefill worker.
 """
 
 from collections import deque
@@ -26,13 +26,13 @@ DECISION_DELAY_NS: Final = 100_000_000
 WINDOW: Final = 10
 """The number of periods over which computed work is averaged."""
 MOST_TARGETS: Final = 256
-"""The number of requests of which the TTFT targets are known."""
+"""The number of requests whose TTFT targets are kept."""
 OnLook = Callable[[int, Workload, RolePlan], None]
-"""Handle a decision, given the time in ns, the observed work, and the plan."""
+"""A function that handles a decision, given the time in ns, the observed work, and the plan."""
 
 
 class LabPlanner:
-    """A planner that decides in every period."""
+    """A planner that decides once per period."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class LabPlanner:
         self._on_look = on_look
         self._later_ns = later_ns
         self._pending: dict[str, RoleOrder] = {}
-        """Orders by worker that its state does not show yet, as the live planner tracks them."""
+        """Orders by worker that its state does not show yet, tracked as by the live planner."""
         self._evidence = MoveEvidence().aged(later_ns)
         shape = workers[0].shape
         self._workers = workers
@@ -99,7 +99,8 @@ class LabPlanner:
                 del self._pending[change.worker_id]
             if not by_id[change.worker_id].down:
                 by_id[change.worker_id].set_role(change.role, change.budget_tokens)
-        # Observations are `later_ns` old. The decision was made that much later than it appears; its effect was not.
+        # Observations are `later_ns` old. The decision was made that much later than it appears, but its effect was
+        # not.
         self._evidence = self._evidence.measured(DECISION_DELAY_NS)
 
     def _standing(self) -> list[PlannedWorker]:
@@ -150,7 +151,7 @@ class LabPlanner:
         )
 
 
-# Cached prefixes matter only to a rival's router, and here our gateway binds.
+# Cached prefixes matter only to a rival's router, and here Fulcrum's gateway binds.
 NO_KEYS: Final[list[bytes]] = []
 
 
@@ -165,7 +166,9 @@ class BorrowedMover:
         slo: Slo,
         waiting: Callable[[], tuple[int, int]],
     ) -> None:
-        """`waiting` returns (prompts, their tokens) in the gateway, and `slo` is that of a typical request."""
+        """Create the driver. `waiting` returns (prompts, their tokens) in the gateway; `slo` is that of a typical
+        request.
+        """
         self._workers = workers
         self._time = time
         self._mover = mover

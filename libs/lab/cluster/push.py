@@ -1,4 +1,4 @@
-"""A gateway as rivals have it, which sends each request to a worker's queue on arrival.
+"""The gateway of rivals, which sends each request to a worker's queue on arrival.
 
 The decisions of routers and movers are in `libs/lab/rivals`. A request takes one hop to the router, which sees the
 queues at that time. KV is pulled once a prompt is computed.
@@ -62,9 +62,9 @@ class _Pushed:
     bound: int = -1
     """The decode worker, if it was chosen on arrival."""
     decodes: bool = False
-    """True once it is at the worker that decodes it."""
+    """True once the request is at the worker that decodes it."""
     moves_to: int = -1
-    """The worker to which it is moving with its KV."""
+    """The worker to which the request is moving with its KV."""
 
 
 class PushGateway:
@@ -82,7 +82,9 @@ class PushGateway:
         sequence_mover: SequenceMover | None,
         slo: Slo,
     ) -> None:
-        """`slo` is that of a typical request, for the mover. `learner` is the router, if it learns."""
+        """Create the gateway. `slo` is that of a typical request, for the mover. `learner` is the router, if it
+        learns.
+        """
         self._binds_at_arrival = rival.binds_at_arrival
         self._prompt_only = rival.prompt_only
         self._workers = workers
@@ -103,7 +105,7 @@ class PushGateway:
         self.handed_over = 0
 
     def start(self) -> None:
-        """Start to consult the movers at their intervals."""
+        """Start consulting the movers at their intervals."""
         if self._mover is not None:
             self._time.in_ps(self._mover.every_ns * PS_PER_NS, self._look)
         if self._sequence_mover is not None:
@@ -181,7 +183,7 @@ class PushGateway:
     def _send(self, worker: LabWorker, frame: ToWorker) -> None:
         worker.receive(frame)
 
-    # ------------------------------------------------------------ what workers say
+    # ------------------------------------------------------------ callbacks from workers
 
     heeds_tokens: Final = False
 
@@ -274,7 +276,7 @@ class PushGateway:
     def _look_at_sequences(self) -> None:
         mover = self._sequence_mover
         assert mover is not None
-        for worker in self._workers:  # steps that pass at once end here, so that tokens are counted
+        for worker in self._workers:  # steps that pass at once end here, so that their tokens are counted
             if not worker.down:
                 worker.enter()
                 worker.leave()
@@ -291,7 +293,7 @@ class PushGateway:
         self._time.in_ps(mover.every_ns * PS_PER_NS, self._look_at_sequences)
 
     def _flip_if_drained(self, worker: LabWorker) -> None:
-        """Change the role of a draining worker that has neither sequences nor blocks that others will read."""
+        """Change the role of a draining worker that has neither sequences nor blocks for other workers."""
         if any(index == worker.index for index, _ in self._on):
             return
         if any(pushed.source is not None and pushed.source[0] == worker.index for pushed in self._on.values()):
@@ -320,13 +322,13 @@ class PushGateway:
             worker.restart(move.role, move.budget_tokens, self._cost.start_ns)
             for pushed in there:
                 self._again(pushed)
-            # Blocks that waited there are gone, which their readers find out by themselves.
+            # Blocks that waited there are gone, as their readers will find out.
         else:
             worker.set_role(move.role, move.budget_tokens)
         self._time.at_ps(self._time.now_ps + self._cost.start_ns * PS_PER_NS, self._retry)
 
     def _take_back(self, worker: LabWorker) -> list[_Pushed]:
-        """Return and forget all requests of a worker that will not report on them any more."""
+        """Return and forget all requests of a worker that will no longer report on them."""
         there = [pushed for (index, _), pushed in self._on.items() if index == worker.index]
         self._on = {key: pushed for key, pushed in self._on.items() if key[0] != worker.index}
         return there

@@ -15,7 +15,7 @@ from libs.lab.cluster.worker import LabWorker
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.roles import Assignment, Role
 
-# Time from the cluster's start to the trace's first moment, in which links connect and credits are granted.
+# Time from the cluster's start to the trace's first moment, during which links connect and credits are granted.
 SETTLE_NS: Final = 100_000_000
 FIRST_EPOCH: Final = 1
 PROGRESS_EVENTS, LOOK_EVENTS = 4096, 512
@@ -23,14 +23,14 @@ PROGRESS_EVENTS, LOOK_EVENTS = 4096, 512
 
 
 class InconsistentSimulation(Exception):
-    """An inconsistency in the simulation, which makes its figures worthless."""
+    """An inconsistency in the simulation, which invalidates its figures."""
 
 
 class PlannedLoss(NamedTuple):
     """The death of a worker, with the loss of everything it holds."""
 
     at_s: float
-    """The seconds from the start of the trace."""
+    """The time in seconds from the start of the trace."""
     worker: int
     back_after_s: float
     """The seconds until the worker is started again, empty and in its former role."""
@@ -60,10 +60,10 @@ class LabSetup:
     most_output_tokens: Callable[[TraceRequest], int] = lambda request: max(
         request.max_output_tokens, request.output_tokens
     )
-    """Return the output limit of the request's client."""
+    """A function that returns the output limit of the request's client."""
     closed_loop: bool = False
-    """True if a later turn of a session arrives its think time after the previous one has ended, instead of at its
-    time in the trace. This holds after a failed turn too, since its client continues with what it has.
+    """True if a later turn of a session arrives its think time after the previous one has ended, instead of at its time
+    in the trace. This also applies after a failed turn, since its client continues anyway.
     """
     losses: Sequence[PlannedLoss] = ()
     moves: Sequence[PlannedMove] = ()
@@ -71,7 +71,8 @@ class LabSetup:
     """The numbers of the requests that are rejected on arrival."""
     wrong: InjectedErrors = field(default_factory=InjectedErrors)
     gives_up: Callable[[Sequence[LabAnswer], int], bool] | None = None
-    """Return whether to end the run at this time in picoseconds, given the answers so far; None to go on to the end.
+    """A function that returns whether to end the run at this time in picoseconds, given the answers so far; None to run
+    to the end.
     """
 
 
@@ -98,11 +99,11 @@ class RequestTaker(Protocol):
 
     @property
     def heeds_tokens(self) -> bool:
-        """Return whether steps have to pass one by one."""
+        """Return whether steps must pass one by one."""
         ...
 
     def start(self) -> None:
-        """Begin to operate, with the whole cluster in place."""
+        """Start operation, with the whole cluster in place."""
         ...
 
     def arrive(self, answer: LabAnswer, keys: Sequence[bytes], tpot_target_ns: int) -> None: ...
@@ -148,7 +149,7 @@ class Run:
         self._stop_ps = 0
 
     def run(self, on_progress: Callable[[int], None] = lambda ended: None) -> LabResult:
-        """Run until all requests have ended or the overtime is over. Raise BooksDoNotBalance."""
+        """Run until all requests have ended or the overtime has passed. Raise BooksDoNotBalance."""
         peers = {worker.id: worker for worker in self.workers}
         for worker in self.workers:
             worker.start(self.gateway, peers)
@@ -284,7 +285,7 @@ class _Keys:
 
 
 def check(result: LabResult) -> None:
-    """Raise BooksDoNotBalance that names the inconsistency, if there is one."""
+    """Raise BooksDoNotBalance, which names the inconsistency, if there is one."""
     for answer in result.answers:
         if answer.outcome is LabOutcome.COMPLETED and answer.tokens != answer.request.output_tokens:
             raise InconsistentSimulation(

@@ -70,7 +70,7 @@ class CountedSequence(Sequence):
         self.ends_at = min(self._whole_length, self.max_length)
         """The total length with its last token."""
         self.sampled_here = False
-        """True if the first token after its prompt was sampled here."""
+        """True if the first token after its prompt was sampled on this worker."""
 
     @property
     def room_tokens(self) -> int:
@@ -84,7 +84,7 @@ class CountedSequence(Sequence):
         return [*keys[:full], *map(self._own_key, range(len(keys), full))]
 
     def _own_key(self, index: int) -> bytes:
-        """Return the key of a block that the trace has no key for. It is unique to the request and the same on all
+        """Return the key of a block for which the trace has none. It is unique to the request and the same on all
         workers.
         """
         return b"%b:%d" % (self.request.request_id.encode(), index)
@@ -122,7 +122,7 @@ class CountedSequence(Sequence):
         self.length += 1
 
     def ended_by(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
-        """Return whether the trace ends the sequence here, or its length limit does."""
+        """Return whether the trace ends the sequence here, or its length limit is reached."""
         if self.length >= self._whole_length:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.length >= self.max_length else None
@@ -146,11 +146,11 @@ class CountedSequence(Sequence):
 
 @dataclass(slots=True)
 class ToWorker:
-    """Everything that a gateway sends a worker at one moment."""
+    """All messages from a gateway to a worker at one moment."""
 
     submits: list[CountedRequest] = field(default_factory=list)
     proceeds: list[tuple[int, int]] = field(default_factory=list)
-    """Pairs of sequence id and the tokens sampled where its prompt was computed."""
+    """Pairs of a sequence id and the tokens sampled by the worker that computed its prompt."""
     hand_overs: list[int] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
     demand: QueuedDemand | None = None
@@ -162,7 +162,7 @@ class ToWorker:
 
 @dataclass(slots=True)
 class ToGateway:
-    """Everything that a worker sends the gateway at one moment."""
+    """All messages from a worker to the gateway at one moment."""
 
     load: EngineLoad
     submits_taken: int

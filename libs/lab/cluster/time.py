@@ -14,7 +14,7 @@ from libs.policy.step_time import MATRIX_ROWS, StepTimeModel, StepWork
 from libs.runtime.clock import Call
 
 PS_PER_NS: Final = 1_000
-# One second, because policies take a time of 0 to mean "not yet".
+# One second, because policies interpret a time of 0 as "not yet".
 START_PS: Final = 10**12
 _EVENT, _SOON = 0, 1
 
@@ -71,7 +71,7 @@ class Coast:
     """The increase in duration from each step to the next."""
 
     def end_ps(self, steps: int) -> int:
-        """Return when the given number of steps have passed."""
+        """Return the time at which the given number of steps have passed."""
         return self.start_ps + steps * self.first_ps + self.growth_ps * (steps * (steps - 1) // 2)
 
     def steps_by(self, time_ps: int) -> int:

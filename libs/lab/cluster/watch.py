@@ -44,13 +44,15 @@ class Watch:
         self.draining: set[int] = set()
         """Workers that take no new work until they change their role."""
         self._bound: dict[int, tuple[int, int]] = {}
-        """(sequences, tokens) by worker that will decode there while their prompts are being computed elsewhere."""
+        """Pairs (sequences, tokens) by worker for sequences that will decode there while their prompts are computed
+        elsewhere.
+        """
         if keep_steps:
             for worker in workers:
                 worker.keep_recent_steps()
 
     def arrived(self, answer: LabAnswer, keys: list[bytes]) -> SeenRequest:
-        """Record an arrival and return the request as its router sees it."""
+        """Record an arrival and return the router's view of the request."""
         request = answer.request
         self._counted.inputs.add(request.input_tokens)
         cached = [worker.core.cached_tokens(keys) for worker in self._workers] if keys else [0] * len(self._workers)
@@ -116,5 +118,5 @@ def load_now(worker: LabWorker, time: VirtualTime) -> EngineLoad:
 
 
 def held_tokens(worker: LabWorker, load: EngineLoad) -> int:
-    """Return the tokens that a worker with this load has allocated blocks for."""
+    """Return the number of tokens for which a worker with this load has allocated blocks."""
     return max(worker.shape.kv_blocks - load.free_kv_blocks, 0) * worker.shape.block_tokens

@@ -30,23 +30,23 @@ from libs.policy.worker.handing_over import TransferSpeed
 _MS: Final = 1_000_000 * PS_PER_NS
 BEAT_PS: Final = SIGN_OF_LIFE_MS * _MS
 REST_PS: Final = RESTING_SIGN_OF_LIFE_MS * _MS
-"""The interval between frames of an idle worker. They change nothing and are not sent here, only allowed for."""
+"""The interval between frames of an idle worker. They change nothing, so they are not sent here."""
 # The default of live workers, which send a changed load with their telemetry.
 TELEMETRY_PS: Final = 100 * _MS
 
 
 class Beat:
-    """The heartbeats of one worker. While it decodes, every step reports the load, and none are needed."""
+    """The heartbeats of one worker. While it decodes, every step reports the load, so none are needed."""
 
     def __init__(self, time: VirtualTime, device: Device, send_load: Callable[[], None]) -> None:
-        """`send_load` sends a frame and calls `reported`."""
+        """Create the heartbeats. `send_load` sends a frame and calls `reported`."""
         self._send_load = send_load
         self._time = time
         self._device = device
         self._reported_ps = time.now_ps
         self._reported: EngineLoad | None = None
         self._beats = False
-        """True if the next sign of life is scheduled."""
+        """True if the next heartbeat is scheduled."""
         self._ticks = False
         """True if a comparison with the last reported load is scheduled."""
 
@@ -55,7 +55,7 @@ class Beat:
         self._reported, self._reported_ps = load, at_ps
 
     def watch(self, *, reported: bool) -> None:
-        """Schedule heartbeats after an event at the worker; `reported` is whether a frame carries the event."""
+        """Schedule heartbeats after an event at the worker; `reported` is true if a frame carries the event."""
         if not (reported or self._ticks):
             self._ticks = True
             passed_ps = self._time.now_ps - START_PS
@@ -67,7 +67,7 @@ class Beat:
 
     @property
     def _has_work(self) -> bool:
-        """Return whether sequences are here, or blocks that wait to be pulled."""
+        """Return whether sequences, or blocks that wait to be pulled, are present."""
         return self._device.core.holds_blocks
 
     @property
@@ -89,7 +89,7 @@ class Beat:
     def _tick(self) -> None:
         self._ticks = False
         if self._device.last_coasted_ps > self._reported_ps:
-            return  # that step has reported the load
+            return  # that step has already reported the load
         if self._reported is None or _depths(self._device.core.load()) != _depths(self._reported):
             self._send_load()
 
@@ -189,7 +189,7 @@ class LabWorker:
         self._handles += 1
         return self._handles.to_bytes(count, "big")
 
-    # ------------------------------------------------------------ what is known of it
+    # ------------------------------------------------------------ state
 
     @property
     def core(self) -> LabCore:
@@ -248,7 +248,7 @@ class LabWorker:
         load = self._device.coasted_load(before_ps)
         return (load, self._submits) if load is not None else None
 
-    # ------------------------------------------------------------ what the gateway sends
+    # ------------------------------------------------------------ input from the gateway
 
     def receive(self, frame: ToWorker) -> None:
         if self._down:
@@ -314,7 +314,7 @@ class LabWorker:
         self.leave()
 
     def die(self, back_after_ns: int) -> None:
-        """Lose everything, including what was learned, and restart in the same role after `back_after_ns`.
+        """Lose everything, including all learned values, and restart in the same role after `back_after_ns`.
 
         The time until then counts as idle. A worker that is already dead keeps its original restart time.
         """
@@ -327,7 +327,7 @@ class LabWorker:
         self._down = self._duties.draining = True
         self._forget_all()
         self._device.rest = Rest.IDLE
-        for reader, stream in readers:  # some readers may have everything by then
+        for reader, stream in readers:  # some readers may have received everything by then
             self._time.in_ps(hop_ps, partial(reader.lost, stream))
         self._time.in_ps(hop_ps, partial(self._gateway.lost, self))
         self._time.in_ps(max(back_after_ns * PS_PER_NS, hop_ps), self._come_back)
@@ -362,17 +362,17 @@ class LabWorker:
         """Account for all time up to now, including that of a step in progress."""
         self._device.close_books()
 
-    # ------------------------------------------------------------ what happens here
+    # ------------------------------------------------------------ events
 
     def enter(self, *, touched: bool = False) -> None:
         """Begin an event: account for the time up to now, and cut off steps that pass at once.
 
-        `touched` is whether the event concerns sequences that may be decoding.
+        `touched` states whether the event concerns sequences that may be decoding.
         """
         self._device.account(touched=touched)
 
     def leave(self) -> None:
-        """End an event by acting on the core's decisions."""
+        """End an event and act on the core's decisions."""
         device = self._device
         while True:
             if device.free:
@@ -388,7 +388,9 @@ class LabWorker:
             self._watch_leases()
 
     def may_coast(self) -> bool:
-        """Return whether many steps may pass at once. The next step passes singly if its end reports a new speed."""
+        """Return whether many steps may pass at once. If the end of the next step reports a new speed, that step passes
+        singly.
+        """
         assert self._gateway is not None
         return not (self.shape.stepwise or self._outbox.speed or self._gateway.heeds_tokens)
 
@@ -432,7 +434,7 @@ class LabWorker:
             self._flush()
 
     def _watch_leases(self) -> None:
-        # The end of a lease may free room while nothing else happens here.
+        # The end of a lease may free blocks while nothing else happens here.
         expiry_ns = self.core.offers.next_expiry_ns
         if expiry_ns is None or expiry_ns == self._expiry_due_ns or not self.core.load().waiting:
             return
@@ -451,7 +453,7 @@ class LabWorker:
             self._duties.record_outputs(event.outputs, self._time.now_ns())
 
     def _flush(self) -> bool:
-        """Send pending changes to the gateway, arriving a hop from now; return whether there were any."""
+        """Send pending changes to the gateway, to arrive a hop from now; return whether there were any."""
         box, duties, gateway = self._outbox, self._duties, self._gateway
         has_credit = duties.has_credit()
         if not (has_credit or box.due):

@@ -30,7 +30,7 @@ BLOCK_WINDOWS: Final = 30
 INTERVAL: Final = (0.025, 0.975)
 SLACK: Final = 1.05
 SLACK_GPUS: Final = 1.0
-"""Allowances over the best constant reservation in hindsight, of which the larger one counts."""
+"""Allowances over the best constant reservation in hindsight; the larger one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ReserveScore:
     reserved_gpus: float
     """The reservation in GPUs, averaged over the windows."""
     cost: float
-    """The mean reservation over that in hindsight."""
+    """The mean reservation divided by that in hindsight."""
     keeps_confidence: bool
     """True if the upper end of the interval reaches the confidence."""
     keeps_cost: bool
@@ -68,7 +68,9 @@ def clairvoyant(peak_gpus: Floats, per_period: int, confidence: float) -> Floats
 def grade(
     policy: str, reserved_gpus: Floats, peak_gpus: Floats, hindsight_gpus: Floats, *, confidence: float, held: Floats
 ) -> ReserveScore:
-    """Score one policy. `held` is the GPUs paid for, which may exceed those reserved at the start of a window."""
+    """Score one policy. `held` is the number of GPUs paid for, which may exceed the number reserved at the start of a
+    window.
+    """
     covered = peak_gpus <= reserved_gpus + 1e-9
     interval = block_bootstrap(covered.astype(np.float64))
     mean, best = float(held.mean()), float(hindsight_gpus.mean())
@@ -174,7 +176,7 @@ def seen_by_window(log: UsageLog, use: Use) -> Iterator[ObservedWindow]:
 
 
 WARMUP: Final = 1 / 3
-"""The share of windows that are learned from but not scored."""
+"""The share of windows used for learning but not scored."""
 LEAST_WINDOWS: Final = 12
 Progress = Callable[[str], None]
 
@@ -184,15 +186,15 @@ class BacktestSettings:
     window_s: float = 60.0
     confidence: float = 0.99
     period_s: float = 3600.0
-    """The planning period, over which the reservations in hindsight and the held ones are constant."""
+    """The planning period over which the reservations in hindsight and the held ones are constant."""
     warmup: float = WARMUP
     independent: bool = True
-    """True to replay once more without a common factor and calibration, which doubles the time."""
+    """True to replay again without a common factor and calibration, which doubles the time."""
 
 
 @dataclass(slots=True)
 class ForecastSeries:
-    """The forecasts of each window that has been replayed so far."""
+    """The forecasts of each window replayed so far."""
 
     reserved_gpus: list[float] = field(default_factory=list)
     held_gpus: list[float] = field(default_factory=list)
@@ -214,7 +216,7 @@ class Backtest:
     warmup: int
     """The number of leading windows that are not scored."""
     done: int
-    """The number of windows replayed, which is less than all of them after an interrupt."""
+    """The number of replayed windows, which is smaller than the total after an interrupt."""
     hindsight_gpus: Floats
     """The reservation in hindsight of each scored window."""
     scores: list[ReserveScore]
@@ -356,7 +358,7 @@ class Holder:
     """
 
     def __init__(self, confidence: float, windows: int) -> None:
-        """Hold reservations for periods of `windows` windows."""
+        """Create a holder for periods of `windows` windows."""
         self._calibrator = Calibrator(confidence)
         self._windows = windows
         self._recent: list[Floats] = []

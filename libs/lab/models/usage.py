@@ -1,4 +1,6 @@
-"""Model use over time: a log of requests as arrays, its files, and the peak of models and GPUs in use per window."""
+"""Model use over time: a log of requests as arrays, its files, and the peak number of models and GPUs in use per
+window.
+"""
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +52,7 @@ class Use:
     peak_models: Whole
     """The maximum number of models in use at once."""
     peak_gpus: Floats
-    """The most GPUs needed at once by the models in use."""
+    """The maximum number of GPUs needed at once by the models in use."""
     mean_models: Floats
     """The average number of models in use over time."""
     mean_gpus: Floats
@@ -106,7 +108,7 @@ def use_by_window(log: UsageLog, window_s: float, hold_s: float = 0.0) -> Use:
 
 USAGE_COLUMNS: Final = ("t_s", "model", "exec_s")
 SIZE_COLUMN: Final = "gpus"
-"""An extra column beside `USAGE_COLUMNS` where sizes differ: the GPUs that the model needs while in use."""
+"""An additional column, used if sizes differ: the GPUs that the model needs while in use."""
 MAX_GPUS: Final = 1024.0
 # Unix times are allowed as well.
 MAX_T_S: Final = 1e11
@@ -163,7 +165,7 @@ def _usage_rows(source: Source) -> Iterator[Row]:
         run_s = real(cells["exec_s"], "exec_s", 0, MAX_EXEC_S)
         if not cells["model"]:
             if not run_s:
-                return None  # Alibaba's log has requests that never reached a model
+                return None  # Alibaba's log contains requests that never reached a model
             raise Fault("model is empty")
         gpus = real(cells[SIZE_COLUMN], SIZE_COLUMN, 0.125, MAX_GPUS) if has_size else 0.0
         return real(cells["t_s"], "t_s", 0, MAX_T_S), cells["model"], run_s, gpus

@@ -44,8 +44,8 @@ class ArrowRouter:
     target: Slo
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Return the prefill instance with the least backlog; if that exceeds the TTFT target, an idle enough decode
-        instance.
+        """Return the prefill instance with the least backlog; if that exceeds the TTFT target, a sufficiently idle
+        decode instance.
         """
         source = min(prefill_pool(workers), key=lambda each: (each.backlog_ns, each.index))
         decoders = decode_pool(workers)

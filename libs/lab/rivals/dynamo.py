@@ -40,7 +40,9 @@ class KvRouter:
     """Dynamo's router, which minimises the blocks to compute for prompts and the blocks held for decodes."""
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Return the prefill worker with the fewest prompt blocks, queued and of this request, less cached ones."""
+        """Return the prefill worker with the fewest prompt blocks, counting the queue and this request but not cached
+        blocks.
+        """
 
         def cost_blocks(worker: SeenWorker) -> float:
             overlap = request.cached_tokens[worker.index] // worker.block_tokens

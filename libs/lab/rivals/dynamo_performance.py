@@ -1,7 +1,7 @@
-"""The engine model of Dynamo's planner: step times by regression, and from them TTFT, ITL and capacity. Pure.
+"""The engine model of Dynamo's planner: step times by regression, and TTFT, ITL and capacity derived from them. Pure.
 
 Read in ai-dynamo 1.6.1 (wheel), dynamo/planner/core/perf_model: base.py (samples in buckets, a fit with a negative
-slope is rejected), prefill.py, decode.py, ais_adapter.py (the next request is added to what is queued) and
+slope is rejected), prefill.py, decode.py, ais_adapter.py (the next request is added to the queued ones) and
 engine_query.py (chunks of a prompt, the search for capacity); defaults in dynamo/planner/config/defaults.py.
 """
 
@@ -43,7 +43,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """The state of an engine when the planner decides: its last step and its load."""
+    """The state of an engine at the time of the decision: its last step and its load."""
 
     last: Pass
     queued_prefill_tokens: int = 0

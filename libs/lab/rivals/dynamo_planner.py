@@ -19,7 +19,7 @@ from libs.lab.rivals.dynamo_performance import DecodeModel, EngineLimits, Engine
 from libs.lab.rivals.dynamo_predictors import PredictorName, TrafficForecast
 
 DOWN_SENSITIVITY: Final = 0.8
-"""The share of a target that a pool with one engine less may use."""
+"""The share of a target that a pool with one engine fewer may use."""
 MAX_REPLICA_CHANGE: Final = 8
 """The largest change of a pool by one interval's forecast."""
 
@@ -64,7 +64,7 @@ class DynamoPlanner:
             self._decode.observe(step)
 
     def load(self, prefill: Sequence[EngineState], decode: Sequence[EngineState]) -> ReplicaCounts:
-        """Return the replicas for the present load: one more, one less or as many, and no less than the floor."""
+        """Return the replicas for the present load: one more, one fewer or as many, and no fewer than the floor."""
         current = ReplicaCounts(len(prefill), len(decode))
         wanted = ReplicaCounts(
             max(current.prefill + self._prefill_change(prefill), self._floor.prefill, 1),
@@ -75,7 +75,7 @@ class DynamoPlanner:
     def throughput(
         self, current: ReplicaCounts, *, requests: float, input_tokens: float, output_tokens: float, interval_s: float
     ) -> ReplicaCounts:
-        """Return the replicas that the next interval needs, given the traffic of the last one. NaN is unknown."""
+        """Return the replicas that the next interval needs, given the traffic of the last one. NaN means unknown."""
         self._forecast.add(requests, input_tokens, output_tokens)
         predicted, input_tokens, output_tokens = self._forecast.next()
         rates = self._capacity_rps(input_tokens, output_tokens)
@@ -86,7 +86,8 @@ class DynamoPlanner:
             _capped(ceil(demand_rps / rates[0]), current.prefill), _capped(ceil(demand_rps / rates[1]), current.decode)
         )
         total = current.prefill + current.decode
-        # A floor below the present count is accepted. Above it, the pool gets only what the other one gives up.
+        # A floor below the present count is accepted. Above it, the pool gets only replicas that the other one gives
+        # up.
         return wanted if wanted.prefill + wanted.decode <= total else current.pinned(wanted)
 
     def set_floor(self, floor: ReplicaCounts) -> None:

@@ -102,7 +102,7 @@ class TrafficForecast:
         self._last_input = self._last_output = float("nan")
 
     def add(self, requests: float, input_tokens: float, output_tokens: float) -> None:
-        """Add an interval. One without requests repeats the lengths of the one before; NaN stands for unknown."""
+        """Add an interval. An interval without requests repeats the lengths of the previous one; NaN means unknown."""
         self._requests.add(requests)
         if requests:
             self._last_input = input_tokens if isfinite(input_tokens) else self._last_input

@@ -1,4 +1,4 @@
-"""llm-d: its endpoint picker, and its workload-variant autoscaler on each role by itself.
+"""llm-d: its endpoint picker, and its workload-variant autoscaler, applied to each role separately.
 
 Read in llm-d/llm-d-autoscaling (formerly llm-d-workload-variant-autoscaler) at v0.5.1 (commit b08b1c7, February
 2026): internal/engines/analyzers/saturation_v2/analyzer.go, internal/engines/pipeline/cost_aware_optimizer.go and
@@ -94,7 +94,7 @@ class PickerRouter:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The capacity of a role and the demand on it, in tokens or tokens a second."""
+    """The capacity of a role and the demand on it, in tokens or tokens per second."""
 
     per_replica: float
     replicas: int
@@ -104,7 +104,7 @@ class Balance:
 
     @property
     def missing(self) -> int:
-        """Replicas to add for a utilisation of 0.85; starting ones count already."""
+        """Replicas to add for a utilisation of 0.85, not counting those that are starting."""
         required = self.demand / UP_UTILISATION - (self.replicas + self.pending) * self.per_replica
         return ceil(required / self.per_replica) if required > 0 and self.per_replica > 0 else 0
 
@@ -176,10 +176,10 @@ class RequestShape:
 
 @dataclass(slots=True)
 class DecodeRate:
-    """An estimate of decode tokens a second: ITL(k) = A·k + B by least squares over use k of the KV cache."""
+    """An estimate of decode tokens per second: ITL(k) = A·k + B by least squares over use k of the KV cache."""
 
     _window: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=ITL_WINDOW))
-    """(time in ns, KV use, ITL in seconds) of each sample."""
+    """The tuple (time in ns, KV use, ITL in seconds) of each sample."""
     _base_s: float = ITL_BASE_S
     _shape: RequestShape = field(default_factory=RequestShape)
 
@@ -206,7 +206,7 @@ class DecodeRate:
                 self._window.append((now_ns, kv_use(worker), worker.decode_step_ns / 1e9))
 
     def _itl_s(self, pool: Sequence[SeenWorker]) -> float | None:
-        """Return the ITL at the use at which a replica counts as full."""
+        """Return the ITL at the KV use at which a replica counts as full."""
         points = [(use, itl_s) for _, use, itl_s in self._window]
         uses = [use for use, _ in points]
         if len(points) >= ITL_SAMPLES and max(uses) - min(uses) >= ITL_SPREAD:
@@ -237,7 +237,7 @@ class Recent:
             held = self._kv_tokens.setdefault(worker.index, deque(maxlen=PEAK_LOOKS))
             held.append(worker.kv_tokens)
             if not worker.ready:
-                held.clear()  # a new replica is another pod
+                held.clear()  # a new replica is a different pod
 
     def shape(self) -> RequestShape:
         inputs = [(each.mean_input_tokens, max(each.arrived, 1)) for each in self._intervals if each.mean_input_tokens]
@@ -245,7 +245,7 @@ class Recent:
         return RequestShape(_weighed(inputs), _weighed(outputs))
 
     def rate_rps(self, look_ns: int) -> float:
-        """Return the arrivals a second over the rate window."""
+        """Return the arrivals per second over the rate window."""
         latest = list(self._intervals)[-RATE_LOOKS:]
         return sum(each.arrived for each in latest) * 1e9 / (len(latest) * look_ns)
 
@@ -260,7 +260,9 @@ def _weighed(parts: Sequence[tuple[float, int]]) -> float:
 
 @dataclass(slots=True)
 class AutoscalerMover:
-    """A mover for which a role grows if any analysis requests replicas, and shrinks by what all analyses can spare."""
+    """A mover by which a role grows if any analysis requests replicas, and shrinks by as many as all analyses can
+    spare.
+    """
 
     throughput: bool = False
     """True if the throughput analysis is applied to decode."""
@@ -291,7 +293,7 @@ class AutoscalerMover:
 
 
 def wanted_change(balances: Sequence[Balance]) -> int:
-    """Return the replicas that a role needs in addition, or can spare (below 0)."""
+    """Return the number of replicas that a role needs in addition, or can spare (below 0)."""
     missing = max(balance.missing for balance in balances)
     return missing or -min(balance.spare for balance in balances)
 

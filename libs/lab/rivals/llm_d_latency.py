@@ -24,20 +24,20 @@ from libs.policy.roles import Role
 
 TRAIN_EVERY_NS: Final = 10_000_000_000
 FIRST_SAMPLES: Final = 10
-"""The least number of samples of the first fit."""
+"""The minimum number of samples for the first fit."""
 MOST_SAMPLES: Final = 5_000
-"""Samples kept for each model; the service keeps 500 for each of its buckets of load and prefix."""
+"""The samples kept for each model; the service keeps 500 for each of its buckets of load and prefix."""
 DEVIATIONS: Final = 1.28
-"""Standard deviations from the mean to the 90th percentile."""
+"""The standard deviations from the mean to the 90th percentile."""
 RIDGE: Final = 1e-3
 """The penalty on standardised coefficients, in samples."""
 
 STRICT_AFFINITY, LOOSE_AFFINITY = 0.99, 0.80
-"""The shares of the prompt in a worker's cache from which the worker attracts it, before and after the SLO tiers."""
+"""The shares of the prompt in a worker's cache from which the worker is preferred, before and after the SLO tiers."""
 MOST_PENALTY_NS: Final = 5_000_000_000
-"""The predicted TTFT that a cached prefix may cost."""
+"""The predicted TTFT that using a cached prefix may cost."""
 EXPLORED: Final = 0.01
-"""The share of requests sent to workers that are predicted to miss the SLO although others keep it."""
+"""The share of requests sent to workers that are predicted to miss the SLO although others meet it."""
 TTFT_WEIGHT, TPOT_WEIGHT = 0.8, 0.2
 LEAST_SCORE, MOST_SCORE = 1, 100
 ZERO_RANGE_NS: Final = 1.0
@@ -60,7 +60,7 @@ class Prediction(NamedTuple):
 
 @dataclass(slots=True)
 class OnlineRegression:
-    """A linear model of a time over a window of samples, fitted anew at intervals."""
+    """A linear model of a time over a window of samples, refitted at intervals."""
 
     _samples: deque[tuple[Vector, float]] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
     _weights: Vector | None = None
@@ -101,7 +101,7 @@ class OnlineRegression:
 
 @dataclass(slots=True)
 class LatencyRouter:
-    """A router to a worker whose predicted latency leaves the least headroom under the SLO that is kept."""
+    """A router to a worker whose predicted latency leaves the least headroom under the SLO that it meets."""
 
     most: bool = False
     """True for the most headroom (`headroomSelectionStrategy: most`)."""
@@ -112,7 +112,7 @@ class LatencyRouter:
     """The features of running requests at the worker that they were sent to, by request number."""
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Return a worker drawn by score. The draw depends on the request's number alone."""
+        """Return a worker drawn by score. The draw depends only on the request's number."""
         if now_ns - self._trained_ns >= TRAIN_EVERY_NS:
             self._trained_ns = now_ns
             self._ttft.fit()
@@ -158,7 +158,7 @@ class LatencyRouter:
 
 
 def features(request: SeenRequest, worker: SeenWorker) -> list[float]:
-    """Return the features of both models: load of the worker, length of the prompt, and what of it is cached."""
+    """Return the features of both models: the worker's load, the prompt's length, and its cached part."""
     cached = request.cached_tokens[worker.index] / request.input_tokens
     return [
         kv_use(worker),
@@ -172,7 +172,7 @@ def features(request: SeenRequest, worker: SeenWorker) -> list[float]:
 
 
 def near_cache(request: SeenRequest, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
-    """Return the workers that hold this share of the prompt, unless all are too slow or there are none."""
+    """Return the workers that cache this share of the prompt; all workers if these are too slow or there are none."""
     sticky = [
         each for each in predictions if request.cached_tokens[each.worker.index] >= threshold * request.input_tokens
     ]
@@ -184,7 +184,7 @@ def near_cache(request: SeenRequest, predictions: Sequence[Prediction], threshol
 
 
 def scored(predictions: Sequence[Prediction], *, most: bool = False) -> list[tuple[SeenWorker, float]]:
-    """Return the workers with their scores: those that keep the SLO, else idle ones, else those that miss least."""
+    """Return the workers with their scores: those that meet the SLO, else idle ones, else those that miss it least."""
     keep = [each for each in predictions if each.keeps_slo]
     if keep:
         return _blended(keep, most=most)
@@ -215,7 +215,7 @@ def _blended(predictions: Sequence[Prediction], *, most: bool) -> list[tuple[See
 
 
 def composite_scores(request: SeenRequest, able: Sequence[SeenWorker]) -> list[tuple[SeenWorker, float]]:
-    """Return the scores without a model: free KV, short queue and cached prefix, weighted alike."""
+    """Return the scores without a model: free KV, short queue and cached prefix, with equal weights."""
     queues = [max(each.prompts - 1, 0) + each.queued_decodes for each in able]
     longest = max(queues)
     found = []
@@ -228,14 +228,14 @@ def composite_scores(request: SeenRequest, able: Sequence[SeenWorker]) -> list[t
 
 
 def _draw(number: int, salt: int) -> float:
-    """Return a number in [0, 1) that looks random and is the same for a request each time."""
+    """Return a pseudo-random number in [0, 1) that is always the same for a request."""
     mixed = (number * 2 + salt) * 0x9E3779B97F4A7C15 % (1 << 64)
     mixed = (mixed ^ (mixed >> 31)) * 0xBF58476D1CE4E5B9 % (1 << 64)
     return (mixed >> 11) / float(1 << 53)
 
 
 def _drawn(weights: Sequence[float], draw: float) -> int:
-    """Return the index that the draw falls on, each with a chance in proportion to its weight."""
+    """Return an index chosen by the draw, with a probability in proportion to its weight."""
     left = draw * sum(weights)
     for index, weight in enumerate(weights):
         left -= weight

@@ -1,4 +1,4 @@
-"""Pools of workers as rivals see them, and the moves between the prefill and the decode pool. Pure."""
+"""Pools of workers from a rival's point of view, and the moves between the prefill and the decode pool. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -46,7 +46,7 @@ def from_split(prefill: int, decode: int, budget_tokens: int | None = 0) -> Call
 
 
 def sequences(worker: SeenWorker) -> int:
-    """Return the number of sequences that decode there or will."""
+    """Return the number of sequences that decode there now or later."""
     return worker.decodes + worker.queued_decodes
 
 
@@ -91,8 +91,8 @@ def paired_moves(
     """Return moves that give one pool what the other can spare, under a fixed number of workers.
 
     `more_prefill` and `more_decode` are the requested changes; below 0 they are workers that the pool can spare.
-    Only opposing requests move workers, as many as both sides agree on, and each pool keeps one that is ready. The
-    highest indices go first, as with numbered replicas.
+    Workers move only if the requests are opposite, up to the smaller of the two, and each pool keeps one ready worker.
+    The highest indices go first, as with numbered replicas.
     """
     if more_prefill > 0 > more_decode:
         donors, count, role, budget = decode_pool(workers), min(more_prefill, -more_decode), Role.PREFILL, 0

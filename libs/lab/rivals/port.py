@@ -21,14 +21,14 @@ class Slo:
 
 @dataclass(slots=True)
 class SeenWorker:
-    """One worker at one moment, as the telemetry of any of these systems reports it."""
+    """One worker at one moment, as reported by the telemetry of any of these systems."""
 
     index: int
     role: Role
     budget_tokens: int
     """The prompt tokens of a step in role mixed."""
     ready: bool
-    """True if it accepts new work, being neither about to start nor to leave."""
+    """True if it accepts new work, being neither about to start nor about to leave."""
     speed: Speed
     max_sequences: int
     kv_blocks: int
@@ -38,21 +38,21 @@ class SeenWorker:
     prompt_tokens: int = 0
     """The tokens of these prompts that are still to be computed."""
     backlog_ns: float = 0.0
-    """The time of computing them by the worker's step-time model."""
+    """The time to compute them by the worker's step-time model."""
     decodes: int = 0
     queued_decodes: int = 0
     """The number of sequences that wait for a slot or for their KV before they decode."""
     kv_tokens: int = 0
     decode_step_ns: float = 0.0
-    """The time of a decode step over the present decodes by the step-time model; 0 without any."""
+    """The time of a decode step over the present decodes by the step-time model; 0 without decodes."""
     free_blocks: int = 0
     steps: Sequence[tuple[StepWork, int]] = ()
-    """(work, duration_ns) of each step since the mover's last call, for movers with `wants_steps` only."""
+    """The pair (work, duration_ns) of each step since the mover's last call, for movers with `wants_steps` only."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
-    """A request as its router sees it on arrival."""
+    """A request from its router's point of view on arrival."""
 
     number: int
     input_tokens: int
@@ -67,16 +67,16 @@ class RecentRequests:
 
     arrived: int = 0
     mean_input_tokens: float = 0.0
-    """The mean over requests that arrived; 0 without any."""
+    """The mean over requests that arrived; 0 if there were none."""
     ended: int = 0
-    """The number of requests that ended, by which means over outputs are weighted."""
+    """The number of requests that ended, which is the weight of means over outputs."""
     mean_output_tokens: float = 0.0
-    """The mean over requests that ended; 0 without any."""
+    """The mean over requests that ended; 0 if there were none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenCluster:
-    """The cluster as a mover sees it."""
+    """The cluster from a mover's point of view."""
 
     now_ns: int
     workers: Sequence[SeenWorker]
@@ -101,7 +101,7 @@ class QueuedPrompt:
     ttft_deadline_unix_ns: int
     prompt_tokens: int
     left_ns: float
-    """The time of computing its remaining tokens alone."""
+    """The time to compute its remaining tokens alone."""
     resumed: bool
     """True if some of it was computed here, beyond the part found in the cache."""
     batch: bool = False
@@ -113,13 +113,13 @@ class PromptTurn(NamedTuple):
 
     now_ns: int
     starts_ns: float
-    """The time at which the first of these prompts can start, after those that the worker admitted before."""
+    """The time at which the first of these prompts can start, after those that the worker has already admitted."""
     pace: float | None
     """The nanoseconds of `left_ns` completed per nanosecond while prompts waited; None if unknown."""
 
 
 PromptOrder = Callable[[Sequence[QueuedPrompt], PromptTurn], Sequence[tuple[float, ...]]]
-"""Return a sort key for each prompt, the lowest to be computed first."""
+"""A function that returns a sort key for each prompt; the lowest is computed first."""
 
 
 class RivalRouter(Protocol):
@@ -128,13 +128,13 @@ class RivalRouter(Protocol):
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
         """Return the index of the worker that computes the prompt, on arrival.
 
-        The worker is ready, and in role prefill or mixed with a budget. One that is not `Rival.prompt_only` keeps the
-        request.
+        The worker is ready, and in role prefill or mixed with a budget. A worker that is not `Rival.prompt_only` keeps
+        the request.
         """
         ...
 
     def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Return the index of the worker that decodes what `source` has computed, at the first token.
+        """Return the index of the worker that continues after `source` has computed the first token.
 
         The worker is ready and mixed, and may be `source` itself.
         """
@@ -143,10 +143,10 @@ class RivalRouter(Protocol):
 
 @runtime_checkable
 class LearningRouter(RivalRouter, Protocol):
-    """A router that learns from what its choices came to. Requests are known by `SeenRequest.number`."""
+    """A router that learns from the outcomes of its choices. Requests are identified by `SeenRequest.number`."""
 
     def first_token(self, number: int, ttft_ns: int) -> None:
-        """Record the TTFT of a request, as its client saw it."""
+        """Record the TTFT of a request as observed by its client."""
         ...
 
     def ended(self, number: int, tpot_ns: float) -> None:
@@ -156,7 +156,7 @@ class LearningRouter(RivalRouter, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SeenSequence:
-    """A sequence that decodes, with its answer so far."""
+    """A decoding sequence, with its answer so far."""
 
     number: int
     """`SeenRequest.number` of its request."""
@@ -177,7 +177,7 @@ class SequenceMove(NamedTuple):
 
 
 class SequenceMover(Protocol):
-    """A rival's placement of sequences that decode already, called at fixed intervals."""
+    """A rival's placement of decoding sequences, called at fixed intervals."""
 
     @property
     def every_ns(self) -> int:
@@ -214,16 +214,16 @@ class MoveCost:
     """The cost of a role change in a rival's system."""
 
     restarts: bool = False
-    """True if the worker aborts its sequences, which start anew elsewhere, and loses its cache."""
+    """True if the worker aborts its sequences, which restart elsewhere, and loses its cache."""
     drains: bool = False
-    """True if the worker takes no new work until what it has is done, and changes its role only then."""
+    """True if the worker accepts no new work until its present work is done, and changes its role only then."""
     start_ns: int = 0
     """The time from the decision until the worker accepts new work."""
 
 
 @dataclass(frozen=True, slots=True)
 class RivalSetting:
-    """The cluster that a rival is set up for."""
+    """The cluster for which a rival is set up."""
 
     workers: int
     speed: Speed
@@ -235,15 +235,15 @@ class RivalSetting:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A serving system with its policies, to compare Fulcrum with."""
+    """A serving system with its policies, for comparison with Fulcrum."""
 
     name: str
     source: str
-    """The paper, or the repository with version and the files that were read."""
+    """The paper, or the repository with version and the files read."""
     simplified: Sequence[str]
     """Omissions and assumptions, each as a sentence."""
     first_roles: Callable[[RivalSetting], Sequence[Move]]
-    """Return one move for each worker, by index."""
+    """A function that returns one move for each worker, by index."""
     router: Callable[[RivalSetting], RivalRouter]
     mover: Callable[[RivalSetting], RivalMover | None] = lambda cluster: None
     move_cost: MoveCost = field(default_factory=MoveCost)
@@ -251,7 +251,9 @@ class Rival:
     """True if the decode worker is chosen together with the prefill worker rather than at the first token."""
     sequence_mover: Callable[[RivalSetting], SequenceMover | None] = lambda cluster: None
     prompt_only: Callable[[SeenWorker], bool] = lambda worker: worker.role == Role.PREFILL
-    """Return whether a worker only computes prompts, after which `RivalRouter.decode` chooses where to go on."""
+    """A function that returns whether a worker only computes prompts, after which `RivalRouter.decode` chooses the next
+    worker.
+    """
     prompt_order: PromptOrder | None = None
     """The order of prompts in a worker; None for first come, first served."""
     guard: bool = False

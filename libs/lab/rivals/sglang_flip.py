@@ -17,7 +17,7 @@ from libs.policy.roles import Role
 
 LOOK_NS: Final = 1_000_000_000
 PREFILL_HIGH, PREFILL_LOW = 0.5, 0.25
-"""Mean backlogs as shares of the TTFT target from which prefill wants a worker, and up to which it can spare one."""
+"""Mean backlogs as shares of the TTFT target from which prefill needs a worker, and up to which it can spare one."""
 DECODE_HIGH, DECODE_LOW = 0.9, 0.6
 """Decode steps as shares of the TPOT target, or shares of KV in use, with the same meaning for decode."""
 REBUILD_NS: Final = 1_000_000_000
@@ -48,7 +48,7 @@ class ThresholdMover:
 
 
 def decode_load(worker: SeenWorker, tpot_ns: int) -> float:
-    """Return the share of its limit that a decode worker is at, by TPOT, memory or places."""
+    """Return a decode worker's utilisation relative to its limit, by TPOT, memory or slots."""
     return max(worker.decode_step_ns / tpot_ns, kv_use(worker), sequences(worker) / worker.max_sequences)
 
 

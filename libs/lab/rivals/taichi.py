@@ -1,4 +1,4 @@
-"""TaiChi: instances biased to prefill or to decode, short prompts that give way, and decodes that flow between both.
+"""TaiChi: instances biased to prefill or to decode, short prompts that yield, and decodes that flow between both.
 
 Wang et al., "Prefill-Decode Aggregation or Disaggregation? Unifying Both for Goodput-Optimized LLM Serving", 2025,
 arXiv 2508.01989v1: three sliders (the ratio of prefill-heavy and decode-heavy instances and the chunk size of each),
@@ -49,16 +49,16 @@ class TaiChiRouter:
     """A length-aware router: prompts that decode-heavy instances compute in time stay off the prefill-heavy ones."""
 
     budget_tokens: int = DECODE_HEAVY_BUDGET_TOKENS
-    """The prompt budget of decode-heavy instances. Mixed ones with more are prefill-heavy."""
+    """The prompt budget of decode-heavy instances. Mixed instances with more are prefill-heavy."""
 
     def prompt(self, request: SeenRequest, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Return the earliest decode-heavy instance if it is in time, else the earliest prefill-heavy one."""
+        """Return the earliest decode-heavy instance if it is in time, otherwise the earliest prefill-heavy one."""
         able = [each for each in self.light(workers) if each.budget_tokens and fits(request, each)]
         in_time = [each for each in able if first_token_ns(request, each) <= request.slo.ttft_ns]
         return soonest(request, in_time or [*prefill_pool(workers), *self.heavy(workers)]).index
 
     def decode(self, request: SeenRequest, source: int, workers: Sequence[SeenWorker], now_ns: int) -> int:
-        """Return the source if it is decode-heavy, else the decode-heavy instance with the fewest sequences."""
+        """Return the source if it is decode-heavy, otherwise the decode-heavy instance with the fewest sequences."""
         pool = self.light(workers) or decode_pool(workers)
         return source if any(each.index == source for each in pool) else emptiest(pool).index
 
@@ -80,13 +80,15 @@ class TaiChiRouter:
 
 @dataclass(frozen=True, slots=True)
 class FlowingDecodes:
-    """A mover of decodes: the longest leave full decode-heavy instances, and come back before they miss their TPOT."""
+    """A mover of decodes. The longest ones leave full decode-heavy instances, and return before they miss their
+    TPOT.
+    """
 
     router: TaiChiRouter
     every_ns: int = FLOW_EVERY_NS
 
     def sequence_moves(self, workers: Sequence[SeenWorker], sequences: Sequence[SeenSequence]) -> list[SequenceMove]:
-        """Return moves to the emptiest instances of the other kind, counting those that move there now."""
+        """Return moves to the emptiest instances of the other kind, counting those already chosen."""
         light, heavy = self.router.light(workers), self.router.heavy(workers)
         if not light or not heavy:
             return []
@@ -118,7 +120,7 @@ def taichi(
 ) -> Rival:
     """Return TaiChi with this split, or an even one. `budget_tokens` is that of decode-heavy instances.
 
-    With `flow`, prefill-heavy instances are mixed, and sequences that decode move.
+    With `flow`, prefill-heavy instances are mixed, and decoding sequences move.
     """
     if not 1 <= budget_tokens < PREFILL_HEAVY_BUDGET_TOKENS:
         raise InvalidRequest(

@@ -11,7 +11,7 @@ from libs.lab.traces.logs import Gathered
 from libs.lab.traces.request import TraceRequest
 
 WORKING_HEADER: Final = ("time_s", "input_tokens", "output_tokens")
-"""A header that is always read, with seconds as decimals."""
+"""A header that is always accepted, with seconds as decimals."""
 ROLES: Final = {
     "time": (
         "time", "timestamp", "arrival", "arrivaltime", "arrivedat", "start", "starttime", "startedat", "requesttime",
@@ -42,7 +42,7 @@ UNITS_NS: Final = {"s": 1_000_000_000, "sec": 1_000_000_000, "seconds": 1_000_00
 """Endings of a time column's name, after an underscore, dash, space or bracket."""
 _SPLIT: Final = re.compile(r"[\s_.()\[\]-]+")
 _NUMBER: Final = re.compile(r"[0-9]{1,19}(\.[0-9]*)?([eE][+-]?[0-9]{1,2})?", re.ASCII)
-# A Unix time in ms, us or ns is above these, and one in seconds below the first until the year 5138.
+# A Unix time in ms, us or ns is above these; one in seconds is below the first until the year 5138.
 _UNIX_FROM: Final = ((1e17, "ns"), (1e14, "us"), (1e11, "ms"))
 
 
@@ -67,7 +67,7 @@ def roles_of(columns: Sequence[str], path: object) -> dict[str, tuple[str, str]]
     if any(role not in found for role in NEEDED):
         return None
     if counts:
-        # Read as requests, bins would be a few requests with the tokens of thousands.
+        # Read as requests, bins would become a few requests with the tokens of thousands.
         raise InvalidRequest(
             f"{path}: {counts} counts requests, so a row is a bin: columns must be {','.join(SERVEGEN_COLUMNS)}; remove"
             f" {counts} if each row is one request"

@@ -15,7 +15,7 @@ PERCENTILES: Final = (50, 90, 99)
 
 
 def describe(trace: Trace) -> dict[str, Any]:
-    """Return statistics that serialise to JSON, with None where a trace is too short to have one."""
+    """Return statistics that serialise to JSON, with None if a trace is too short."""
     duration_s = trace.duration_ns / SECOND_NS
     return {
         "name": trace.name,
@@ -53,15 +53,15 @@ def prefix_share(trace: Trace) -> float:
 
 
 def _leading(request: TraceRequest, seen: set[int]) -> int:
-    """Return how many leading blocks of the request's prompt are in `seen`."""
+    """Return the number of leading blocks of the request's prompt that are in `seen`."""
     return next((place for place, each in enumerate(request.hash_ids) if each not in seen), len(request.hash_ids))
 
 
 def dispersion(trace: Trace, window_ns: int) -> float:
     """Return the index of dispersion of arrivals per window: 1 for Poisson, 0 for a clock, more for bursts.
 
-    This is the variance over the mean, across whole windows from the trace's start to its last arrival. It is NaN
-    with fewer than two windows or without any arrival in them.
+    This is the variance over the mean, across whole windows from the trace's start to its last arrival. It is NaN with
+    fewer than two windows, or without arrivals in them.
     """
     if window_ns <= 0:
         raise ValueError("a window is longer than nothing")
@@ -69,7 +69,7 @@ def dispersion(trace: Trace, window_ns: int) -> float:
     if windows < 2:
         return math.nan
     places = np.fromiter((each.arrival_ns // window_ns for each in trace.requests), np.int64, len(trace.requests))
-    # Counts of windows with arrivals only; empty windows would add zeros.
+    # Counts only windows with arrivals; empty windows would add zeros.
     _, counts = np.unique(places[places < windows], return_counts=True)
     mean = float(counts.sum()) / windows
     if not mean:

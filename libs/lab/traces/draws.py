@@ -29,7 +29,7 @@ def log_normal_tokens(rng: np.random.Generator, mean: float, spread: float, coun
 
 
 def poisson_ns(rng: np.random.Generator, rate: float, seconds: float) -> Whole:
-    """Draw a Poisson process with `rate` arrivals a second on average."""
+    """Draw a Poisson process with `rate` arrivals per second on average."""
     check_count(rate * seconds)
     count = int(rng.poisson(rate * seconds))
     return _sorted_ns(rng.uniform(0, seconds, count), seconds)

@@ -1,4 +1,4 @@
-"""Public traces, one request a line.
+"""Public traces, one request per line.
 
 CSV logs are Azure's LLM traces, Aegaeon's and Alibaba's GenAI. Mooncake's JSONL has prompts with hash ids, stamped by a
 clock that ticks every few seconds. ServeGen's rates per time bin become requests that match each bin's rate and mean
@@ -155,10 +155,10 @@ _MS_NS: Final = 1_000_000
 
 
 def read_mooncake(source: Source) -> Iterator[TraceRequest]:
-    """Read a log, spreading the arrivals of each tick over it at random in the order of the file.
+    """Read a log, spreading the arrivals of each tick over it at random, in the order of the file.
 
-    Sessions stay 0 (see `NO_SESSIONS_NOTE`). Of the prompts in conversation_trace.jsonl that extend an earlier one,
-    one in six extends several, and one in ten is shorter than the earlier prompt with its answer.
+    Sessions stay 0 (see `NO_SESSIONS_NOTE`). Of the prompts in conversation_trace.jsonl that extend an earlier one, one
+    in six extends several, and one in ten is shorter than the earlier prompt with its answer.
     """
     rows: list[TraceRequest] = []
     stamps_ms: list[int] = []
@@ -210,13 +210,13 @@ def clock_tick_ms(stamps_ms: Sequence[int]) -> int:
     jumps = gaps[gaps > 2 * JITTER_MS]
     if len(jumps) < 2 or len(jumps) + 1 == len(stamps):
         return 0
-    # Begin with a low percentile, since ticks without requests make longer jumps. The mean over all jumps cancels
-    # their jitter. Of the periods near it, take the one that leaves the least.
+    # Begin with a low percentile, since ticks without requests make longer jumps. The mean over all jumps cancels their
+    # jitter. Of the periods near it, take the one with the smallest residual.
     shortest = float(np.quantile(jumps, 0.1))
     about_ms = round(float(jumps.sum() / np.rint(jumps / shortest).sum()))
     periods = [about_ms + off for off in range(-JITTER_MS, JITTER_MS + 1) if about_ms + off > 4 * JITTER_MS]
     tick_ms = min(periods, key=lambda period: float(_off_tick_ms(stamps, period).mean()), default=0)
-    # Twice the jitter, since the first stamp has its own.
+    # Twice the jitter, since the first stamp also has jitter.
     if not tick_ms or np.mean(_off_tick_ms(stamps, tick_ms) <= 2 * JITTER_MS) < ON_TICK_SHARE:
         return 0
     return tick_ms
@@ -234,7 +234,7 @@ def spread_ns(stamps_ms: Sequence[int], tick_ms: int, rng: np.random.Generator) 
         return [int(stamp) * _MS_NS for stamp in stamps]
     ticks = (stamps - stamps[0] + tick_ms // 2) // tick_ms
     arrivals_ns = (ticks * tick_ms + stamps[0]) * _MS_NS + rng.integers(0, tick_ms * _MS_NS, len(stamps))
-    # The ticks are in order already, so sorting all sorts within each tick.
+    # The ticks are already in order, so sorting everything sorts within each tick.
     arrivals_ns.sort()
     return [int(arrival_ns) for arrival_ns in arrivals_ns]
 
@@ -267,7 +267,7 @@ MAX_RATE: Final = 1e9
 class _Bin:
     start_s: float
     rate: float
-    """Requests a second, with known and unknown lengths alike."""
+    """Requests per second, with known and unknown lengths alike."""
     known_share: float
     prompt_mean: float
     output_mean: float
@@ -277,7 +277,7 @@ class _Bin:
 def read_servegen(source: Source, start_s: float, end_s: float, rate_factor: float) -> Iterator[TraceRequest]:
     """Draw Poisson arrivals in each bin that overlaps `start_s` to `end_s`, in seconds from the first bin.
 
-    A bin's requests depend only on the seed and the bin's index, so that a window has the same requests as the
+    A bin's requests depend only on the seed and the bin's index, so that a window contains the same requests as the
     whole file.
     """
     bins = _bins(source)

@@ -26,11 +26,11 @@ from libs.lab.traces.request import Trace, TraceRequest
 
 SESSION_BLOCK_TOKENS: Final = 64
 MAX_SESSION_TOKENS: Final = 32_768
-"""The longest context of a conversation. A turn that would exceed it begins a new one."""
+"""The longest context of a conversation. A turn that would exceed it begins a new conversation."""
 ANSWER_TOKEN_NS: Final = 20_000_000
-"""The time that an output token is assumed to take where the end of an answer is needed before any engine has run."""
+"""The time that an output token is assumed to take if the end of an answer is needed before any engine has run."""
 
-# Low bits of a hash id that hold the block's index; the conversation's id is above. MAX_TOKENS in blocks fits.
+# The low bits of a hash id contain the block's index; the conversation's id is above. MAX_TOKENS in blocks fits.
 _ID_BITS: Final = 24
 
 
@@ -55,10 +55,10 @@ def converse(
 ) -> list[TraceRequest]:
     """Assign each arrival to the one of `open_sessions` conversations that has been ready longest.
 
-    Arrivals and outputs stay the same; a request's prompt length becomes what its turn adds to the conversation. A
-    conversation ends after a geometric number of turns with mean `turns`, and another takes its place. Think times
-    are exponential with mean `think_s`. With too few conversations for the rate, arrivals come before their think
-    time has passed, which only an open-loop replay reproduces. Sessions and hash ids count from 1 in order of
+    Arrivals and outputs stay the same; a request's prompt length becomes the number of tokens that its turn adds to the
+    conversation. A conversation ends after a geometric number of turns with mean `turns`, and another takes its place.
+    Think times are exponential with mean `think_s`. With too few conversations for the rate, arrivals come before their
+    think time has passed, which only an open-loop replay reproduces. Sessions and hash ids count from 1 in order of
     arrival.
     """
     thinks_ns = np.rint(rng.exponential(think_s, len(requests)) * SECOND_NS).astype(np.int64)
@@ -228,8 +228,8 @@ KINDS: Final[Mapping[str, Sequence[Parameter]]] = MappingProxyType(
 )
 """Parameters of each kind of trace.
 
-The last three are scenarios. One floods chat traffic with long prompts for a minute. One adds long-form writing that
-rises and falls over an evening, and the last has both.
+The last three are scenarios. The first floods chat traffic with long prompts for a minute. The second adds long-form
+writing that rises and falls over an evening. The third has both.
 """
 
 

@@ -62,7 +62,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
 
 
 def broken(path: Path, line: int, what: str) -> InvalidRequest:
-    """Return the InvalidRequest that reports what is wrong with one line of a file."""
+    """Return the InvalidRequest that reports a fault in one line of a file."""
     return InvalidRequest(f"{path}:{line}: {what}")
 
 

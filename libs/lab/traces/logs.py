@@ -1,4 +1,4 @@
-"""Logs of other serving systems and results of load generators, one request a line or all in one JSON document.
+"""Logs of other serving systems and results of load generators, one request per line or all in one JSON document.
 
 Such files are written as requests end, so requests are sorted by arrival here.
 """
@@ -82,7 +82,7 @@ def is_aiperf(row: dict[str, Any]) -> bool:
 
 
 def read_aiperf(source: Source) -> Gathered:
-    """Read the records of AIPerf. Its warm-up and requests that failed are left out."""
+    """Read the records of AIPerf. The warm-up and failed requests are left out."""
 
     def request(text: str) -> TraceRequest | None:
         row = json_row(text)
@@ -118,7 +118,7 @@ def _event(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_dynamo(source: Source) -> Gathered:
-    """Read the ended requests of a Dynamo frontend with the hashes of their prompts' blocks."""
+    """Read the finished requests of a Dynamo frontend, with the hashes of their prompts' blocks."""
     found = Gathered()
     for line, row in source.rows(json_row):
         event = _event(row)
@@ -180,7 +180,7 @@ _DOCUMENTS: Final = ((b'"guidellm_version"',), (b'"endpoint_type"', b'"tokenizer
 
 
 def read_document(path: Path) -> Gathered | None:
-    """Read a file that is one JSON document of a load generator; None if it is no such file."""
+    """Read a file that is one JSON document of a load generator; return None for any other file."""
     try:
         with path.open("rb") as file:
             zipped = file.read(len(GZIP)) == GZIP
@@ -189,7 +189,7 @@ def read_document(path: Path) -> Gathered | None:
             known = head.lstrip()[:1] == b"{" and any(all(key in head for key in keys) for keys in _DOCUMENTS)
             data = head + file.read(MAX_DOCUMENT_BYTES + 1 - len(head)) if known else b""
     except (OSError, EOFError, zlib.error):
-        return None  # the reader of lines says what is wrong
+        return None  # the reader of lines reports the fault
     if not data:
         return None
     if len(data) > MAX_DOCUMENT_BYTES:

@@ -77,10 +77,9 @@ def read_trace(
 ) -> Trace:
     """Read a trace file, or the `seconds` of it that begin `start_s` after its first arrival or bin.
 
-    The seed decides what the file leaves open: the arrival within a clock tick, or everything drawn from rates.
-    Bins are drawn at `rate_factor` times their rate; a log of requests is superposed instead (see `scale_rate`).
-    Raise InvalidRequest for an unknown format, a malformed line, an empty window, or more than `MAX_REQUESTS`
-    requests.
+    The seed determines everything that is not in the file: the arrival within a clock tick, or all draws from rates.
+    Bins are drawn at `rate_factor` times their rate; a log of requests is superposed instead (see `scale_rate`). Raise
+    InvalidRequest for an unknown format, a malformed line, an empty window, or more than `MAX_REQUESTS` requests.
     """
     path = Path(path)
     if not (start_s >= 0 and (seconds is None or seconds > 0) and 0 < rate_factor < inf):
@@ -170,7 +169,7 @@ def _trace(source: Source, requests: list[TraceRequest], block_tokens: int) -> T
 
 
 def _known() -> str:
-    # Names only: with every format's columns, the header that works would drown.
+    # Only names, since the header that works would drown in every format's columns.
     names = dict.fromkeys(name.split(",")[0].split(" (")[0] for name in KNOWN_FORMATS if not name.startswith("any"))
     return (
         f"for a CSV of your own this header works: {','.join(WORKING_HEADER)}."

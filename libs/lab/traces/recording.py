@@ -1,4 +1,4 @@
-"""Fulcrum's own trace files, JSONL with one header line, and traces of what a suite served."""
+"""Fulcrum's own trace files, JSONL with one header line, and traces of the requests that a suite served."""
 
 import gzip
 import io
@@ -132,7 +132,7 @@ _SERVED: Final = frozenset((OUTCOME_OK, OUTCOME_CLIENT_GONE))
 
 
 def recorded_trace(events: Iterable[RequestEvent], *, name: str) -> Trace:
-    """Build a trace from events, which may come in any order and more than once; arrivals count from the first.
+    """Build a trace from events, which may arrive in any order and more than once; arrivals count from the first.
 
     Every served choice becomes one request. Rejected and failed choices are left out, as are those whose client
     left before the first token, since their output lengths are unknown. Events carry no hash ids and no

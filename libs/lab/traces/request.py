@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """A request with token counts in place of tokens. `number` is its index in the trace."""
+    """A request with token counts instead of tokens. `number` is its index in the trace."""
 
     number: int
     arrival_ns: int
@@ -16,7 +16,7 @@ class TraceRequest:
     input_tokens: int
     output_tokens: int
     hash_ids: Sequence[int] = ()
-    """Keys of the prompt's blocks in order, each chained to those before it. Equal ids at equal indices are equal
+    """Keys of the prompt's blocks in order, each chained to the previous ones. Equal ids at equal indices are equal
     prefixes; an empty sequence shares nothing.
     """
     max_output_tokens: int = 0
@@ -42,7 +42,7 @@ class Trace:
     block_tokens: int = 0
     """The prompt tokens behind one hash id; 0 if no request has hash ids."""
     notes: Sequence[str] = field(default_factory=tuple)
-    """Remarks for readers, one sentence each, such as how arrivals were spread or what was left out."""
+    """Remarks for readers, one sentence each, such as how arrivals were spread or which requests were left out."""
 
     @property
     def duration_ns(self) -> int:

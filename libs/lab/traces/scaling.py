@@ -62,7 +62,7 @@ def scale_rate(trace: Trace, factor: float, method: ScaleMethod, seed: int) -> T
 
 
 def _superposed(trace: Trace, factor: float, rng: np.random.Generator) -> tuple[TraceRequest, ...]:
-    """Overlay copies; the first one stays unrotated unless it is the one that is thinned."""
+    """Overlay copies; the first one is not rotated unless it is thinned."""
     copies = floor(factor)
     laid: list[TraceRequest] = []
     hash_ids = _FreshIds(max((max(each.hash_ids) for each in trace.requests if each.hash_ids), default=0) + 1)
@@ -89,7 +89,7 @@ def _superposed(trace: Trace, factor: float, rng: np.random.Generator) -> tuple[
 
 
 class _FreshIds:
-    """A source of ids that no request has used, to replace the ids of a copy."""
+    """A source of unused ids, to replace the ids of a copy."""
 
     def __init__(self, first: int) -> None:
         self._next = count(first)
@@ -106,8 +106,8 @@ def _span_ns(trace: Trace) -> int:
 
 
 def _thinned(requests: Iterable[TraceRequest], share: float, rng: np.random.Generator) -> list[TraceRequest]:
-    """Keep each request with probability `share`. The turns of a conversation stay together, or some would lack their
-    prefix.
+    """Keep each request with probability `share`. The turns of a conversation stay together, since otherwise some would
+    lack their prefix.
     """
     kept_sessions: dict[int, bool] = {}
     kept = []

@@ -21,8 +21,8 @@ from libs.runtime.paths import create_private, private_folder
 MAX_LOG_BYTES = 32 * 1024 * 1024
 LAST_WORDS_BYTES = 4096
 MAX_STATUS_BYTES = 64 * 1024
-# Sockets are read by the thread that waits for completions. gRPC's newer way passes each message through three more
-# threads, for 1.5 times the CPU time. gRPC reads this variable when imported; deploy/images sets the same.
+# Sockets are read by the thread that waits for completions. gRPC's newer method passes each message through three more
+# threads, at 1.5 times the CPU time. gRPC reads this variable when imported; deploy/images sets the same.
 GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 
 
@@ -42,7 +42,7 @@ class ProcessChild:
         while True:
             try:
                 line = await self._stdout.readline()
-            except ValueError:  # over MAX_STATUS_BYTES: no status line
+            except ValueError:  # longer than MAX_STATUS_BYTES: not a status line
                 continue
             if not line:
                 return
@@ -103,23 +103,23 @@ class ProcessLauncher:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     async def bound_logs(self) -> None:
-        """Put aside logs that have grown too big."""
+        """Truncate or replace logs that have grown too large."""
         await asyncio.to_thread(self._bound_logs)
 
     def _bound_logs(self) -> None:
         for name in sorted(self._started):
             log = Path(self.log_of(name))
-            with contextlib.suppress(OSError):  # a full disk has room again once the log is cut
+            with contextlib.suppress(OSError):  # a full disk has space again once the log is truncated
                 if log.stat().st_size > MAX_LOG_BYTES:
                     try:
                         shutil.copyfile(log, log.with_name(f"{log.name}.1"))
                     finally:
-                        # The child holds it open to append: it can be cut, not replaced.
+                        # The child holds it open for appending, so it can be truncated but not replaced.
                         os.truncate(log, 0)
 
     async def _start(self, spec: ChildSpec) -> ProcessChild:
         reader = asyncio.StreamReader(limit=MAX_STATUS_BYTES)
-        # A pipe of our own: the end of a process must not wait for a grandchild that holds its output open.
+        # A separate pipe: the end of a process must not wait for a grandchild that holds its output open.
         read_end, write_end = os.pipe()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
@@ -142,7 +142,7 @@ class ProcessLauncher:
         return ProcessChild(process, reader, Path(self.log_of(spec.name)))
 
     def _open_log(self, name: str) -> BinaryIO:
-        """Open a child's log, emptied at the suite's start; a restarted child appends to it."""
+        """Open a child's log, truncated at the suite's start; a restarted child appends to it."""
         private_folder(self._logs, allowed=0o077)
         path = Path(self.log_of(name))
         if name not in self._started:

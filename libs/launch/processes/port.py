@@ -1,4 +1,4 @@
-"""The launcher port: processes of a suite, wherever they run, and what they report (`libs.runtime.status`)."""
+"""The launcher port: processes of a suite, wherever they run, and their reports (`libs.runtime.status`)."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class StatusLine(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        """The address that the child serves on, as people write it."""
+        """The address on which the child serves, in written form."""
         return self.http or self.grpc or self.kafka
 
 
@@ -30,7 +30,7 @@ _decoder = msgspec.json.Decoder(StatusLine)
 
 
 def parse_status(line: bytes) -> StatusLine | None:
-    """Parse a status line. Returns None for anything else, such as a library's output."""
+    """Parse a status line. Return None for anything else, such as a library's output."""
     try:
         return _decoder.decode(line)
     except msgspec.MsgspecError:
@@ -53,18 +53,18 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One process of a suite, as it is to be started."""
+    """One process of a suite to be started."""
 
     name: str
     """A name that survives restarts; for a worker its id."""
     command: tuple[str, ...]
-    """The command; a leading "python" stands for the interpreter that holds this project."""
+    """The command; a leading "python" means the interpreter with this project."""
     env: Mapping[str, str]
     """Variables set in addition to those that the launcher inherited."""
     ready_text: str = ""
     """The text of the line that marks a program without status lines as ready."""
     port_variable: str = ""
-    """The variable of the HTTP port: a restart keeps the port of the first start."""
+    """The variable of the HTTP port. A restart keeps the port of the first start."""
 
 
 class Child(Protocol):
@@ -84,11 +84,11 @@ class Child(Protocol):
         ...
 
     async def stop(self, grace_s: float) -> None:
-        """Request its end, and after `grace_s` kill it and everything it started. Returns when nothing is left."""
+        """Request the child's end, and after `grace_s` kill it and all its descendants. Return when nothing is left."""
         ...
 
     def kill(self) -> None:
-        """Kill it and everything it started at once."""
+        """Kill the child and all its descendants at once."""
         ...
 
 
@@ -100,7 +100,7 @@ class Launcher(Protocol):
         ...
 
     def log_of(self, name: str) -> str:
-        """Return the file that holds the child's log."""
+        """Return the file with the child's log."""
         ...
 
     def last_words(self, name: str) -> str:

@@ -23,7 +23,7 @@ MAX_MODELS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A pair of windows that fires when the budget burns at `rate` times what it can bear over both."""
+    """A pair of windows that fires if, over both, the budget burns at `rate` times the allowed speed."""
 
     rate: float
     long_s: int
@@ -93,7 +93,7 @@ def burn_conditions(burns: list[Burn], limits: AlertLimits) -> Iterator[Conditio
         critical = _condition(burn, "critical", limits)
         warning = _condition(burn, "warning", limits)
         if critical.grade is Grade.FIRE and warning.grade is Grade.FIRE:
-            warning = replace(warning, grade=Grade.HOLD)  # the critical alert covers the warning
+            warning = replace(warning, grade=Grade.HOLD)  # the critical alert covers this warning
         yield from (critical, warning)
 
 
@@ -116,8 +116,7 @@ def _condition(burn: Burn, severity: Severity, limits: AlertLimits) -> Condition
 def _rate(burn: Burn, window_s: int, budget: float) -> float:
     """Return the burn rate over a window as a multiple of the budget's.
 
-    Time before the first request counts as harmless: a service that has just begun does not judge three days by one
-    minute.
+    Time before the first request counts as harmless: a new service does not judge three days by one minute.
     """
     return burn.windows[window_s].share / budget * min(burn.age_s / window_s, 1.0)
 
@@ -140,7 +139,7 @@ def duration(seconds: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JudgedRequest:
-    """A finished request with its own targets, of which 0 means that none was set."""
+    """Grade one pair of windows. A short window with fewer than `least` requests does not fire."""
 
     failed: bool
     """True if a fault of the service, rather than of the client, ended it."""
@@ -157,14 +156,14 @@ class JudgedRequest:
 
 
 class MissedLevels(NamedTuple):
-    """For each service level, True if the request missed it; None if the request does not show it."""
+    """For each service level, True if the request missed it; None if unknown."""
 
     ttft: bool | None
     tpot: bool | None
 
 
 def missed_levels(request: JudgedRequest) -> MissedLevels:
-    """Judge a request; one that failed or was shed missed its TTFT even without a target."""
+    """Judge a request; a failed or shed request missed its TTFT even without a target."""
     ttft = tpot = None
     if request.failed or request.shed:
         ttft = True

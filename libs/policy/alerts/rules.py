@@ -1,4 +1,4 @@
-"""The rules of alerts: names, thresholds, how long each must hold, the snapshot and the conditions that they judge."""
+"""The rules of alerts: names, thresholds, durations, and the snapshots and conditions that they judge."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +24,9 @@ class AlertLimits:
     idle: Threshold
     """The share of the other pool's time in which nothing runs."""
     queue_tokens: int
-    """The prompt tokens per GPU that count as a queue for prefill; it grows if it gains as many a minute."""
+    """The prompt tokens per GPU that count as a queue for prefill; a queue grows if it gains as many per minute."""
     queue_sequences: int
-    """Sequences a GPU that make a queue for decode; it grows if it gains as many a minute."""
+    """Sequences per GPU that count as a queue for decode; a queue grows if it gains as many per minute."""
     kv_wait: Threshold
     kv_used: Threshold
     stuck_s: Threshold
@@ -58,8 +58,8 @@ class Name(StrEnum):
     BROKER_UNREACHABLE = "FulcrumBrokerUnreachable"
 
 
-# These depend on step telemetry and are held back while it is old, as are conditions on single silent workers. The old
-# telemetry has an alert of its own.
+# These depend on step telemetry and are held back while it is old, as are conditions on single silent workers. Old
+# telemetry has its own alert.
 ON_TELEMETRY: Final = (
     Name.IMBALANCE,
     Name.QUEUE_GROWING,
@@ -80,12 +80,12 @@ class Rule:
     for_ns: int
     """The time for which the condition must hold without a break."""
     clear_ns: int
-    """The time for which it must be clear without a break; longer for one that has fired often recently."""
+    """The time for which it must be clear without a break; longer if it has fired often recently."""
 
 
 def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
     settled = Rule(limits.for_ns, limits.clear_ns)
-    at_once = Rule(0, limits.clear_ns)  # the figures of these rules are averages already
+    at_once = Rule(0, limits.clear_ns)  # the figures of these rules are already averages
     return {
         Name.IMBALANCE: settled,
         Name.QUEUE_GROWING: settled,
@@ -112,12 +112,12 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One subject's grade, with a sentence that holds the figures behind it."""
+    """The grade of one subject, with a sentence that contains the figures behind it."""
 
     name: Name
     labels: Labels
     grade: Grade | None
-    """The grade of the subject; None changes nothing, as nothing is known now."""
+    """The grade of the subject; None changes nothing, since nothing is known now."""
     reason: str
     severity: Severity = "warning"
     command: str = ""
@@ -142,9 +142,9 @@ class PhasePool:
     busy_ns: int
     kv_wait_ns: int
     waiting: int | None
-    """Work waiting at workers and gateways; None while telemetry does not report it.
+    """Work that waits at workers and gateways; None while telemetry does not report it.
 
-    It counts prompt tokens still to compute for prefill, and sequences not yet running for decode.
+    The unit is prompt tokens still to compute for prefill, and sequences not yet running for decode.
     """
 
     places: int
@@ -184,14 +184,14 @@ class WorkerReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestCount:
-    """The requests of a window, and those of them that missed their target."""
+    """The number of requests in a window, and of those that missed their target."""
 
     total: int
     bad: int
 
     @property
     def share(self) -> float:
-        """The share of bad requests; 0 if there is none."""
+        """The share of bad requests; 0 without requests."""
         return self.bad / self.total if self.total else 0.0
 
 
@@ -203,7 +203,7 @@ class Burn:
     slo: str
     windows: dict[int, RequestCount]
     age_s: float
-    """The time since the first counted request; nothing is known of the time before."""
+    """The time since the first counted request; earlier time is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class Snapshot:
 
     @property
     def behind_ns(self) -> int:
-        """The least silence of more than half of the workers that have not left; 0 without workers.
+        """The smallest silence of the most silent half of the workers that have not left; 0 without workers.
 
         Telemetry that arrives after such a silence covers earlier time.
         """
@@ -258,7 +258,7 @@ class PoolAhead:
 
 
 def capacity_conditions(pools: Sequence[PoolAhead], when: Sequence[str]) -> Iterator[Condition]:
-    """Judge every pool; `when` holds each one's moment in words."""
+    """Judge every pool; `when` describes each pool's moment in words."""
     for pool, words in zip(pools, when, strict=True):
         labels = (("model", pool.model), ("phase", pool.phase))
         if pool.short_gpus > 0:

@@ -1,4 +1,4 @@
-"""The alerts that fire and the latest changes, by hysteresis over time, and their silences. Time is passed in."""
+"""The firing alerts and the latest changes, with hysteresis over time, and their silences. Time is passed in."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,13 +8,13 @@ from typing import Final, Literal
 from libs.policy.alerts.rules import Condition, Labels, Name, Rule, Severity
 from libs.policy.verdict.state import Grade
 
-# Conditions of further subjects are counted and otherwise ignored.
+# Conditions of further subjects are counted but otherwise ignored.
 MAX_SUBJECTS: Final = 16_384
-# After a longer pause no condition counts as having lasted through it.
+# After a longer pause, no condition counts as continuous.
 GAP_NS: Final = 5 * 10**9
 # An alert ends when no snapshot has contained its subject for this long.
 FORGET_NS: Final = 600 * 10**9
-# Each time that an alert fired within this span doubles the time for which it must be clear, ...
+# Each time an alert fired within this span doubles its clear time, ...
 FLAP_NS: Final = 1800 * 10**9
 # ... up to this many doublings.
 MAX_DOUBLINGS: Final = 4
@@ -50,7 +50,7 @@ class _AlertTrack:
 
 
 class AlertStateMachine:
-    """The state of all subjects over time; `step` needs growing times."""
+    """A state machine over all subjects; `step` needs increasing times."""
 
     def __init__(self, rules: Mapping[Name, Rule]) -> None:
         self._rules = rules
@@ -157,11 +157,11 @@ class Alert:
     ended_unix_ms: int | None
     runbook_url: str
     now: str = ""
-    """The reason with its figures at the last look, while the alert fires."""
+    """The reason with its figures at the last evaluation, while the alert fires."""
     clearing: bool = False
-    """True if the alert still fires although its condition was gone at the last look."""
+    """True if the alert still fires although its condition was gone at the last evaluation."""
     command: str = ""
-    """The command that ends the condition, from the last look; empty if none is known or needed."""
+    """The command that ends the condition, as of the last evaluation; empty if none is known or needed."""
 
     @property
     def called(self) -> str:
@@ -175,11 +175,11 @@ class AlertStore:
     def __init__(self) -> None:
         self.runbook_url = "/runbook"
         self.held_back: Sequence[str] = ()
-        """The names of alerts that neither fire nor end now because their telemetry is old."""
+        """The names of alerts that are frozen because their telemetry is old."""
         self._firing: dict[str, Alert] = {}
         self._recent: deque[Alert] = deque(maxlen=MAX_RECENT)
         self.count = 0
-        """The number of changes so far, which numbers the next one."""
+        """The number of changes so far, used to number the next one."""
 
     def enter(self, transitions: Iterable[Transition]) -> list[Alert]:
         """Record transitions and return them as alerts."""
@@ -247,14 +247,14 @@ def _id(name: str, labels: Labels) -> str:
 
 
 # A silence covers all alerts of a name or with certain labels for a time. An acknowledgement covers one alert and ends
-# with it. Neither changes what is judged: an alert fires as before and is shown as silent.
+# with it. Neither changes the evaluation: an alert still fires, but is shown as silenced.
 
 
 MAX_SILENCES: Final = 256
 """The maximum number of silences and acknowledgements in force at a time."""
 LEAST_NS: Final = 60 * 10**9
 MOST_NS: Final = 7 * 86_400 * 10**9
-"""The longest silence; the longest acknowledgement too, however long its alert fires."""
+"""The longest duration of a silence or of an acknowledgement, however long its alert fires."""
 MAX_LABELS: Final = 8
 MAX_TEXT_CHARS: Final = 200
 """The limit for a reason, an actor or a label."""
@@ -271,7 +271,7 @@ class Silence:
     id: str
     made_ns: int
     until_ns: int
-    # If a silence has several versions, the one that changed last counts.
+    # If a silence has several versions, the last changed version counts.
     changed_ns: int
     actor: str
     reason: str
@@ -300,7 +300,7 @@ class Silence:
 
 
 def fault_of(silence: Silence) -> str:
-    """Return a sentence with the fault of a requested silence; empty if it is valid."""
+    """Describe the fault of a requested silence; return an empty string if it is valid."""
     length_ns = silence.until_ns - silence.made_ns
     texts = (silence.actor, silence.reason, *(part for label in silence.labels for part in label))
     if not LEAST_NS <= length_ns <= MOST_NS:
@@ -340,7 +340,7 @@ class SilenceRegistry:
         return True
 
     def has_room(self, now_ns: int) -> bool:
-        """Return whether the book has room for another silence."""
+        """Return whether there is room for another silence."""
         self._forget(now_ns)
         return len(self._known) < MAX_SILENCES
 
@@ -357,7 +357,7 @@ class SilenceRegistry:
         return [each for each in self._known.values() if each.holds(now_ns)]
 
     def silenced(self, alert: Alert, now_ns: int) -> Silence | None:
-        """Return the silence that covers an alert for longest, or None."""
+        """Return the silence that covers an alert the longest, or None."""
         found = [each for each in self.holding(now_ns) if not each.is_ack and each.matches(alert)]
         return max(found, key=lambda each: each.until_ns, default=None)
 
@@ -369,7 +369,7 @@ class SilenceRegistry:
     def over(self, alerts: Iterable[Alert], now_ns: int) -> list[Silence]:
         """Return acknowledgements of ended alerts, marked as ended.
 
-        They are to be passed to `take` and to other instances.
+        The caller passes them to `take` and to other instances.
         """
         ids = {alert.id for alert in alerts if alert.state != "firing"}
         acks = [each for each in self.holding(now_ns) if each.alert_id in ids] if ids else []

@@ -26,14 +26,15 @@ from libs.policy.newest import put_newest
 from libs.policy.verdict.causes import IMBALANCES, SHORTAGES, Cause, CauseCode, amount
 from libs.policy.verdict.state import Grade
 
-# A worker is not blamed while no worker reports or telemetry is late, nor just after, nor while its reader is silent.
+# A worker is not blamed while no worker reports or telemetry is late, shortly afterwards, or while its reader is
+# silent.
 
 
 # Share of the time after which a worker counts as silent. If no worker reported for this long, the cause is
 # elsewhere.
 ALL_SILENT_SHARE: Final = 0.5
-# Workers find a returned broker within this time, some sooner than others. Instances that share telemetry take over
-# the partitions of a lost one within it.
+# Workers find a returned broker within this time, at different times. Instances that share telemetry take over the
+# partitions of a lost one within it.
 RETURN_NS: Final = 3 * 10**9
 
 
@@ -43,7 +44,7 @@ class CommonSilence:
     def __init__(self, limits: AlertLimits) -> None:
         self._long_ns = ALL_SILENT_SHARE * limits.stale_s.fire * 1e9
         self.all_silent = False
-        """True if nothing recent is known of most workers, so that nothing can be judged by it."""
+        """True if nothing recent is known about most workers, so that no condition can be judged."""
         self._resumed_ns: int | None = None
         """The time at which the last common silence ended."""
         self._silent_readers: frozenset[str] = frozenset()
@@ -139,7 +140,7 @@ def _stale(worker: WorkerReport, own_silent_ns: int | None, limits: AlertLimits)
         return Condition(Name.TELEMETRY_STALE, _worker_labels(worker), Grade.CLEAR, "the worker has signed off")
     grade: Grade | None = limits.stale_s.grade(silent_s)
     if grade is Grade.FIRE and (own_silent_ns is None or own_silent_ns / 1e9 < limits.stale_s.fire):
-        grade = None  # others were silent too, so the worker is neither blamed nor cleared
+        grade = None  # other workers were silent too, so this one is neither blamed nor cleared
     return Condition(Name.TELEMETRY_STALE, _worker_labels(worker), grade, f"no telemetry for {silent_s:.1f} s")
 
 
@@ -159,7 +160,7 @@ def _kv_full(worker: WorkerReport, used: float, limits: AlertLimits) -> Conditio
 
 
 def _is_silent(worker: WorkerReport, limits: AlertLimits) -> bool:
-    # The last report of a silent worker may not hold any more.
+    # The last report of a silent worker may be outdated.
     return worker.silent_ns / 1e9 >= limits.stale_s.clear and not worker.left
 
 
@@ -201,7 +202,7 @@ class QueueLog:
         return sum(depths) / len(depths) if depths else 0.0
 
     def growth_per_minute(self, pool: tuple[str, str]) -> float | None:
-        """Return the slope of the least-squares line through the last half minute; None with too little history."""
+        """Return the slope of the least-squares line through the last half minute; None if the history is too short."""
         samples = self._samples.get(pool)
         if not samples or samples[-1].at_ns - samples[0].at_ns < MIN_SPAN_NS:
             return None
@@ -223,9 +224,9 @@ SOUND: Final = "no KV link is much slower than others"
 def pool_conditions(
     pools: list[PhasePool], queues: QueueLog, limits: AlertLimits, judged: Container[str] = ()
 ) -> Iterator[Condition]:
-    """Judge every pool, with the queue depths up to now.
+    """Judge every pool by its queue depths up to now.
 
-    `judged` holds models whose causes the verdict names; they get no imbalance or KV transfer condition here.
+    The verdict names the causes for models in `judged`, so they get no imbalance or KV transfer condition here.
     """
     known = {(pool.model, pool.phase): pool for pool in pools}
     for pool in pools:
@@ -257,7 +258,7 @@ def _imbalance(starved: PhasePool, other: PhasePool, waiting: float, limits: Ale
 
 
 def advice(starved: PhasePool, other: PhasePool) -> str:
-    """Return the effect of moving workers, estimated from how busy both pools are; telemetry must cover both."""
+    """Return the estimated effect of moving workers. Telemetry must cover both pools."""
     if other.workers == 1:
         return f"its only {other.phase} worker cannot move; as mixed it would take prompts too"
     work, lent = (pool.busy_ns / pool.covered_ns * pool.workers for pool in (starved, other))
@@ -271,12 +272,12 @@ def advice(starved: PhasePool, other: PhasePool) -> str:
 
 
 def _queue(pool: PhasePool, waiting: float, growth_per_minute: float | None, limits: AlertLimits) -> Condition:
-    """Grade whether the queue is long and grows in a minute by as much as makes it long."""
+    """Grade whether the queue is long and gains the length of a long queue within a minute."""
     if pool.waiting is None:
         return Condition(Name.QUEUE_GROWING, _labels(pool), None, "telemetry does not cover it")
     long = max(pool.gpus, 1) * (limits.queue_tokens if pool.phase == "prefill" else limits.queue_sequences)
     reason = f"{amount(waiting)} {pool.unit} wait for {pool.phase} on {pool.gpus} GPUs"
-    if growth_per_minute is None:  # for example after a silence, in which a long queue may have grown
+    if growth_per_minute is None:  # for example after a silence, during which a long queue may have grown
         grade = Grade.CLEAR if waiting < long / 2 else Grade.HOLD
         return Condition(Name.QUEUE_GROWING, _labels(pool), grade, reason)
     if waiting < long / 2 or growth_per_minute < long / 10:
@@ -348,7 +349,7 @@ def cause_conditions(snapshot: Snapshot, followed: Collection[str]) -> Iterator[
 
 
 def refused_condition(snapshot: Snapshot) -> Condition:
-    """Judge the share of refused requests. Gateways count refusals, so this needs no telemetry of workers."""
+    """Judge the share of refused requests. Gateways count refusals, so worker telemetry is not needed."""
     causes = [each for each in snapshot.causes if each.code is CauseCode.REFUSED]
     return _condition(Name.REQUESTS_REFUSED, CLUSTER, causes, "most requests are accepted")
 
@@ -356,7 +357,7 @@ def refused_condition(snapshot: Snapshot) -> Condition:
 def brokers_condition(snapshot: Snapshot) -> Condition:
     """Judge whether every record has all of its copies. With fewer, the loss of another broker stops writing."""
     lost = snapshot.lost_copies
-    if lost is None:  # no broker answers, which is an alert of telemetry
+    if lost is None:  # no broker answers, which is an alert about telemetry
         return Condition(Name.BROKER_LOST, CLUSTER, None, "no broker answers")
     if not lost:
         return Condition(Name.BROKER_LOST, CLUSTER, Grade.CLEAR, "every copy is in sync")
@@ -364,7 +365,9 @@ def brokers_condition(snapshot: Snapshot) -> Condition:
 
 
 def reach_condition(snapshot: Snapshot) -> Condition:
-    """Judge whether this service reaches every broker. Kafka moves no partitions away from one that its peers reach."""
+    """Judge whether this service reaches every broker. Kafka does not move partitions away from a broker that its peers
+    can reach.
+    """
     unreachable = snapshot.unreachable
     if unreachable is None:
         return Condition(Name.BROKER_UNREACHABLE, CLUSTER, None, "no broker answers")
@@ -399,7 +402,7 @@ def _condition(name: Name, labels: Labels, causes: Sequence[Cause], over: str) -
         return Condition(name, labels, Grade.CLEAR, over)
     action = causes[0].action
     command = action.command if action is not None else ""
-    # A cause that eases stays named for a moment. Its figures are no reason to wake anybody, nor to end an alert.
+    # A cause that eases is still named for a moment. Its figures should neither wake anybody nor end an alert.
     grade = Grade.FIRE if causes[0].grade is Grade.FIRE else Grade.HOLD
     return Condition(name, labels, grade, causes[0].sentence, command=command)
 
@@ -415,12 +418,13 @@ def _slow_workers(model: str, causes: Sequence[Cause], followed: Collection[str]
 
 # Two ticks, for up to `WORKERS_A_STEP` workers.
 EVERY_NS: Final = 200_000_000
-# As many workers again delay the next look by `EVERY_NS`: at 3,000 workers a look takes 20 ms, every 1.2 s.
+# This many more workers delay the next evaluation by `EVERY_NS`. With 3,000 workers, an evaluation takes 20 ms and runs
+# every 1.2 s.
 WORKERS_A_STEP: Final = 500
 
 
 def every_ns(workers: int) -> int:
-    """Return the interval between two looks at this many workers."""
+    """Return the interval between two evaluations of this many workers."""
     return EVERY_NS * max(-(-workers // WORKERS_A_STEP), 1)
 
 
@@ -432,7 +436,7 @@ class AlertWatch:
         self.machine = AlertStateMachine(make_rules(limits))
         self.book = AlertStore()
         self.ahead: Sequence[Condition] = ()
-        """Conditions from the latest forecasts, repeated at every look."""
+        """Conditions from the latest forecasts, repeated at every evaluation."""
         self._queues = QueueLog()
         self._busy_since = BusySince()
         self._silence = CommonSilence(limits)

@@ -22,8 +22,8 @@ LEVELS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 """Quantiles of every forecast: bands of 50, 80 and 90 %, and the median."""
 MEMORY_S: Final = 360_000.0
 """The half-life, in seconds, of the weight of a past error in the shape of bands."""
-# A lasting change alters the size of errors far more than their shape. So sizes have a second, shorter memory, whose
-# ratio to the long one is shrunk towards that of nearer horizons. These count as this many independent errors. Both
+# A lasting change alters the size of errors far more than their shape. So sizes have a second, shorter memory. Its
+# ratio to the long one is shrunk towards that of nearer horizons, which count as this many independent errors. Both
 # were chosen on the tuning half of `make bench-forecast`.
 RECENT_S: Final = 43_200.0
 RECENT_PRIOR: Final = 15.0
@@ -33,7 +33,7 @@ PRIOR_ERROR: Final = 0.12
 PRIOR_GROWTH: Final = 0.3
 # Beyond a day the hour of the day is known, and errors grow with this power.
 PRIOR_GROWTH_FAR: Final = 0.15
-# The prior counts like this many horizons of history.
+# The prior weighs as much as this many horizons of history.
 PRIOR_WINDOWS: Final = 2.0
 # The weight of an error whose forecast was made within the first day, when no hour of the day was known.
 UNLEARNED: Final = 0.1
@@ -53,7 +53,7 @@ ANCHOR_BINS: Final = 6
 # The step of a quantile's log width for each outcome; smaller where outcomes of over `ADAPT_BINS` overlap.
 ADAPT: Final = 0.03
 ADAPT_BINS: Final = 9
-# A log width adapts by at most this much, a factor of 2.
+# A log width adapts by at most this amount, a factor of 2.
 MOST_WIDTH: Final = 0.7
 LEAST_BLOCK: Final = 12
 """The horizon in bins from which on widths adapt by blocks of origins."""
@@ -63,7 +63,7 @@ _SMALL_ERROR: Final = 0.02
 # Doublings of a weight after a fit; squares of weights stay finite.
 _MOST_DOUBLINGS: Final = 400.0
 _RIDGE: Final = 0.05
-# Rounding differs with the length of arrays. Without this tolerance the same past could give different results.
+# Rounding differs with the length of arrays. Without this tolerance, the same past could give different results.
 _SAME: Final = 1e-9
 # The shape of errors before any evidence. A scale predicts the mean of log sizes, and mean sizes are 1.3 times
 # that.
@@ -91,7 +91,7 @@ def states_of(log: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
     """Return the states at all origins, of shape [horizons, n, 5].
 
     The features are a constant, the distance of the series from its hour, and that of its hour from its days. Then come
-    its restlessness, and the excess of it at the predicted time on earlier days.
+    its restlessness, and its excess at the predicted time on earlier days.
     """
     hour, days = running_means(log, np.array([3600.0, 180_000.0]) / step_s)
     moved = np.abs(np.diff(log, prepend=log[0]))
@@ -104,7 +104,7 @@ def states_of(log: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
 def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -> Floats:
     """Return the log ratio of the mean move around the predicted time on earlier days to that of all bins before.
 
-    The shape is [horizons, n]; the value is 0 where there is no earlier day.
+    The shape is [horizons, n]; values are 0 without an earlier day.
     """
     day, around = round(DAY_S / step_s), max(round(AROUND_S / step_s), 1)
     sums = np.concatenate([[0.0], np.cumsum(moved)])
@@ -117,7 +117,7 @@ def _restless_at_time(moved: Floats, horizons: tuple[int, ...], step_s: float) -
         total, weights = np.zeros(len(moved)), np.zeros(len(moved))
         first = -(-(horizon + around) // day)
         for back in range(first, first + DAYS_BACK):
-            last = indices + horizon + around - back * day  # the end of a window that is over at the origin
+            last = indices + horizon + around - back * day  # the end of a window that is complete at the origin
             seen = last - 2 * around >= 0
             window = (sums[last[seen] + 1] - sums[last[seen] - 2 * around]) / (2 * around + 1)
             total[seen] += FADE ** (back - first) * window
@@ -145,7 +145,7 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
         rows, weight = states[index, known] - centre[index], recency[known] / recency[known].sum()
         sizes = np.log(np.abs(errors[index, known]) + _SMALL_ERROR)
         mean = float(weight @ sizes)
-        # Few independent errors say little about what their size depends on.
+        # A few independent errors say little about the factors behind their size.
         ridge = np.diag([1e-9, *[_RIDGE * (1 + horizon / 12)] * 3, _RIDGE])
         solved = np.linalg.solve((rows * weight[:, None]).T @ rows + ridge, (rows * weight[:, None]).T @ (sizes - mean))
         weights[index] = solved
@@ -154,12 +154,12 @@ def fit_scale(states: Floats, errors: Floats, horizons: tuple[int, ...], step_s:
 
 
 def _knew(origins: NDArray[np.intp], step_s: float) -> Floats:
-    """Return the weights of errors. Origins of the first day count less, as they knew no daily profile."""
+    """Return the weights of errors. Origins of the first day count less, because no daily profile was known."""
     return np.where(origins * step_s < DAY_S, UNLEARNED, 1.0)
 
 
 def prior_error(horizon_s: float) -> float:
-    """Return the expected mean absolute error in logarithms of a series of which nothing is known."""
+    """Return the expected mean absolute error in logarithms of an unknown series."""
     near_s = min(horizon_s, DAY_S)
     return float(PRIOR_ERROR * (near_s / 600.0) ** PRIOR_GROWTH * (horizon_s / near_s) ** PRIOR_GROWTH_FAR)
 
@@ -167,16 +167,16 @@ def prior_error(horizon_s: float) -> float:
 def unseen_season(horizon_s: float, known_s: Floats) -> Floats:
     """Return the size of errors, in logarithms, that a daily season may cause after `known_s` of history.
 
-    Past errors of a first day do not show it: they are of other hours than those that come.
+    Errors of a first day do not show it, because they are of other hours than the predicted ones.
     """
-    # A day ahead it is the same time of day again.
+    # A day ahead, the time of day is the same.
     ahead = min(horizon_s / SEASON_S, max(DAY_S - horizon_s, 0.0) / (DAY_S - SEASON_S))
     return np.asarray(SEASON_MOVE * ahead * np.clip(2.5 - 2 * known_s / DAY_S, 0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class BandState:
-    """The adapted widths after a bin, and the bands whose outcomes are still to come."""
+    """The adapted widths after a bin, and the bands whose outcomes are pending."""
 
     width: Floats
     """Logarithms of factors on widths, of shape [horizons, calm or restless, levels]."""
@@ -255,13 +255,13 @@ def adapt_in_blocks(
     rate = ADAPT * min(1.0, ADAPT_BINS / horizon) * np.sign(np.array(LEVELS) - 0.5)
     below, above = rate * (np.array(LEVELS) - 1), rate * np.array(LEVELS)
     width = width.copy()
-    # The bands of a whole horizon of origins depend on bands that were made before it.
+    # The bands of a whole horizon of origins depend on earlier bands only.
     for first in range(0, count, horizon):
         part = np.arange(first, min(first + horizon, count))
         target = part - horizon + lead
         seen = (target >= 0) & np.isfinite(actual[part])
         if lead and not first:
-            seen[0] = False  # the outcome of a fit's last bin is already in the widths that it left
+            seen[0] = False  # the widths after a fit already include the outcome of its last bin
         made = said[np.maximum(target, 0)]
         seen &= np.isfinite(made[:, 0])
         moves = np.where(actual[part, None] <= made + _SAME, below, above)
@@ -280,7 +280,9 @@ def adapt_in_blocks(
 def adapt_singly(
     width: Floats, bands: tuple[Floats, Floats], series: tuple[Floats, Floats, NDArray[np.intp]], horizon: int
 ) -> tuple[Floats, Floats]:
-    """Return the same as `adapt_in_blocks`, in single floats: faster for near horizons, whose blocks are small."""
+    """Return the same as `adapt_in_blocks`, in single floats, which is faster for near horizons, whose blocks are
+    small.
+    """
     rate = ADAPT * min(1.0, ADAPT_BINS / horizon) * np.sign(np.array(LEVELS) - 0.5)
     below, above = (rate * (np.array(LEVELS) - 1)).tolist(), (rate * np.array(LEVELS)).tolist()
     widths, said, offsets = width.tolist(), bands[0].tolist(), bands[1].tolist()
@@ -289,7 +291,7 @@ def adapt_singly(
     lead, moving = len(said), [level for level, quantile in enumerate(LEVELS) if quantile != 0.5]
     for at, (middle, came) in enumerate(zip(point, actual, strict=True)):
         target = at - horizon + lead
-        # The outcome of a fit's last bin is already in the widths that it left.
+        # The widths after a fit already include the outcome of its last bin.
         if target >= 0 and isfinite(came) and (at or not lead) and isfinite(said[target][0]):
             own, made = widths[restless[max(at + start - horizon, 0)]], said[target]
             for level in moving:
@@ -301,7 +303,7 @@ def adapt_singly(
 
 
 def _clipped_sums(first: Floats, moves: Floats) -> Floats:
-    """Return the sums of `first` and the moves so far, each within `MOST_WIDTH`, of the shape of `moves`."""
+    """Return the sums of `first` and the moves so far, each within `MOST_WIDTH`, in the shape of `moves`."""
     sums = np.cumsum(np.concatenate([first[None], moves]), axis=0)[1:]
     if np.abs(sums).max() <= MOST_WIDTH:
         return np.asarray(sums)
@@ -313,7 +315,7 @@ def _clipped_sums(first: Floats, moves: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """The past errors of one horizon, as they are known at each anchor."""
+    """The past errors of one horizon, as known at each anchor."""
 
     anchors: NDArray[np.intp]
     ends: NDArray[np.intp]
@@ -324,9 +326,9 @@ class _Evidence:
     total: Floats
     """The sum of the weights known at each anchor."""
     windows: Floats
-    """The number of independent errors that they are worth, at each anchor."""
+    """The number of independent errors that they are worth at each anchor."""
     size: Floats
-    """Mean size of the relative errors at each anchor; that of the prior's shape where none is known."""
+    """Mean size of the relative errors at each anchor; that of the prior's shape if unknown."""
     recent_windows: Floats
     """The number of independent errors within the short memory, at each anchor."""
     growth: Floats
@@ -342,7 +344,7 @@ def _evidence(
     ended = max(count - horizon, 0)
     indices = np.flatnonzero(np.isfinite(actual[horizon:]))[: ended or None]
     relative = (actual[indices + horizon] - point[indices]) / scale[indices]
-    # Weights are of one reference, whatever follows.
+    # Weights refer to one instant, whatever follows.
     weight = _knew(indices, step_s) * 0.5 ** ((start - indices) * step_s / MEMORY_S)
     anchors = np.arange(start - start % ANCHOR_BINS, count, ANCHOR_BINS)
     seen = np.searchsorted(indices, anchors - horizon, side="right")  # errors known at each anchor
@@ -378,7 +380,7 @@ def _expected(
     """Return (sizes of relative errors, numbers of errors behind them) at each anchor, by horizon.
 
     A shorter horizon stands in for a longer one whose errors are not known yet. A series that is calm or restless an
-    hour ahead is so a day ahead. The same is true of errors that have grown lately.
+    hour ahead is also so a day ahead. The same holds for errors that have grown recently.
     """
     sizes, counts = [np.empty(0)] * len(horizons), [np.empty(0)] * len(horizons)
     ratio, growth, count = (np.zeros(len(known[0].anchors)) for _ in range(3))
@@ -406,12 +408,12 @@ def _shapes(known: _Evidence, scale: Floats, expected: Floats, counts: Floats, *
     known_from = np.concatenate([known.ends, np.full(len(_LAPLACE), -1)])[order]
     base = np.concatenate([known.weight, np.zeros(len(_LAPLACE))])[order]
     pseudo = np.concatenate([np.zeros(len(relative)), np.full(len(_LAPLACE), 1 / len(_LAPLACE))])[order]
-    # The prior's share, in size and in shape, shrinks with the horizons that were seen.
+    # The prior's share, in size and in shape, shrinks with the horizons seen.
     share = np.where(total > 0, PRIOR_WINDOWS / (windows + PRIOR_WINDOWS), 1.0)
     own = (1 - share) / np.maximum(total, 1e-300)
     at = reaching(known_from, (base, pseudo), anchors, (own, share))
     out = merged[order][at] * (expected / known.size * few)[:, None]
-    out[:, LEVELS.index(0.5)] = 0.0  # the blend was learned as a median; one of few past errors is worse
+    out[:, LEVELS.index(0.5)] = 0.0  # the blend was learned as a median, and one past error more or less hardly counts
     return np.asarray(out[(np.arange(start, len(scale)) - anchors[0]) // ANCHOR_BINS] * scale[start:, None])
 
 
@@ -444,10 +446,10 @@ def reaching(
 
 
 def _bins_alike(errors: Floats, horizon: int) -> float:
-    """Return how many neighbouring errors carry the information of one, at most `horizon`.
+    """Return the number of neighbouring errors that carry the information of one, at most `horizon`.
 
-    It is their integrated autocorrelation time, by eighths of the horizon, averaged in logarithms with the horizon.
-    So few errors determine their correlation poorly.
+    It is their integrated autocorrelation time, by eighths of the horizon, averaged in logarithms with the horizon. Few
+    errors determine their correlation poorly.
     """
     lag = max(horizon // 8, 1)
     if len(errors) < 2 * horizon:

@@ -1,7 +1,7 @@
 """A blend of forecasts, weighted by their recent errors on this series at this horizon.
 
 Candidates are the targets, their median, two ridge regressions on them, and an autoregression. The learned ones are
-fitted anew at checkpoints, so every past forecast is made of earlier bins alone.
+refitted at checkpoints, so every past forecast depends on earlier bins only.
 
 A candidate's weight is prior * (its mean absolute error / the least)^-power, with errors halved in weight after a
 day. The power grows with the number of independent outcomes, so in a short history all weigh alike. Fixed rules
@@ -20,7 +20,7 @@ from libs.policy.forecast.level import LevelMove
 
 LOSS_HALF_LIFE_S: Final = 86_400.0
 LEAST_HALF_LIFE: Final = 24.0
-"""The minimum half-life in bins, which applies where bins are long."""
+"""The minimum half-life in bins, which applies if bins are long."""
 MOST_POWER: Final = 80.0
 POWER_OUTCOMES: Final = 40.0
 """The number of independent outcomes at which half of the greatest power is reached."""
@@ -28,14 +28,14 @@ POWER_OUTCOMES: Final = 40.0
 OVERLAP: Final = 0.7
 # The prior weight of the median and of each regression; the other candidates share the rest.
 PRIOR_SHARE: Final = 0.15
-# The number of rows, one bin ahead, at which a regression is halfway from the present to least squares.
+# The number of rows, one bin ahead, at which a regression is halfway between the present value and least squares.
 RIDGES: Final = (30.0, 300.0)
 LAGS: Final = 12
 LEARNED: Final = ("regression", "regression, cautious", "median of all", "autoregression")
 LEAST_ROWS: Final = 144
-"""Outcomes that a regression needs: with half a day of them it does more harm than good."""
+"""Outcomes that a regression needs; with half a day of them it does harm."""
 FAR_S: Final = 43_200.0
-"""The horizon from which on the hour of the day says more than the present, until a regression is learned."""
+"""The horizon from which the hour of the day tells more than the present, until a regression is learned."""
 _STEP: Final = 1.12
 """The minimum factor between checkpoints; in a short history they are a day apart."""
 _BLOCK: Final = 64
@@ -47,7 +47,7 @@ Targets = Callable[[int, int], Floats]
 
 
 def checkpoints(bins: int, day: int) -> list[int]:
-    """Return the bins at which regressions are fitted anew.
+    """Return the bins at which regressions are refitted.
 
     These are a quarter and half of a day, days, and then every eighth of the history.
     """
@@ -68,7 +68,7 @@ class FittedWeights:
     """Weights of deviations from `mean`, up to `horizon` bins ahead, of shape [LAGS]."""
     mean: float
     unlearned: int = 0
-    """The candidate that stands in for all learned ones as long as they are not."""
+    """The candidate that replaces all learned ones until they are learned."""
 
     def predict(self, simple: "SimpleForecasts", lags: Floats, part: slice) -> Floats:
         """Return all candidates of these origins, of shape [part, names + LEARNED].
@@ -89,7 +89,7 @@ class FittedWeights:
 
 @dataclass(frozen=True, slots=True)
 class SimpleForecasts:
-    """The targets of one horizon, with what every fit needs of them."""
+    """The targets of one horizon, with the statistics that every fit needs."""
 
     targets: Floats
     """Simple forecasts, of shape [n, names], as are their `moves` from the present; a constant is the first."""
@@ -124,7 +124,7 @@ class HorizonBlend:
     weights: Floats
     """Weights at the last origin, of shape [candidates]."""
     leads_from: int
-    """The bin from which on the heaviest candidate has had at least half of its present weight."""
+    """The bin since which the heaviest candidate has had at least half of its present weight."""
 
 
 class Blender:
@@ -188,7 +188,9 @@ class Blender:
         return sums[:, :-1], sums[:, -1]
 
     def _errors(self, values: Floats, bins: slice) -> Floats:
-        """Return absolute errors in the series' units and 1, of shape [bins, candidates + 1]; zeros where unknown."""
+        """Return absolute errors in the series' units, and ones, of shape [bins, candidates + 1]; zeros where
+        unknown.
+        """
         actual = self._actual[bins]
         known = np.isfinite(actual)
         came = np.exp(np.where(known, actual, 0.0)) - self._offset
@@ -213,7 +215,7 @@ class Blender:
     def follow(self, blend: HorizonBlend, targets: Targets, fitted: int) -> Floats:
         """Return forecasts of the fit's last origin and all later ones, of shape [n - fitted + 1].
 
-        The losses are carried on over the later bins.
+        The losses continue over the later bins.
         """
         first = fitted - 1
         simple = SimpleForecasts.of(targets(blend.horizon, first))
@@ -244,7 +246,7 @@ def prior_weights(candidates: int) -> Floats:
 
 
 def _regressions(moves: Floats, log: Floats, actual: Floats, horizon: int, ends: Sequence[int]) -> list[Floats]:
-    """Return weights of shape [2, names], by each end's earlier outcomes; empty where there are too few.
+    """Return weights of shape [2, names], by each end's earlier outcomes; empty if there are too few.
 
     The regression is of moves on targets less the present.
     """
@@ -283,7 +285,7 @@ def _autoregressions(log: Floats, ends: Sequence[int]) -> list[tuple[Floats, flo
 
     Weights are zero with few bins.
     """
-    # Sums of squares of all bins grow from end to end; around a bin's value they lose no digits to a large mean.
+    # Sums of squares of all bins grow from end to end; centred on a bin's value, they lose no digits to a large mean.
     around, width = float(log[0]) if len(log) else 0.0, LAGS + 1
     off = log - around
     windows = np.lib.stride_tricks.sliding_window_view(off, width) if len(log) >= width else np.empty((0, width))

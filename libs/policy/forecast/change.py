@@ -1,9 +1,8 @@
 """Changes in the level of a series, and the arrivals or lengths that caused them.
 
-A level is the mean of the last half hour, in logarithms. It has changed when it is further from the day before than
-half hours of that day were from each other. So slow waves within a day are no changes, and correlated noise is
-judged by the half hours that it produces rather than by an assumption. Windows of two and six hours find smaller
-changes.
+A level is the mean of the last half hour, in logarithms. It has changed when it differs more from the day before than
+half hours of that day differed from each other. Slow waves within a day are therefore not changes, and correlated noise
+is judged by its half hours rather than by an assumption. Windows of two and six hours find smaller changes.
 """
 
 from collections.abc import Mapping
@@ -21,13 +20,13 @@ WINDOWS_S: Final = (1800.0, 7200.0, 21_600.0)
 REFERENCE_WINDOWS: Final = 48
 LEAST_WINDOWS: Final = 12
 """The number of windows since the last change that a detection needs."""
-# Standard deviations of a normal distribution that a level must be off, with probability 4e-8. A month of a hundred
+# Standard deviations of a normal distribution by which a level must differ (probability 4e-8). A month of a hundred
 # series at one minute makes four million tests.
 Z: Final = 5.5
 # Smaller changes are left to the forecasts.
 LEAST_RATIO: Final = 1.05
 SHOWN_RATIO: Final = 1.1
-# A smaller change, as a share or in busy GPUs, is real but of no interest to people.
+# A smaller change, as a share or in busy GPUs, is real but not worth reporting.
 SHOWN_GPUS: Final = 0.1
 MOST_CHANGES: Final = 1000
 _LEAST_SPREAD: Final = 0.01
@@ -53,7 +52,7 @@ class LevelChange:
 
 
 def matters(change: LevelChange, *, gpus: bool) -> bool:
-    """Return whether a change is large enough to be shown; `gpus` says that its levels are busy GPUs."""
+    """Return whether a change is large enough to be shown; `gpus` means that its levels are busy GPUs."""
     low, high = sorted((change.before, change.after))
     return high >= low * SHOWN_RATIO and (not gpus or high - low >= SHOWN_GPUS)
 
@@ -117,7 +116,7 @@ def _began(logs: Floats, first: int, last: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrafficRates:
-    """The traffic of one tenant, model or class: requests a second, and tokens of each."""
+    """The traffic of one tenant, model or class: requests per second, and tokens per request."""
 
     requests: float
     prompt_tokens: float

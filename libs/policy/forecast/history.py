@@ -1,4 +1,4 @@
-"""Demand in time bins, with unknown bins marked, and running levels of a series at many time scales."""
+"""Demand in time bins, with unknown bins marked, and running means of a series at many time scales."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ WEEK_S: Final = 604_800.0
 MIN_KNOWN_SHARE: Final = 0.3
 MOST_BINS: Final = 100_000
 """The maximum number of bins of a history; older ones are dropped."""
-# Zeros in a series without earlier zeros are an outage for this long, and after that the end of demand.
+# Zeros in a series without earlier zeros count as an outage for this long, then as the end of demand.
 OUTAGE_S: Final = 3600.0
 
 
@@ -33,7 +33,7 @@ class DemandHistory:
     decode: Floats
     """Output tokens per second of all requests."""
     notes: tuple[str, ...] = ()
-    """Sentences on data that was repaired or left out."""
+    """Sentences about repaired or omitted data."""
 
     def __len__(self) -> int:
         return len(self.requests)

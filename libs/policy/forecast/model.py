@@ -50,11 +50,15 @@ class HorizonExplanation:
 
     horizon: int
     weights: dict[str, float]
-    """Shares above 2 % by candidate, heaviest first."""
+    """Shares above 2 % by candidate, largest first."""
     since_s: float
-    """The beginning of the bin since which the first has had at least half of its weight, in the history's time."""
+    """The beginning of the bin since which the first candidate has had at least half of its weight, in the history's
+    time.
+    """
     errors: dict[str, float]
-    """Mean absolute error by candidate in units of the series, recent ones counting more; nan if none is known yet."""
+    """Mean absolute error by candidate in units of the series, with more weight on recent ones; nan if none is known
+    yet.
+    """
 
 
 class FittedDemand(Protocol):
@@ -101,7 +105,7 @@ class _SeriesModel:
     offset: float
     """The constant added before logarithms are taken."""
     arrivals: "_SeriesModel | None"
-    """The model of the arrivals that tokens come with."""
+    """The model of the arrivals behind the tokens."""
     blends: tuple[HorizonBlend, ...]
     scale: Scale
     bands: BandState
@@ -118,7 +122,7 @@ class DemandModel:
     step_s: float
     horizons: tuple[int, ...]
     models: dict[SeriesName, _SeriesModel | None]
-    """Models by series; None where only zeros, or nothing at all, was seen."""
+    """Models by series; None if only zeros, or nothing, were seen."""
 
     def forecast(self, history: DemandHistory) -> dict[SeriesName, Forecast]:
         """Return the forecasts from the last bin of `history` on."""
@@ -259,7 +263,7 @@ class _Driver:
     def __init__(
         self, arrivals: _SeriesModel, history: DemandHistory, points: dict[int, Floats], first: int, log: Floats
     ) -> None:
-        """Take forecasts of arrivals by horizon as `points`, and tokens from bin `first` on as `log`."""
+        """Create the driver from forecasts of arrivals by horizon (`points`) and tokens from bin `first` on (`log`)."""
         self._shift = first - arrivals.first
         self._points = points
         came, _ = _logs(history, "requests", arrivals.first, arrivals.offset)
@@ -295,7 +299,7 @@ def _rows(targets: Targets, driver: _Driver | None) -> Callable[[int, int], Floa
 
 
 def _offset(values: Floats) -> float:
-    """Return the constant to add before taking logarithms: small beside usual values, larger if bins vary."""
+    """Return the constant to add before taking logarithms: small compared with usual values, larger if bins vary."""
     seen = values[np.isfinite(values) & (values > 0)]
     usual = float(np.median(seen))
     moved = np.abs(np.diff(hold(values)))

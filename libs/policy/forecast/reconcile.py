@@ -2,7 +2,7 @@
 
 The total's own forecast and the sum of its parts are weighted by their variances, as in weighted least squares. (See
 Wickramasuriya, Athanasopoulos and Hyndman, JASA 114, 2019.) The parts take up the rest by their standard deviations:
-the same rule for errors that move together. Bands stay those of each series, as quantiles do not add up.
+the same rule for errors that move together. Bands stay those of each series, since quantiles do not add up.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ MEDIAN: Final = LEVELS.index(0.5)
 _BAND: Final = 3.29
 # Medians are multiples of the total over 2 to this power, so that floats add up without rounding in any order.
 _BITS: Final = 36
-# The least deviation of a series, relative to the sum of all medians; bands of zero width would divide by zero.
+# The minimum deviation of a series, relative to the sum of all medians; bands of zero width would divide by zero.
 _LEAST: Final = 1e-9
 
 
@@ -49,14 +49,14 @@ def share_out(total: Floats, parts: Floats) -> Floats:
         free &= found >= 0
     unit = _unit(wanted)
     found = np.floor(np.maximum(found, 0.0) / unit) * unit
-    # The largest part takes what rounding has left.
+    # The largest part absorbs the rounding error.
     largest, every = found.argmax(axis=0), np.arange(len(wanted))
     found[largest, every] += wanted - found.sum(axis=0)
     return np.stack([with_median(part, median) for part, median in zip(parts, found, strict=True)])
 
 
 def with_median(quantiles: Floats, median: Floats) -> Floats:
-    """Return the quantiles around another median; bands change only where they would not contain it."""
+    """Return the quantiles with another median; bands change only if they would not contain it."""
     found = quantiles.copy()
     found[:, :MEDIAN] = np.minimum(quantiles[:, :MEDIAN], median[:, None])
     found[:, MEDIAN + 1 :] = np.maximum(quantiles[:, MEDIAN + 1 :], median[:, None])
@@ -71,5 +71,5 @@ def _deviations(quantiles: Floats, sums: Floats) -> Floats:
 
 
 def _unit(values: Floats) -> Floats:
-    """Return the grid of medians for totals of this size, powers of two."""
+    """Return the grid of medians for totals of this size, a power of two."""
     return np.asarray(np.ldexp(1.0, np.maximum(np.frexp(values)[1] - _BITS, -1000)))

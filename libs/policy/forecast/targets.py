@@ -10,7 +10,7 @@ import numpy as np
 
 from libs.policy.forecast.history import DAY_S, WEEK_S, Floats, running_means
 
-# Memories from minutes to days: bursts fade from the slow levels, and shifts soon reach the quick ones.
+# Memories from minutes to days: bursts fade from the slow levels, and the quick ones soon follow shifts.
 HALF_LIVES_S: Final = (300.0, 600.0, 1800.0, 5400.0, 18_000.0, 60_000.0, 180_000.0)
 LENGTH_HALF_LIVES_S: Final = (3600.0, 86_400.0)
 """The memories of tokens per request, by which arrivals are multiplied."""
@@ -37,7 +37,7 @@ class Targets:
 
     @property
     def profile(self) -> int:
-        """The index of the profile of a day, or of the origin's bin where no day is known."""
+        """The index of the profile of a day, or of the origin's bin if no day is known."""
         return self.names.index(DAY_PROFILE) if DAY_PROFILE in self.names else 0
 
     @property
@@ -70,9 +70,10 @@ def make_targets(log: Floats, step_s: float, fitted: int) -> Targets:
 
 
 def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the value a season ago, its weighted mean over seasons, today's level, and the present moved as then.
+    """Return the value a season ago, its weighted mean over seasons, today's level, and the present value moved as a
+    season ago.
 
-    Where there is no earlier season yet, today's level stands in for each.
+    Without an earlier season, today's level replaces each.
     """
     log, smooth = targets.log, targets.smooth
     count = len(smooth)

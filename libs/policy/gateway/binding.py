@@ -5,9 +5,9 @@ prompt is computed only where its tokens have somewhere to go.
 
 A routing policy chooses by how long the request waits for its first and second token on each worker. TTFT is the time
 of the prompts before it plus that of its own uncached tokens, at the worker's speed and beside that worker's decodes.
-Images whose embeddings the worker lacks are encoded first.
-The second token waits for the part of the KV transfer that does not overlap with the prompt, then for one decode step.
-Not modelled are the network, the gateway, sequences that begin to decode later, and KV space that is freed in time.
+Images whose embeddings the worker lacks are encoded first. The second token waits for the part of the KV transfer that
+does not overlap with the prompt, then for one decode step. The network, the gateway, sequences that begin to decode
+later and KV space that is freed in time are not modelled.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,18 +17,17 @@ from typing import Final, Literal, Protocol
 from libs.policy.gateway.view import Binding, BindingPrediction, BindingRequest, PlacedImage, WorkerRoom, WorkerView
 from libs.policy.speed import UNKNOWN_SPEED, Speed
 
-# Prompt tokens at which speeds are compared.
+# The prompt length in tokens at which speeds are compared.
 _TYPICAL: Final = 1024
 NO_KV_ROOM_NS = 10e9
 """The penalty for a worker without free KV blocks.
 
-The request would wait for other sequences to end there or preempt them, which is worse than any queue worth
-joining.
+The request would wait for other sequences to end there or preempt them, which is worse than any acceptable queue.
 """
 
 
 def prompt_ns(request: BindingRequest, room: WorkerRoom) -> float:
-    """Return the time to compute the uncached part of the prompt, which is at least its last token."""
+    """Return the time to compute the uncached part of the prompt; at least its last token is computed."""
     view, tokens = room.view, request.tokens
     cached = request.cached_tokens.get(view.id, 0)
     if cached >= tokens:
@@ -39,7 +38,7 @@ def prompt_ns(request: BindingRequest, room: WorkerRoom) -> float:
 
 
 def encode_ns(images: Iterable[PlacedImage], cached_tokens: int, view: WorkerView) -> float:
-    """Return the time to encode the images behind the cached tokens, each once, whose embeddings the worker lacks."""
+    """Return the time to encode the images after the cached tokens whose embeddings the worker lacks, each once."""
     if not (images and view.image_ns):
         return 0.0
     lacking = {each.digest for each in images if each.end > cached_tokens and each.digest not in view.recent_images}
@@ -49,7 +48,7 @@ def encode_ns(images: Iterable[PlacedImage], cached_tokens: int, view: WorkerVie
 def least_encode_ns(
     images: Iterable[PlacedImage], cached_tokens: int, workers: Iterable[WorkerView], model: str
 ) -> float:
-    """Return the time to encode a prompt's images on the worker of the model that needs the least for it."""
+    """Return the minimum time, over the model's workers, to encode a prompt's images."""
     if not images:
         return 0.0
     able = (view for view in workers if view.model == model and _computes_prompts(view))
@@ -69,7 +68,7 @@ def first_token_ns(request: BindingRequest, room: WorkerRoom) -> float:
 
 
 def hidden_ns(request: BindingRequest, source: WorkerRoom | None) -> float:
-    """Return how much of the KV transfer the prompt at `source` can overlap; 0 if it is already computed."""
+    """Return the part of the KV transfer that can overlap with the prompt at `source`; 0 if it is already computed."""
     return prompt_ns(request, source) if source is not None and source.view.streams_kv else 0.0
 
 
@@ -87,7 +86,7 @@ def second_token_ns(request: BindingRequest, room: WorkerRoom, hidden_ns: float)
 def predict(request: BindingRequest, source: WorkerRoom | None, room: WorkerRoom | None) -> BindingPrediction:
     """Return both times for the chosen workers; an already computed prompt has a TTFT of 0.
 
-    Without a decode worker nothing follows the prompt's vector.
+    Without a decode worker, the request ends with its prompt.
     """
     if room is None:
         return BindingPrediction(first_token_ns(request, source) if source is not None else 0.0, 0.0)
@@ -98,7 +97,7 @@ def predict(request: BindingRequest, source: WorkerRoom | None, room: WorkerRoom
 
 
 def take(request: BindingRequest, source: WorkerRoom | None, room: WorkerRoom | None, turn: int) -> None:
-    """Count a binding in the rooms that later requests of the round see."""
+    """Count a binding in the rooms, for later requests of the round."""
     if source is not None:
         source.backlog_ns += _encode_ns(request, source) + prompt_ns(request, source)
         source.prompt_tokens += max(_missing_tokens(request, source), 1)
@@ -138,7 +137,7 @@ def _computes_prompts(view: WorkerView) -> bool:
 
 PolicyName = Literal["predicted-ttft", "least-loaded", "round-robin"]
 
-# Predictions within this share of the best plus this time are considered equal.
+# Predictions that differ from the best by less than this share plus this time count as equal.
 EQUAL_SHARE = 0.05
 EQUAL_NS = 2e6
 
@@ -151,7 +150,7 @@ class RoutingPolicy(Protocol):
         ...
 
     def decode(self, request: BindingRequest, rooms: Sequence[WorkerRoom], source: WorkerRoom | None) -> WorkerRoom:
-        """Return where tokens are decoded once the prompt is computed at `source`; None if it already is."""
+        """Return where tokens are decoded once the prompt is computed at `source`; None if it is already computed."""
         ...
 
 
@@ -212,7 +211,9 @@ def _by_turn(room: WorkerRoom) -> tuple[int, str]:
 
 
 MOST_HELD: Final = 64
-"""The maximum number of requests that let others pass in one round. At one more, no further request is looked at."""
+"""The maximum number of requests that let others pass in one round. After one more, no further request is
+considered.
+"""
 
 
 _Pair = tuple[WorkerRoom | None, WorkerRoom | None]
@@ -220,13 +221,13 @@ _Pair = tuple[WorkerRoom | None, WorkerRoom | None]
 
 
 class _Market:
-    """The workers of one model that still have credits in this round."""
+    """The workers of one model that have credits left in this round."""
 
     def __init__(self) -> None:
         self.has_prefill = False
         """True if some worker computes prompts alone, with or without credits."""
         self.holds = False
-        """True if a request lets others pass."""
+        """True if a request holds back later ones."""
         self.prompts: list[WorkerRoom] = []
         self.both: list[WorkerRoom] = []
         # By kind of KV.
@@ -256,7 +257,7 @@ class _Market:
         return Binding(request.sequence_id, prompt, decode, predicted)
 
     def _drop_spent(self, room: WorkerRoom) -> None:
-        """Remove a worker that has no credits left in this round."""
+        """Remove a worker whose credits for this round are used up."""
         view = room.view
         if room in self.prompts and room.prefill_credits <= 0:
             self.prompts.remove(room)
@@ -272,9 +273,9 @@ def bind(
 ) -> list[Binding]:
     """Bind requests in the order of `requests`.
 
-    A request that finds no room holds up all later ones of its model, so that none starves. One that would be late on
-    a mixed worker lets those pass that are in time there, as a prefill worker may compute it sooner. What room is left
-    after them is its own.
+    A request that finds no room holds up all later ones of its model, so that none starves. A request that would be
+    late on a mixed worker lets requests pass that are in time there, since a prefill worker may compute it sooner. It
+    may use the room left after them.
     """
     markets: dict[str, _Market] = {}
     for view in workers:
@@ -311,7 +312,7 @@ def bind(
 
 
 def _is_held(request: BindingRequest, market: _Market, source: WorkerRoom | None, now_ns: int) -> bool:
-    """Return whether a request is to let later ones pass, or not to pass one that does."""
+    """Return whether a request must let later ones pass, or must not pass one that does."""
     if source is None:
         return False
     late = not request.due_ns or now_ns + first_token_ns(request, source) > request.due_ns

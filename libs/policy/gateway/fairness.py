@@ -1,9 +1,9 @@
 """The choice of the waiting tenant that is next: for workers, for the gateway's own attention, and for a few slots.
 
 Start-time fair queueing (Goyal et al., SIGCOMM 1996). A request's turn is the end of its tenant's earlier requests, or
-the current position of service if there are none. A tenant alone is served first come, first served. Of several, one
-that requests more than its share waits behind its own requests, and nobody starves. The classes of a tenant divide its
-share evenly.
+the current position of service if there are none. A tenant alone is served first come, first served. If several wait, a
+tenant that requests more than its share waits behind its own requests, and no tenant starves. The classes of a tenant
+divide its share evenly.
 """
 
 from collections import Counter

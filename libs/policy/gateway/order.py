@@ -7,10 +7,10 @@ room. Late requests still get a share of the prompt tokens, so that no overload 
 
 Once not all requests can be in time, some wait so that more can be ("making room"). On one machine, most jobs are in
 time under Moore's rule (J. M. Moore, Management Science 15:1, 1968). Whenever one in the line would be late, the
-longest job up to and including it is left out. The jobs left out are about the work that is too much anyway, so the
-work done in time does not suffer. Here all workers of a model are one machine with a measured pace. A tenant leaves
-out only its own requests; fairness.py decides between tenants. The classes of a tenant make room for each other while
-`CLASS_FLOOR` of their own requests are in time. Below that a class makes room for itself alone.
+longest job up to and including it is left out. The jobs left out are about the excess work anyway, so the work done in
+time does not suffer. Here all workers of a model are one machine with a measured pace. A tenant leaves out only its own
+requests; fairness.py decides between tenants. The classes of a tenant make room for each other while `CLASS_FLOOR` of
+their own requests are in time. Below that a class makes room for itself alone.
 """
 
 from bisect import bisect_left, insort
@@ -40,7 +40,7 @@ class WaitBounds:
     """The bound while no worker serves the request's model."""
 
     def ends(self, waited_ns: int, served: Callable[[], bool]) -> Expiry | None:
-        """Return why a request has waited too long, or None if it may go on.
+        """Return the reason why a request has waited too long, or None if it may continue.
 
         `served` returns whether workers serve its model now; it is called only after `no_workers_wait_ms`.
         """
@@ -51,11 +51,12 @@ class WaitBounds:
 
 CLASS_FLOOR: Final = 0.6
 """The share of a class's recent requests in time below which it makes no room for other classes."""
-# Weight of the newest request in that share.
+# The weight of the newest request in that share.
 _NEWEST: Final = 1 / 32
 MOST_SHARES: Final = 256
 """The maximum number of classes whose share is known; the one noted least recently is forgotten first."""
-# Share of the measured pace. In the lab 0.7 to 1 do equally well; more makes too many requests late.
+# The used share of the measured pace. In the lab, values from 0.7 to 1 do equally well; more makes too many requests
+# late.
 PACE_COUNTED_ON: Final = 0.85
 
 
@@ -69,10 +70,10 @@ class QueuedRequest(NamedTuple):
     latest_ns: float
     """The latest start in time; inf if it has no deadline.
 
-    A request without a deadline makes no room: it would never be late, and so never be owed a share.
+    A request without a deadline makes no room: it would never be late, and so would never get a share.
     """
     tenant: Hashable = None
-    """The tenant, whose other classes it may make room for; None if only its flow counts."""
+    """The tenant, for whose other classes it may make room; None if only its flow counts."""
 
 
 def making_room(line: Iterable[QueuedRequest], now_ns: int, pace: float, apart: Container[Hashable] = ()) -> set[int]:
@@ -153,7 +154,7 @@ class InTimeShares:
     """The share of each class's requests that left for workers in time, as a moving mean over the latest ones."""
 
     def __init__(self) -> None:
-        # The flow noted last comes last.
+        # The most recently noted flow comes last.
         self._shares: dict[Hashable, float] = {}
 
     def __len__(self) -> int:
@@ -183,7 +184,7 @@ class _SortKey(NamedTuple):
     sequence_id: int
 
 
-# The key at which batch lines begin, behind late interactive requests.
+# The key from which batch lines sort, behind late interactive requests.
 _FIRST_LINE: Final = _SortKey(True, False, 0, 0, 0)
 
 
@@ -215,10 +216,10 @@ class Line(Generic[W]):
         # A heap of (hopeless from, sequence id) that may still hold requests that have left.
         self._turning: list[tuple[float, int]] = []
         self.hopeful_tokens = 0
-        """The prompt tokens of requests that could still be in time at the last `look`."""
-        # Prefill time of the judged requests that could still be in time at the last `look`.
+        """The prompt tokens of requests that could still be in time at the last call of `look`."""
+        # Prefill time of the judged requests that could still be in time at the last call of `look`.
         self._hopeful_ns = 0
-        # Prompt tokens that late requests are owed of what was bound while they wait.
+        # Tokens that late requests may still use: their share of the prompt tokens bound while they wait.
         self._owed_tokens = 0.0
         self._in_time = InTimeShares()
 
@@ -227,14 +228,14 @@ class Line(Generic[W]):
 
     @property
     def late(self) -> int:
-        """Requests that could no longer be in time at the last `look`."""
+        """Requests that could no longer be in time at the last call of `look`."""
         return len(self._late)
 
     def add(self, sequence_id: int, waiting: W, turn: int = 0, flow: Hashable = None, tenant: Hashable = None) -> None:
         """Add a request, which counts as in time until `judge` sets its limit.
 
-        `turn` comes from fairness.py. Requests of one `flow` make room for each other. Those of one `tenant` do so too
-        while `CLASS_FLOOR` of their flow's are in time.
+        `turn` comes from fairness.py. Requests of one `flow` make room for each other. Requests of one `tenant` do so
+        too while `CLASS_FLOOR` of their flow's requests are in time.
         """
         key = _SortKey(waiting.batch, not waiting.resumed, turn, waiting.arrival_unix_ns, sequence_id)
         self._requests[sequence_id] = key, waiting, flow, tenant
@@ -312,7 +313,7 @@ class Line(Generic[W]):
     def in_order(self, now_ns: int, pace: float | None = None) -> Iterator[W]:
         """Yield the requests in the order they are bound. The line must not change during iteration.
 
-        `pace` is the one of `making_room`. If it is None nobody makes room, because the pace is unknown or no
+        `pace` is the one of `making_room`. If it is None, no request makes room, because the pace is unknown or no
         prompt can start.
         """
         self.look(now_ns)

@@ -16,7 +16,7 @@ from libs.policy.worker.pace import IN_HAND
 class CreditBalance:
     """The credits of one kind that a gateway holds from one worker.
 
-    `free` credits can be used, `reserved` ones belong to a request on its way, and `owed` ones have been recalled.
+    `free` credits can be used, `reserved` ones belong to a request being sent, and `owed` ones have been recalled.
     """
 
     free: int = 0
@@ -62,15 +62,15 @@ class CreditBalance:
         return count
 
     def _settle_recall(self) -> None:
-        # The worker settles a recall that crosses with a use in the same way, unless it has granted another credit
-        # meanwhile. Then only the reported `spent` answers the recall.
+        # If a recall crosses with a use, the worker settles it in the same way, unless it has granted another credit
+        # since. Then only the reported `spent` answers the recall.
         over = max(self.owed - self.free - self.reserved, 0)
         self.owed -= over
         self.spent += over
 
 
 SLOWNESS_WINDOW: Final = 12
-"""The answers behind one correction; after each, the window starts empty."""
+"""The answers behind one correction; the window is emptied after each."""
 SLOWNESS_TOLERANCE: Final = 1.3
 """The median ratio, or its inverse, beyond which a correction is made."""
 MAX_SLOWNESS: Final = 8.0
@@ -201,9 +201,9 @@ class SubmitLoad:
 class Slowness:
     """The correction of one worker's reported speed by the answers it actually gives.
 
-    The reported speed can be wrong: a throttled device, a noisy neighbour on the host, a fit that lags. When a worker's
-    answers are consistently and clearly later than predicted, it is treated as that much slower, until they come sooner
-    again. Small errors are ignored, because predictions scatter and every correction shifts work.
+    The reported speed can be wrong: a throttled device, a noisy neighbour on the host, an outdated fit. If a worker's
+    answers are consistently and clearly later than predicted, it is treated as that much slower until its answers are
+    faster again. Small errors are ignored, because predictions scatter and every correction shifts work.
     """
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class Slowness:
 
 
 RECENT_IMAGES: Final = 64
-"""The bound on images of one worker whose embeddings it is believed to keep: 300 MB of a 7B LLaVA's."""
+"""The bound on a worker's images whose embeddings it is believed to keep; for a 7B LLaVA, they take 300 MB."""
 
 
 class WorkerOutlook:
@@ -237,9 +237,9 @@ class WorkerOutlook:
     """
 
     def __init__(self, device: str, speed: Speed, kv_blocks: int, tpot_ns: float = 0.0) -> None:
-        """Start with a speed that holds until the worker reports its own.
+        """Create an outlook with a speed that applies until the worker reports its own.
 
-        `tpot_ns` is the latency target its decodes are assumed to have; 0 means none.
+        `tpot_ns` is the latency target assumed for its decodes; 0 means none.
         """
         self._paced_step_ns = tpot_ns * (1 - IN_HAND)
         self.device = device
@@ -265,7 +265,7 @@ class WorkerOutlook:
 
     @property
     def prompt_tokens(self) -> int:
-        """The prompt tokens that wait on the worker or are on their way there."""
+        """The prompt tokens that wait on the worker or are being sent there."""
         return self._load.waiting_prefill_tokens + self._prompt_tokens
 
     def sent(self, sequence_id: int, sent: SubmitLoad) -> None:
@@ -275,7 +275,7 @@ class WorkerOutlook:
         self._count(sent, 1)
 
     def take_images(self, images: Iterable[PlacedImage], cached_tokens: int) -> int:
-        """Record a prompt's images before it is sent there, and return how many the worker has to encode."""
+        """Record a prompt's images before it is sent, and return the number that the worker has to encode."""
         count = 0
         for image in images:
             if image.end > cached_tokens:
@@ -287,13 +287,13 @@ class WorkerOutlook:
         return count
 
     def ended(self, sequence_id: int) -> None:
-        """Stop counting a submit that the gateway no longer listens to."""
+        """Stop counting a submit whose answers the gateway no longer reads."""
         found = self._unseen.pop(sequence_id, None)
         if found is not None:
             self._count(found[1], -1)
 
     def reserved(self, tokens: int, times: int = 1) -> None:
-        """Count an expected decode of `tokens` tokens; `times` -1 undoes it when it arrives or is cancelled."""
+        """Count an expected decode of `tokens` tokens; `times` of -1 removes it when it arrives or is cancelled."""
         self._reserved += times
         self._reserved_tokens += times * tokens
 
@@ -376,9 +376,10 @@ class WorkerOutlook:
 
 
 def lend_speeds(outlooks: Iterable[WorkerOutlook]) -> None:
-    """Give workers without a measured speed, or time to encode an image, that of a measured worker on the same device.
+    """Give workers without a measured speed, or time to encode an image, the values of a measured worker on the same
+    device.
 
-    Beside a measured worker a guess would look like another device, and attract all work or none.
+    A guess beside measured workers would look like another device and attract all work or none.
     """
     everyone = list(outlooks)
     known = {outlook.device: outlook.speed for outlook in everyone if outlook.speed.measured}

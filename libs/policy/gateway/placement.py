@@ -1,8 +1,8 @@
 """The state machine of one sequence's location: queued, at a prefill worker, at a decode worker, or in transit.
 
 Events go in and effects come out. `Dispatcher` and `Attempts` of libs/dispatch carry the effects out in order, and
-nothing else changes where a sequence is. At most one attempt computes the prompt or holds its blocks, and at most
-one decodes. A decode credit stays reserved from binding until the sequence decodes there.
+nothing else changes the location of a sequence. At most one attempt computes the prompt or holds its blocks, and at
+most one decodes. A decode credit stays reserved from binding until the sequence decodes there.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ class Attempt:
 
 
 class Blocks(NamedTuple):
-    """The KV blocks of a sequence that its worker leaves behind, or serves while it computes them."""
+    """The KV blocks that a sequence leaves behind on its worker, or that the worker serves while it computes them."""
 
-    # The data by which a decode worker finds the blocks; opaque here. Compiled by mypyc it must be quoted.
+    # The data by which a decode worker finds the blocks; opaque here. The type must be quoted for mypyc.
     source: "object"
     worker_id: str
     kind: str
@@ -48,7 +48,7 @@ class Submit(NamedTuple):
 
     attempt: Attempt
     blocks: Blocks | None
-    """The blocks that the attempt continues from, or that a prompt's attempt is to leave under their name."""
+    """The blocks to continue from, or, for a prompt's attempt, the blocks to leave under their name."""
 
 
 class Forget(NamedTuple):
@@ -62,13 +62,13 @@ class Forget(NamedTuple):
 
 
 class Proceed(NamedTuple):
-    """An attempt whose blocks, pulled during prefill, are now complete; it also gets the tokens it lacks."""
+    """An attempt whose blocks, pulled during prefill, are now complete; it also receives the missing tokens."""
 
     attempt: Attempt
 
 
 class HandOver(NamedTuple):
-    """A running attempt that its worker should hand over, as a place elsewhere is reserved."""
+    """A running attempt that its worker should hand over to a reserved place elsewhere."""
 
     attempt: Attempt
 
@@ -100,7 +100,7 @@ class End(NamedTuple):
 
 class EndReason(Enum):
     COMPLETE = auto()
-    REFUSED = auto()  # by a worker, as invalid
+    REFUSED = auto()  # refused by a worker as invalid
     GAVE_UP = auto()  # after too many reroutes
 
 
@@ -112,12 +112,12 @@ NOTHING: Final[Effects] = ()
 
 
 MAX_HAND_OVERS: Final = 32
-"""The maximum number of hand-overs of one sequence. After them it stays on its worker to its end."""
+"""The maximum number of hand-overs of one sequence. After that it stays on its worker."""
 MAX_STALE_ROLE_RETRIES: Final = 256
 """The bound on retries of one sequence because a worker's role had changed. Further ones count as failures, so that a
 worker that always refuses does not keep it going forever.
 """
-# Refusals of a worker whose role is not the one its gateway knew, or that is leaving.
+# Refusals by a worker that has another role than the gateway knew, or that is leaving.
 OTHER_ROLE: Final = (Refusal.STALE_ROLE, Refusal.DRAINING)
 
 
@@ -142,7 +142,7 @@ class KnownWorkers(Protocol):
         ...
 
     def decodes(self, model: str, kv_kind: str) -> bool:
-        """Return whether some worker of the model could take over blocks of this kind, regardless of credits."""
+        """Return whether some worker of the model can take over blocks of this kind, regardless of credits."""
         ...
 
 
@@ -150,14 +150,14 @@ class KnownWorkers(Protocol):
 class Placement:
     """The location of one sequence.
 
-    Each method takes an event and returns its effects. `complete` says that the output is complete by then.
+    Each method takes an event and returns its effects. `complete` means that the output is complete.
     """
 
     model: str
-    # Id of its next attempts. It is new for every wait and hand-over, so that no worker gets an id twice.
+    # Id of its next attempts. It changes with every wait and hand-over, so that no worker receives an id twice.
     sequence_id: int = 0
     prompt_attempt: Attempt | None = None
-    """The attempt that computes the prompt, or holds the blocks left by it."""
+    """The attempt that computes the prompt, or holds its blocks."""
     decode_attempt: Attempt | None = None
     reserved: WorkerKey | None = None
     """The worker with a decode credit reserved for the sequence."""
@@ -174,7 +174,7 @@ class Placement:
     hand_overs: int = 0
     """The number of moves with the KV because the worker took another role."""
     given_up: int = 0
-    """The number of times the sequence gave its place up to another tenant."""
+    """The number of times the sequence gave up its place to another tenant."""
     handing_over: bool = False
     """True if the worker was asked to hand the sequence over; one that cannot move the KV ends the attempt."""
     recomputes: int = 0
@@ -261,8 +261,8 @@ class Placement:
     ) -> Effects:
         """Start the decode attempt on blocks that can be read during prefill.
 
-        `left` is the number of tokens that may still come. A decode worker that cannot stream blocks of this kind
-        gets its submit after the prefill.
+        `left` is the maximum number of tokens to come. A decode worker that cannot stream blocks of this kind gets its
+        submit after the prefill.
         """
         worker = self.reserved
         partner = cluster.partner(worker) if worker is not None else None
@@ -297,7 +297,7 @@ class Placement:
 
     def first_decoded(self) -> Effects:
         """Forget the prompt's attempt after the first decoded token."""
-        self.blocks = None  # they have arrived, and their sender has noticed
+        self.blocks = None  # the blocks have arrived, and their sender has noticed
         return self._forget_prompt(abort=False)
 
     # ------------------------------------------------------------ hand-overs
@@ -305,7 +305,7 @@ class Placement:
     def hands_over(self, attempt: Attempt, sequence_id: int) -> bool:
         """Return whether to look for a place, under the new id, for an attempt that its worker wants to hand over.
 
-        A worker repeats the request with each role change. It is False if a place is reserved already.
+        A worker repeats the request with each role change. Return False if a place is already reserved.
         """
         runs = attempt in (self.prompt_attempt, self.decode_attempt) and self.blocks is None
         if not runs or self.reserved is not None or self.hand_overs >= MAX_HAND_OVERS:
@@ -314,7 +314,7 @@ class Placement:
         return True
 
     def place_found(self, attempt: Attempt, worker: WorkerKey) -> Effects:
-        """Reserve a place on the worker that takes the sequence over from the one of `attempt`."""
+        """Reserve a place on the worker that takes the sequence over from the worker of `attempt`."""
         self.reserved, self.handing_over = worker, True
         return [Reserve(worker), HandOver(attempt)]
 
@@ -323,7 +323,7 @@ class Placement:
     ) -> Effects:
         """Continue elsewhere after the worker has handed the attempt over.
 
-        The attempt then stands for the blocks it left, as a prompt's attempt does.
+        The attempt then represents the blocks that it left, as a prompt's attempt does.
         """
         forget = self._forget_prompt(abort=True) if attempt is not self.prompt_attempt else NOTHING
         self.prompt_attempt, self.decode_attempt = attempt, None
@@ -359,9 +359,9 @@ class Placement:
     def failed(
         self, attempt: Attempt, detail: str, cluster: KnownWorkers, *, blocks_lost: bool, complete: bool
     ) -> Effects:
-        """Restart the sequence after the worker could not go on.
+        """Restart the sequence after its worker could not continue.
 
-        Blocks that do not arrive are their source's fault, and might never arrive from there.
+        Blocks that do not arrive are the fault of their source, which might never send them.
         """
         drop = self._drop(attempt)
         source = (self.blocks or self.streamed_blocks) if blocks_lost else None
@@ -369,7 +369,7 @@ class Placement:
         return [*drop, *self._restart(detail, cluster, keep_blocks=False, complete=complete)]
 
     def reservation_lost(self) -> None:
-        """Forget the reserved worker, which is gone; the loss is handled when the credit would be used."""
+        """Forget the reserved worker, which is gone; the loss is handled when the credit is used."""
         self.reserved = None
 
     def lost(self, attempt: Attempt, cluster: KnownWorkers, *, silent: bool, complete: bool) -> Effects:
@@ -385,7 +385,7 @@ class Placement:
             self.blocks = None
         give_up = self._give_up_blocks() if attempt is self.decode_attempt and self.blocks_given else NOTHING
         drop = [*give_up, *self._drop(attempt)]
-        if self.waiting:  # it waited for a decode worker, and its blocks are gone
+        if self.waiting:  # it waited for a decode worker, and its blocks are lost
             self.blocks = None
             return drop
         if pulled and not silent:
@@ -396,14 +396,14 @@ class Placement:
     # ------------------------------------------------------------ rerouting and the end
 
     def gives_way(self, why: str) -> Effects:
-        """Leave the worker it decodes on, and wait with its tokens so far until there is a place again."""
+        """Leave the decode worker, and wait with the tokens so far until there is a place again."""
         if not self.runs or self.ended or self.waiting:
             return NOTHING
         self.given_up += 1
         return [*self._release(keep_blocks=False), Requeue(why)]
 
     def drop_stale_kv(self) -> Effects:
-        """Release KV blocks that no worker is left to pull, while the request waits."""
+        """Release KV blocks that no remaining worker can pull, while the request waits."""
         return self._release(keep_blocks=False)
 
     def end(self, why: EndReason, detail: str = "") -> Effects:
@@ -428,7 +428,7 @@ class Placement:
     ) -> Effects:
         """Return the sequence to the head of the queue. With `stale_role`, the worker had another role.
 
-        A request with complete output ends here, since it lost only the event of its end.
+        A request with complete output ends here, since only the event of its end was lost.
         """
         if self.ended or self.waiting:
             return NOTHING
@@ -470,9 +470,9 @@ class Placement:
         return effects
 
     def _give_up_blocks(self) -> Effects:
-        """Leave blocks that only one reader may pull to the decode worker that has them."""
-        # Freed at their source, they could become another prompt's while the worker reads them, and stay in its prefix
-        # cache. The source notices by itself when the worker is done with them or gone.
+        """Leave blocks that only one reader may pull to the decode worker that is pulling them."""
+        # If their source freed them, they could be reused for another prompt while the worker reads them, and stay in
+        # its prefix cache. The source notices when the worker is done with them or gone.
         self.blocks = None
         return self._forget_prompt(abort=False)
 

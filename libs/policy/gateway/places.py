@@ -6,10 +6,10 @@ When another arrives, new places go to tenants below their share. If those are t
 above theirs give way. Answers of thousands of tokens would hold the places for longer than the other tenant can
 wait.
 
-A share is seldom a whole number. Each tenant is guaranteed the next smaller one: others above theirs give way to
-it, and free places are kept for it. The remainder goes by turns (fairness.py), to no tenant beyond its next larger
-whole number. So nobody starves where there are fewer places than tenants, and two tenants never take a place from
-each other in turn.
+A share is seldom a whole number. Each tenant is guaranteed the next smaller one: others above theirs give way to it,
+and free places are kept for it. The remainder goes by turns (fairness.py), to no tenant beyond its next larger whole
+number. So no tenant starves if there are fewer places than tenants, and two tenants never keep taking a place from each
+other.
 
 Where several gateways share the places of a model, shares cover what all of them hold and demand. A tenant's
 missing places are given out by each gateway in proportion to the requests waiting there. Its surplus is given up by
@@ -38,7 +38,7 @@ class PlaceDemand(NamedTuple):
 
     @property
     def wanted(self) -> int:
-        """The number of places that it would use."""
+        """The number of places that the tenant would use."""
         return self.running + self.waiting
 
 
@@ -46,9 +46,9 @@ class PlaceShare(NamedTuple):
     """The whole numbers of places around one tenant's share."""
 
     least: int
-    """The places below which others give way to it."""
+    """The number of places below which others give way to the tenant."""
     most: int
-    """The places at which it gets no more."""
+    """The number of places above which the tenant gets no more."""
 
 
 def place_shares(places: int, demands: Mapping[str, PlaceDemand]) -> dict[str, PlaceShare]:
@@ -58,7 +58,7 @@ def place_shares(places: int, demands: Mapping[str, PlaceDemand]) -> dict[str, P
     asking.sort(key=lambda each: each[1].wanted / each[1].weight)
     weights, left = sum(demand.weight for _, demand in asking), places
     for at, (tenant, demand) in enumerate(asking):
-        if demand.wanted * weights > left * demand.weight:  # and so does every later one
+        if demand.wanted * weights > left * demand.weight:  # and so do all later ones
             parts = ((other, left * wants.weight) for other, wants in asking[at:])
             shares |= {other: PlaceShare(part // weights, -(-part // weights)) for other, part in parts}
             break
@@ -72,11 +72,13 @@ class GatewayPart(NamedTuple):
     """One gateway's part of a quantity summed over all gateways."""
 
     before: int
-    """The sum over the gateways that sort before this one by name."""
+    """The sum over the gateways that precede this one by name."""
     here: int
 
     def of(self, total: int, everywhere: int, phase: float) -> int:
-        """Return its part of `total`. `phase` (0 to 1, equal at all gateways) decides who gets the remainder."""
+        """Return this gateway's part of `total`. `phase` (0 to 1, equal at all gateways) decides who gets the
+        remainder.
+        """
         if self.here >= everywhere:
             return total
         end, start = total * (self.before + self.here) / everywhere, total * self.before / everywhere
@@ -95,26 +97,26 @@ class GatewayYield(NamedTuple):
     able: int
     """The running sequences that can give way."""
     gave_way: int
-    """The sequences that have given way lately."""
+    """The sequences that gave way recently."""
 
     @property
     def weight(self) -> int:
-        """The weight of its part of all sequences that give way."""
+        """The weight of this gateway's part of all sequences that give way."""
         return self.running + self.gave_way
 
     def bounded(self, part: int) -> int:
-        """Return `part` limited to at least what has given way and at most what also can."""
+        """Return `part`, at least what has given way and at most that plus what can."""
         return min(max(part, self.gave_way), self.able + self.gave_way)
 
 
 def yields_by_gateway(count: int, gateways: Sequence[GatewayYield]) -> list[int]:
     """Return how many of one tenant's sequences give way at each gateway, where `count` do in total.
 
-    A gateway's number is its part of all that give way, recent ones included, less its own recent ones. So a
-    gateway never repeats what another has given up or is about to, before either has heard of the other's. What one
-    gateway cannot give up is made up by the others, and what it gave up beyond its part is deducted from theirs. To
-    do so, parts are divided again among the gateways within their bounds, as lengths are in CSS (Flexible Box
-    Layout, 9.7). The remainder always goes to the same gateway, because in turns two would give it up.
+    A gateway's number is its part of all that give way, recent ones included, less its own recent ones. So a gateway
+    never gives up what another has given up or is about to, even before they exchange reports. What one gateway cannot
+    give up, the others do. What it gave up beyond its part is deducted from theirs. To do so, parts are divided again
+    among the gateways within their bounds, as lengths are in CSS (Flexible Box Layout, 9.7). The remainder always goes
+    to the same gateway, because in turns two would give it up.
     """
     left = min(count, sum(each.able for each in gateways)) + sum(each.gave_way for each in gateways)
     within, found = list(range(len(gateways))), [0] * len(gateways)
@@ -148,7 +150,7 @@ class PlaceAllowance:
         parts: Mapping[str, GatewayPart] | None = None,
         phase: float = 0.0,
     ) -> None:
-        """Divide the places of a model of which `free` are free here.
+        """Divide the free places of a model, of which `free` are free here.
 
         `parts` is this gateway's part of each tenant's waiting requests; None if all of them wait here.
         """
@@ -173,15 +175,15 @@ class PlaceAllowance:
         return False
 
     def asked(self, waiting: Mapping[str, int]) -> int:
-        """Return how many of the waiting requests, by tenant, may have a place once some are free."""
+        """Return the number of the waiting requests, by tenant, that may have a place once some are free."""
         return sum(min(count, self._owed.get(t, 0) + self._more.get(t, 0)) for t, count in waiting.items())
 
 
 def places_to_yield(places: int, free: int, demands: Mapping[str, PlaceDemand]) -> dict[str, int]:
     """Return how many running sequences of each tenant give way.
 
-    First those beyond `most` give way to tenants with less than their own `most`, then those beyond `least` to
-    tenants with less than their `least`. `free` counts places that are or are about to be free.
+    First those beyond `most` give way to tenants with less than their own `most`, then those beyond `least` to tenants
+    with less than their `least`. `free` counts places that are free or about to be.
     """
     shares = place_shares(places, demands)
     yields: dict[str, int] = {}

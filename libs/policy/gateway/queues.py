@@ -1,9 +1,9 @@
 """The lengths of the queue, and when a refused client should retry.
 
-A retry time follows from the measured outflow of the queue. Every refused client gets its own time, and room is
-reserved for it then. While promises are outstanding, newcomers fill the queue to `NEWCOMERS` of its bound. The rest is
-reserved for clients that return at their promised time. Promised times are spaced a little wider than requests leave
-the queue, so that returning clients find room and newcomers take the remainder.
+A retry time follows from the measured outflow of the queue. Every refused client gets its own time, for which room is
+reserved. While promises are outstanding, newcomers fill the queue to `NEWCOMERS` of its bound. The rest is reserved for
+clients that return at their promised time. Promised times are spaced a little wider than requests leave the queue, so
+that returning clients find room and newcomers take the remainder.
 """
 
 from collections.abc import Iterable, Sequence, Sized
@@ -15,7 +15,7 @@ from libs.policy.gateway.view import WorkerView
 
 
 class Queued(Protocol):
-    """A waiting request, as far as counting it by phase needs."""
+    """The facts about a waiting request that are needed to count it by phase."""
 
     @property
     def model(self) -> str: ...
@@ -26,9 +26,7 @@ class Queued(Protocol):
         ...
 
     @property
-    def images(self) -> Sized:
-        """The images of the prompt."""
-        ...
+    def images(self) -> Sized: ...
 
     @property
     def decodes_next(self) -> bool:
@@ -53,7 +51,7 @@ class Queue:
     hopeful_tokens: int = 0
     """The prompt tokens of all waiting requests whose first token can still be in time."""
     arrived_tokens: int = 0
-    """The prompt tokens of all requests ever received, without batch lines."""
+    """The prompt tokens of all requests received so far, without batch lines."""
     batch_requests: int = 0
     batch_tokens: int = 0
     """The prompt tokens of the waiting batch lines."""
@@ -72,7 +70,8 @@ class Queue:
 def model_queues(waiting: Iterable[Queued], workers: Sequence[WorkerView]) -> list[Queue]:
     """Return the queue of each model with waiting requests.
 
-    Requests are bound in order, so whatever holds up the first one of a model holds up all with uncomputed prompts.
+    Requests are bound in order, so the cause that holds up the first request of a model holds up all its uncomputed
+    prompts.
     """
     found: dict[str, Queue] = {}
     lacks_decode: dict[str, bool] = {}
@@ -96,7 +95,7 @@ def model_queues(waiting: Iterable[Queued], workers: Sequence[WorkerView]) -> li
 
 
 def lacks_decode_only(workers: Sequence[WorkerView]) -> bool:
-    """Return whether a model's workers could compute a prompt if only there were a place for its tokens."""
+    """Return whether a model's workers could compute a prompt but for the lack of a place for its tokens."""
     if not workers or any(view.decode_credits > 0 for view in workers if view.takes_decode or view.takes_both):
         return False
     prompts = [view.prefill_credits > 0 for view in workers if view.takes_prefill]
@@ -110,7 +109,7 @@ MS_NS: Final = 1_000_000
 
 
 class Awaiting(Protocol):
-    """A choice that has not ended, as far as its wait for a first token matters."""
+    """The facts about an unfinished choice that matter for its wait for a first token."""
 
     @property
     def model(self) -> str: ...
@@ -148,7 +147,7 @@ class WaitingAges:
 
 
 def first_token_waits(live: Iterable[Awaiting], now_ns: int) -> dict[str, WaitingAges]:
-    """Return the waits for first tokens by model. Nobody waits for lines of batch jobs, so they are left out."""
+    """Return the waits for first tokens by model. Lines of batch jobs are left out, since nobody waits for them."""
     found: dict[str, WaitingAges] = {}
     for each in live:
         if each.output or each.batch:
@@ -175,7 +174,7 @@ EARLY_NS: Final = 1_000_000_000
 GRACE_NS: Final = 5_000_000_000
 MAX_PROMISES: Final = 16_384
 HORIZON_S: Final = 600.0
-"""The furthest time ahead that is promised to anybody."""
+"""The latest time ahead that is promised to a client."""
 SECOND_NS: Final = 1_000_000_000
 
 
@@ -187,12 +186,12 @@ class Outflow:
 
     def __init__(self) -> None:
         self._amount = 0.0
-        # Time over which `_amount` was collected; it decays at the same rate.
+        # The time over which `_amount` was collected; it decays at the same rate.
         self._measured_s = 0.0
         self._seen_ns = 0
 
     def resume(self, now_ns: int) -> None:
-        """Restart the clock once something waits again; an empty queue does not measure the workers' speed."""
+        """Restart the clock once a request waits again; an empty queue does not measure the workers' speed."""
         self._seen_ns = now_ns
 
     def left(self, amount: int, now_ns: int) -> None:
@@ -203,7 +202,7 @@ class Outflow:
 
     def per_s(self, now_ns: int) -> float | None:
         """Return the decayed amount per second; None before anything was measured."""
-        # Reading must not change the state: how often somebody looks is no fact about the workers.
+        # Reading must not change the state: the frequency of reads says nothing about the workers.
         amount, measured_s = self._as_of(now_ns)
         return amount / measured_s if measured_s > 0 and amount else None
 
@@ -219,7 +218,9 @@ class Outflow:
 
 
 def retry_after_s(queued_tokens: int, tokens_per_s: float | None) -> float:
-    """Return when the queue will have drained at this rate, within bounds; the lower bound if the rate is unknown."""
+    """Return the time until the queue has drained at this rate, within bounds; the lower bound if the rate is
+    unknown.
+    """
     if not tokens_per_s:
         return MIN_RETRY_AFTER_S
     return min(max(queued_tokens / tokens_per_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
@@ -231,7 +232,7 @@ class Promises:
     def __init__(self) -> None:
         # In the order they were made, which is nearly the order in which they are due.
         self._due_ns: dict[bytes, int] = {}
-        # Earliest time of the next promise.
+        # The earliest time of the next promise.
         self._next_ns = 0
 
     def __bool__(self) -> bool:
@@ -262,7 +263,7 @@ class Promises:
         """
         self.forget(now_ns)
         known_ns = self._due_ns.get(key, 0)
-        if known_ns > now_ns + EARLY_NS:  # it is early, and its promised time stands
+        if known_ns > now_ns + EARLY_NS:  # it is early, and its promised time still applies
             return float(ceil((known_ns - now_ns) / SECOND_NS))
         if not key or per_s <= 0 or len(self._due_ns) >= MAX_PROMISES:
             return None

@@ -1,12 +1,12 @@
-"""The search for prompts that have killed the workers they were on, as opposed to prompts that were merely there.
+"""The search for prompts that killed their workers, as opposed to prompts that merely ran beside them.
 
-A prompt that kills its worker kills the next one at the same point, while whatever ran beside it is somewhere else
-by then. A prompt is accused if it was being computed on two workers as each was lost, at the same stage both times
-and without progress in between. It must be the only prompt of which all of that is true. It is poison once both
-workers are known to be dead, because a worker whose connection broke or fell silent may come back.
+A prompt that kills its worker kills the next one at the same point, while other prompts have moved elsewhere by then. A
+prompt is accused if it was being computed on two workers when each was lost, at the same stage both times and without
+progress in between, and if it is the only such prompt. It is poison once both workers are known to be dead, because a
+worker whose connection broke or fell silent may come back.
 
-Requests with the same prompt arriving at once would reach every worker before the first is lost. So only as many go at
-a time as a prompt may kill, and the others wait until one has a token. Tenants are counted separately: the wait of a
+Requests with the same prompt that arrive at once would reach every worker before the first is lost. So only as many run
+at a time as a prompt may kill, and the others wait until one has a token. Tenants are counted separately: the wait of a
 request must not reveal another tenant's prompts.
 """
 
@@ -19,7 +19,7 @@ from typing import Final, Generic, TypeVar
 from libs.policy.newest import put_newest
 
 MAX_LOST_WORKERS: Final = 2
-"""The maximum number of workers that one request may take down."""
+"""The maximum number of workers that one request may kill."""
 FRESH_TOKENS: Final = 4
 """The output tokens on a new worker after which a choice is past the point where the last worker was lost.
 
@@ -30,18 +30,18 @@ MAX_SUSPECTS: Final = 4096
 MAX_POISON: Final = 1024
 """The maximum number of prompts that are refused; beyond it the oldest are forgotten."""
 MAX_WELL: Final = 4096
-"""The maximum number of prompts remembered as computed lately; beyond it the oldest are forgotten."""
+"""The maximum number of prompts remembered as recently computed; beyond it the oldest are forgotten."""
 WELL_NS: Final = 60_000_000_000
 """The time for which a computed prompt is trusted for one loss.
 
-A frequent prompt is on every worker, and so on each one that is lost.
+A frequent prompt runs on every worker, and thus on every lost one.
 """
 MAX_LOSSES: Final = 256
 """The maximum number of lost workers that are remembered."""
 SUSPECTED_NS: Final = 600_000_000_000
 """The time for which a lost worker counts against the prompts it held."""
 HOLD_NS: Final = 10_000_000_000
-"""The time an accused prompt waits for news of its workers; one not back by then counts as dead."""
+"""The time that an accused prompt waits for its workers to return; those that do not are assumed dead."""
 
 Worker = tuple[str, int]
 """A worker's id and incarnation: a restarted worker is a different one."""
@@ -60,7 +60,7 @@ class WorkStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HeldChoice:
-    """A choice that was being computed on a worker as it was lost."""
+    """A choice that a worker was computing when it was lost."""
 
     prompt: Prompt
     request: frozenset[Prompt]
@@ -71,7 +71,7 @@ class HeldChoice:
 
     @property
     def exposed(self) -> bool:
-        """Return whether the worker may have died of it, because it had just begun this stage."""
+        """Return whether the choice may have killed the worker, because it had just begun this stage."""
         return self.stage is not WorkStage.TOKENS or self.tokens < FRESH_TOKENS
 
 
@@ -100,7 +100,7 @@ class _LostWorker:
     number: int
     dead: bool = False
     explained: bool = False
-    """True if a prompt has been convicted of its death."""
+    """True if a prompt has been convicted of killing the worker."""
 
 
 @dataclass(slots=True)
@@ -115,20 +115,20 @@ class SuspectTrial:
 
     stage: WorkStage
     until: int
-    """The number of output tokens that proves it."""
+    """The number of output tokens that clears the choice."""
 
 
 class Suspicion:
     """The suspected and convicted prompts, derived from the loss, death and return of workers."""
 
     def __init__(self, memory_ns: int) -> None:
-        """Keep convicted prompts refused for `memory_ns` nanoseconds after their conviction."""
+        """Create an empty record that refuses convicted prompts for `memory_ns` nanoseconds."""
         self._memory_ns = memory_ns
         self._suspects: OrderedDict[Prompt, _Record] = OrderedDict()
-        # Never more than there are suspects.
+        # There are never more of these than suspects.
         self._accused: list[_Accusation] = []
         self._poison: OrderedDict[Prompt, _Record] = OrderedDict()
-        # By prompt, the time its last answer was completed.
+        # By prompt, the time at which its last answer was completed.
         self._well: OrderedDict[Prompt, int] = OrderedDict()
         self._lost: OrderedDict[Worker, _LostWorker] = OrderedDict()
         self._numbers = 0
@@ -146,7 +146,7 @@ class Suspicion:
         return bool(self.poison(now_ns)) and prompt in self._poison
 
     def stage(self, prompt: Prompt, now_ns: int) -> WorkStage | None:
-        """Return the stage that a prompt has to get past; None if it is not suspected."""
+        """Return the stage that a prompt has to pass; None if it is not suspected."""
         _expire(self._suspects, now_ns - SUSPECTED_NS)
         losses = self._losses((prompt,))
         if not losses:
@@ -162,11 +162,11 @@ class Suspicion:
         return any(loss.exposed for loss in self._losses((prompt,)).values())
 
     def is_accused(self, prompt: Prompt) -> bool:
-        """Return whether the prompt waits for news of the workers it was on."""
+        """Return whether the prompt waits until its lost workers return or die."""
         return any(prompt in accusation.prompts for accusation in self._accused)
 
     def passed(self, prompt: Prompt, stage: WorkStage) -> None:
-        """Clear a prompt that got past the stage: the workers lost at it did not die of the prompt."""
+        """Clear a prompt that passed the stage: the workers lost at it did not die of the prompt."""
         record = self._suspects.get(prompt)
         if record is None:
             return
@@ -182,7 +182,7 @@ class Suspicion:
     def returned(self, worker: Worker) -> bool:
         """Drop everything held against prompts because of a worker that has returned.
 
-        Return whether a prompt was waiting for news of it.
+        Return whether a prompt was waiting for this worker.
         """
         if self._lost.pop(worker, None) is None:
             return False
@@ -238,7 +238,7 @@ class Suspicion:
         return found
 
     def _blamed(self, worker: Worker, held: Sequence[HeldChoice]) -> list[HeldChoice]:
-        """Return the choices of the one request that the worker died of; empty if that cannot be decided."""
+        """Return the choices of the one request that killed the worker; empty if that cannot be decided."""
         exposed: dict[tuple[frozenset[Prompt], WorkStage], list[HeldChoice]] = {}
         for each in held:
             if each.exposed:
@@ -249,7 +249,8 @@ class Suspicion:
         prompts = [key for key in again if key[1] is not WorkStage.TOKENS]
         if prompts:
             return exposed[prompts[0]] if len(prompts) == 1 else []
-        # Many decoding choices may have come from the same lost worker. Blame the one with most losses, if unique.
+        # Many decoding choices may have come from the same lost worker. Blame the choice with the most losses, if there
+        # is only one.
         most = max(map(len, again.values()), default=0)
         worst = [key for key, losses in again.items() if len(losses) == most]
         if len(worst) != 1 or (most < MAX_LOST_WORKERS and self._others_died(again[worst[0]])):
@@ -259,7 +260,7 @@ class Suspicion:
     def _others_died(self, losses: dict[Worker, WorkerLoss]) -> bool:
         """Return whether other workers died unexplained since the first of these losses.
 
-        If so, workers currently die for other reasons.
+        If so, workers are dying for other reasons.
         """
         first = min(loss.number for loss in losses.values())
         others = (each for worker, each in self._lost.items() if worker not in losses)
@@ -291,7 +292,7 @@ class Suspicion:
     def _losses(
         self, prompts: Iterable[Prompt], but: Worker | None = None, stage: WorkStage | None = None
     ) -> dict[Worker, WorkerLoss]:
-        """Return the workers lost by any of these prompts, at one stage or at all."""
+        """Return the workers lost by any of these prompts, at one stage, or at any if `stage` is None."""
         records = (self._suspects[prompt] for prompt in prompts if prompt in self._suspects)
         losses = ((worker, loss) for record in records for worker, loss in record.losses.items() if worker != but)
         return {worker: loss for worker, loss in losses if stage in (None, loss.stage)}
@@ -320,7 +321,7 @@ class _Tries(Generic[T]):
 
 
 class FirstTries(Generic[T]):
-    """The choices whose prompt has had no token lately, from arrival until one has."""
+    """The choices whose prompt has had no recent token, from their arrival until it has one."""
 
     def __init__(self) -> None:
         self._keys: dict[T, Key] = {}
@@ -338,19 +339,19 @@ class FirstTries(Generic[T]):
             self._tries.setdefault(key, _Tries()).waiting[choice] = None
 
     def bound(self, choice: T) -> None:
-        """Record that a waiting choice goes to workers."""
+        """Record that a waiting choice was bound to workers."""
         if (tries := self._of(choice)) is not None:
             tries.waiting.pop(choice, None)
             tries.on_workers.add(choice)
 
     def waits(self, choice: T) -> None:
-        """Record that a choice left its workers without a token and waits for others."""
+        """Record that a choice left its workers without a token and waits again."""
         if (tries := self._of(choice)) is not None:
             tries.on_workers.discard(choice)
             tries.waiting[choice] = None
 
     def computed(self, key: Key, now_ns: int) -> None:
-        """Record a choice's first token, after which others with the prompt go wherever there is room."""
+        """Record a choice's first token, after which others with this prompt may go to any worker."""
         put_newest(self._computed, key, now_ns, MAX_COMPUTED)
         tries = self._tries.pop(key, None)
         if tries is not None:
@@ -358,7 +359,7 @@ class FirstTries(Generic[T]):
                 del self._keys[each]
 
     def ended(self, choice: T) -> None:
-        """Forget a choice that is over, with a token or without."""
+        """Forget a choice that has ended, with or without a token."""
         key = self._keys.pop(choice, None)
         if key is None:
             return

@@ -1,7 +1,7 @@
 """The accounting of tenants' limits: sliding windows of use, leases shared by several gateways, and GPU time.
 
-A steadily refilling bucket would admit twice its limit in the minute after a pause. A window holds the limit in every
-minute, whichever second it begins with. Times are in seconds of any clock that does not run backwards.
+A steadily refilling bucket would admit twice its limit in the minute after a pause. A window enforces the limit in
+every minute, whichever second it begins with. Times are in seconds of any clock that does not run backwards.
 
 Gateways share a tenant's limits by leasing part of the remainder ahead of its use. Units that lie unused in one gateway
 are missing in another, so a lease is small and is returned soon.
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from libs.policy.speed import Speed
 
 WINDOW_S: Final = 60
-# Whole seconds that count, the current one included; the oldest may have begun up to a second before the window.
+# Whole seconds that count, including the current one; the oldest may have begun up to a second before the window.
 SLOTS: Final = WINDOW_S + 1
 AHEAD_PERCENT: Final = 2
 """The part of a limit that a gateway leases ahead; two gateways leave at most 4 % unused."""
@@ -30,7 +30,9 @@ class WindowSlots(NamedTuple):
 
     slot_s: int
     slots: int
-    """The slots that count, including the current one: one more than the window has, as the oldest began before it."""
+    """The slots that count, including the current one: one more than the window has, since the oldest began before
+    it.
+    """
 
     @property
     def all_s(self) -> int:
@@ -61,8 +63,8 @@ class MinuteWindow:
         return self._total
 
     def take(self, limit: int, want: int, least: int, now_s: float) -> int:
-        """Use up to `want` units within the limit and return how many; if fewer than `least` fit, use none and return
-        0.
+        """Use up to `want` units within the limit and return their number; if fewer than `least` fit, use none and
+        return 0.
         """
         granted = min(want, limit - self.used(now_s))
         if granted < max(least, 1):
@@ -84,7 +86,7 @@ class MinuteWindow:
             units += back
 
     def wait_s(self, limit: int, need: int, now_s: float) -> float:
-        """Return the seconds until `need` units fit if nobody takes any; the whole span if they exceed the limit."""
+        """Return the seconds until `need` units fit if nobody uses any; the whole span if they exceed the limit."""
         short = self.used(now_s) + need - limit
         if short <= 0:
             return 0.0
@@ -123,7 +125,7 @@ class Lease:
 
 
 def ahead(limit: int) -> int:
-    """Return the units to lease ahead; 0 for a small limit, where every use is requested."""
+    """Return the units to lease ahead; 0 for a small limit, for which every use is requested."""
     return limit * AHEAD_PERCENT // 100
 
 
@@ -135,8 +137,7 @@ def local_share(limit: int, gateways: int) -> int:
 def held(limit: int, others: int, running: int, want: int) -> int:
     """Return how many places of a concurrency limit a gateway holds.
 
-    It gets what it wants as far as the other gateways' places leave room, but never fewer than its running
-    requests.
+    It gets `want` as far as the other gateways' places leave room, but never fewer than its running requests.
     """
     return max(running, min(want, limit - others))
 

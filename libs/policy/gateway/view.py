@@ -1,7 +1,7 @@
-"""The workers as a binding round sees them, whether they can serve a model, and which silent ones to leave.
+"""Views of workers for a binding round, the models that they can serve, and the silent workers to leave.
 
-A silent worker is frozen, starved or cut off. Silence counts only the time in which the gateway was listening. Time
-that it lost because its own machine was busy does not count.
+A silent worker is frozen, starved or cut off. Silence counts only while the gateway was listening. Time that the
+gateway lost because its own machine was busy does not count.
 """
 
 import math
@@ -17,13 +17,13 @@ class PlacedImage(NamedTuple):
     """An image of a prompt."""
 
     end: int
-    """The place behind its last token in the prompt."""
+    """The position after its last token in the prompt."""
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker as one gateway sees it at one moment."""
+    """One gateway's view of a worker at one moment."""
 
     id: str
     model: str
@@ -38,7 +38,7 @@ class WorkerView:
     load: int
     """The number of sequences there: running, waiting and bound."""
     turn: int = 0
-    """The number of this gateway's last binding to the worker; the lowest was bound longest ago."""
+    """The number of this gateway's last binding to the worker; the lowest number was bound longest ago."""
     speed: Speed = UNKNOWN_SPEED
     reported_backlog_ns: float = 0.0
     """The prefill time queued at the last load report."""
@@ -55,7 +55,7 @@ class WorkerView:
     free_kv_tokens: float = math.inf
     streams_kv: bool = True
     prompts: int = 0
-    """The prompts of this gateway that hold one of its prefill credits."""
+    """The number of this gateway's prompts that hold a prefill credit of the worker."""
     batch_prompts: int = 0
     """The part of `prompts` that belongs to batch lines."""
     image_ns: float = 0.0
@@ -80,7 +80,7 @@ class BindingRequest:
     tokens: int = 0
     """The tokens to compute or pull: the prompt and the output so far."""
     kv_kind: str | None = None
-    """The kind of decode worker that its computed blocks wait for; None before the prompt is computed."""
+    """The kind of KV of its computed blocks, which its decode worker must share; None before the prompt is computed."""
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
     """The leading prompt tokens whose KV each worker already holds, by worker id."""
     avoid: frozenset[str] = frozenset()
@@ -110,15 +110,15 @@ class Binding:
 
     sequence_id: int
     prompt_worker: str | None
-    """The worker that computes the prompt; None if it is computed already."""
+    """The worker that computes the prompt; None if it is already computed."""
     decode_worker: str
-    """The worker that decodes, equal to `prompt_worker` when one worker does both; empty if none has to."""
+    """The worker that decodes, equal to `prompt_worker` if one worker does both; empty if none is needed."""
     predicted: BindingPrediction
 
 
 @dataclass(slots=True, eq=False)
 class WorkerRoom:
-    """A worker's view and what the current binding round has changed of it."""
+    """A worker's view and the changes made to it by the current binding round."""
 
     view: WorkerView
     prefill_credits: int
@@ -154,7 +154,7 @@ class WorkerRoom:
         """Return whether a step could lack prompt tokens before the next prompt arrives.
 
         A prompt that the worker cannot begin yet waits in a gateway, where it can still go elsewhere or let others
-        pass. Credits bound how many prompts are at a worker, but not how long they are.
+        pass. Credits limit the number of prompts at a worker, but not their length.
         """
         return _runs_out(self.prompt_tokens, self.view.speed)
 
@@ -184,7 +184,7 @@ def prompt_rooms(workers: Iterable[WorkerView]) -> dict[str, int]:
 
 
 def prompts_may_start(workers: Iterable[WorkerView], model: str) -> bool:
-    """Return whether some worker of the model takes a prompt now, regardless of the other phase's credits."""
+    """Return whether some worker of the model accepts a prompt now, regardless of the other phase's credits."""
     return any(
         view.model == model
         and ((view.takes_prefill and view.prefill_credits > 0) or (view.takes_both and view.decode_credits > 0))
@@ -198,12 +198,12 @@ def _runs_out(prompt_tokens: int, speed: Speed) -> bool:
 
 
 def serves_decode(workers: Iterable[WorkerView], model: str, kv_kind: str) -> bool:
-    """Return whether some worker could take over blocks of this kind, regardless of credits."""
+    """Return whether some worker can take over blocks of this kind, regardless of credits."""
     return any(view.model == model and view.takes_decode and view.kv_kind == kv_kind for view in workers)
 
 
 def why_not(workers: Iterable[WorkerView], model: str) -> str:
-    """Return the clause explaining why a model with workers is not served; empty if there is no reason to give."""
+    """Explain why a model with workers is not served, as a clause; empty if there is no reason to give."""
     views = [view for view in workers if view.model == model]
     if any(view.takes_prefill for view in views) and any(view.takes_decode for view in views):
         return ": its prefill and decode workers have different kinds of KV; `fulcrum workers` shows how they differ"
@@ -233,19 +233,19 @@ QUIET_SHARE = 2.0 / 3.5
 MAX_AWAY_SHARE = 0.5
 """The share of a model's workers that may be left at once, at least one.
 
-If more are quiet together, the network or this machine is the likelier cause, and they are left only after
+If more are quiet together, the cause is probably the network or this machine. They are then left only after
 `MAX_SILENT_MS`.
 """
 MAX_SILENT_MS = 30_000.0
-"""The silence after which a worker is left whatever becomes of its model, unless a setting overrides it.
+"""The silence after which a worker is left regardless of its model, unless a setting overrides it.
 
-It bounds the wait for a process whose event loop is stuck while its connections stay open.
+It limits the wait for a process whose event loop is stuck while its connections stay open.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSilence:
-    """A connected worker and its silence, of which only a fifth counts if the worker is idle."""
+    """A connected worker and its silence, of which only a fifth counts for an idle worker."""
 
     place: int
     """A number that distinguishes the worker from the others."""
@@ -263,9 +263,8 @@ def whom_to_leave(
 ) -> list[WorkerSilence]:
     """Return the silent workers that the others can replace, and those silent for `max_silent_ms` in any case.
 
-    `away` counts each model's workers that were left earlier and have not come back. Before `max_silent_ms` a
-    worker is not left if its model would then be unserved, since waiting is all that can be done without a
-    replacement.
+    `away` counts each model's workers that were left earlier and have not come back. Before `max_silent_ms` a worker is
+    not left if its model would then be unserved, since there is no replacement.
     """
     leaving: list[WorkerSilence] = []
     for model in {each.model for each in heard}:

@@ -1,9 +1,9 @@
-"""Advice on what an operator may do that the planner may not, with the expected effect as a range.
+"""Advice on actions open to an operator but not to the planner, with the expected effect as a range.
 
-The effect is the change of pressure from now. It is evaluated with demand as it is and with the spread by which
-demand varies, and with the present queue computed by then or not. Prompts that wait only for decode places are
-computed as soon as there are some, and by then their sequences decode or have ended. The range covers both
-outcomes. The measured effect of advice that was followed is reported beside it.
+The effect is the change of pressure from now. It is evaluated with present demand and with its spread, and with the
+present queue computed by then or not. Prompts that wait only for decode places are computed as soon as some are free,
+and by then their sequences decode or have ended. The range covers both outcomes. The measured effect of followed advice
+is reported beside it.
 """
 
 import shlex
@@ -22,7 +22,7 @@ from libs.policy.pressure import Split, WorkerProfile, Workload, split
 def pressing_tokens(served: float, hopeful_tokens: int, waiting_tokens: int) -> int:
     """Return the prompt tokens at gateways that count as pressure.
 
-    Late requests are served by whatever the others leave, so they count only where nothing is being served.
+    Late requests use the capacity that others leave, so they count only if nothing is being served.
     """
     return hopeful_tokens if served else max(hopeful_tokens, waiting_tokens)
 
@@ -55,7 +55,7 @@ def workload(
 ) -> Workload:
     """Return the work of a model's workers.
 
-    - served: the number of workers kept busy by the prompts computed lately
+    - served: the number of workers kept busy by the prompts computed recently
     - waiting_tokens: tokens of waiting prompts
     - decodes, kv_tokens: sequences that decode or soon will, and their KV
     - held, held_prompt_tokens: requests waiting for a place to decode
@@ -83,7 +83,7 @@ def workload(
 
 
 DEMAND_SPREAD: Final = 0.15
-"""The assumed variation of demand that was not observed for long; a mean over five seconds varies no more."""
+"""The assumed variation of demand that has been observed only briefly; a mean over five seconds varies no more."""
 LEAST_GAIN: Final = 0.15
 """The minimum gain in pressure or speed worth advising; less is within the error of the predictions."""
 CHUNK_OF_BEST: Final = 0.95
@@ -91,15 +91,15 @@ CHUNK_OF_BEST: Final = 0.95
 MOST_CHUNK_TOKENS: Final = 16_384
 CHUNK_STEP: Final = 32
 SHORT_SHARE: Final = 0.3
-"""The share of a worker's time up to which prompts count as short beside its decodes."""
+"""The share of a worker's time up to which prompts count as short in comparison with its decodes."""
 LIKELY: Final = 0.8
 """The target probability that the effect lies in its range."""
 DRAIN_S: Final = 10.0
 MAX_NAMED: Final = 4
 MAYBE: Final = 0.5
-"""The confidence of advice for which no faster link serves as a reference."""
+"""The confidence of advice without a faster link as reference."""
 MOST_PRESSURE: Final = 1e3
-"""The finite pressure that stands for a phase without workers."""
+"""The finite pressure that represents a phase without workers."""
 
 
 class AdviceKind(Enum):
@@ -136,10 +136,10 @@ class Advice:
 
 
 def settled(work: Workload) -> Workload:
-    """Return the work that workers are needed for in the long run.
+    """Return the work that determines the number of workers in the long run.
 
-    The queue is to be computed within `DRAIN_S` rather than within `due_ns`, which would take many times the
-    workers for as long as it lasts.
+    The queue is to be computed within `DRAIN_S` rather than within `due_ns`, which would take many times the workers
+    while it lasts.
     """
     queued = min(work.waiting_ns / work.due_ns, work.prompts)
     return replace(work, prompts=prompts_served(work) + queued * work.due_ns / 1e9 / DRAIN_S)
@@ -214,7 +214,7 @@ def _add(
 def advise_links(links: Sequence[KvSpeed]) -> Advice | None:
     """Return advice about workers that receive KV much slower than others of their model, or than any GPU link.
 
-    It promises at most the speed of the others and at least half of it.
+    The promised speed lies between half of the others' speed and all of it.
     """
     fastest = max((each.gb_per_s for each in links), default=0.0)
     others = fastest >= LEAST_GB_PER_S or not any(each.gpu for each in links)
@@ -231,7 +231,7 @@ def advise_links(links: Sequence[KvSpeed]) -> Advice | None:
 
 
 def _aggregate(engine: WorkerProfile, work: Workload, now: Split, *, spread: float) -> Advice | None:
-    """Advise mixed workers only, where prompts are short beside the decodes and the split costs more."""
+    """Advise mixed workers only, if prompts are short in comparison with decodes and the split costs more."""
     workers = now.prefill + now.mixed
     if not now.prefill or workers < 2 or not work.decodes:
         return None

@@ -27,7 +27,7 @@ class GroupedWorkers:
     strays: Sequence[RoleOrder] = ()
     """The orders for ranks whose role or budget differs from that of their group's first rank."""
     incomplete: Collection[str] = ()
-    """The ranks of groups that lack one, whose work is not part of what is divided."""
+    """The ranks of groups that lack one, whose work is excluded."""
     unknown: str = ""
     """The reason nothing can be decided about the workers; empty if something can."""
 

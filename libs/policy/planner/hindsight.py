@@ -1,9 +1,8 @@
 """The expected and the actual effect of decisions: an outlook, and a fluid replay of the demand that arrived.
 
-The counterfactual of a decision is computed in closed form, without a simulation. The prompts that arrived are
-computed at the speed of the split that would have stayed, and the excess waits. Decodes press on the workers that
-would have been there. The split that was chosen is replayed in the same way, so that the two differ by the decision
-alone.
+The counterfactual of a decision is computed in closed form, without a simulation. Arrived prompts are computed at the
+speed of the split that would have stayed, and the excess waits. Decodes press on that split's workers. The chosen split
+is replayed in the same way, so the two differ only by the decision.
 """
 
 from dataclasses import dataclass, replace
@@ -29,9 +28,9 @@ class RequestOutlook:
 
 
 # The outlook is first-order: the queue is computed at the speed of the split, and a new prompt after it. Decodes are
-# spread evenly over their workers. The measured figures are reported beside it afterwards.
+# spread evenly over their workers. Measured figures are reported beside the outlook later.
 def outlook(engine: WorkerProfile, work: Workload, split: Split, lending: float | None = None) -> RequestOutlook:
-    """Predict for a split of which `lending` decode workers, by default all, take prompts as far as TPOT allows."""
+    """Predict for a split in which `lending` decode workers (by default all) compute prompts as far as TPOT allows."""
     speed = prompt_speed(engine, work, split.prefill, split.mixed, lending)
     chunk_ns = engine.chunk_tokens / engine.chunk_speed
     ttft_ns = work.waiting_ns / speed + chunk_ns if speed else MAX_NS
@@ -40,12 +39,12 @@ def outlook(engine: WorkerProfile, work: Workload, split: Split, lending: float 
 
 
 def served_of(split: Split) -> float:
-    """Return the share of the work that a split does in time, 0..1."""
+    """Return the share of the work that a split completes in time, 0..1."""
     return min(1.0, 1.0 / split.pressure) if split.pressure else 1.0
 
 
 def _tpot_ns(engine: WorkerProfile, work: Workload, split: Split, *, rides: bool) -> float:
-    """Return the time of a decode step alone, lengthened towards the target as far as prompts ride and press."""
+    """Return the time of a decode step alone, lengthened towards the target by prompts that share the step."""
     if not work.decodes or not split.mixed:
         return 0.0
     alone_ns = decode_step_ns(engine, float(work.decodes), float(work.kv_tokens), float(split.mixed))
@@ -103,7 +102,7 @@ class DemandSample:
 def came(engine: WorkerProfile, before: Workload, now: Workload, speed: float, lasted_ns: int) -> DemandSample:
     """Estimate the demand between two samples of a model.
 
-    `speed` is the prompt speed in between, in prefill workers; prompts that were computed have arrived too.
+    `speed` is the prompt speed in between, in prefill workers; computed prompts also arrived.
     """
     computed = min(prompts_served(now), max(speed, 0.0))
     grown = (now.waiting_ns - before.waiting_ns) / max(lasted_ns, 1)
@@ -132,11 +131,11 @@ def replayed(state: Replay, sample: DemandSample) -> Replay:
 
 
 class LossCause(Enum):
-    """The reason work was lost that another split of the same workers would have served in time."""
+    """The reason for lost work that another split of the same workers would have served in time."""
 
     # The planner had decided or was about to, and the split followed later.
     LATE = "late"
-    # Workers rested, were pinned, or it was quiet hours.
+    # Workers rested or were pinned, or it was quiet hours.
     HELD = "held"
     LIMITS = "limits"
     # The planner may not act: advisory mode, no token, or an unknown leader.
@@ -157,7 +156,9 @@ class HindsightLoss:
 
 
 def loss(now: Split, best: Split | None, cause: LossCause, *, gpus: int, lasted_ns: int) -> list[HindsightLoss]:
-    """Return the loss against the best split of the same workers, and that split's loss against unlimited workers."""
+    """Return the loss compared with the best split of the same workers, and that split's loss compared with unlimited
+    workers.
+    """
     served = served_of(now)
     within = served if best is None else max(served_of(best), served)
     whole = gpus * lasted_ns

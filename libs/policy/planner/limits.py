@@ -1,4 +1,4 @@
-"""The operator's limits on decisions and on their frequency, and the splits of roles that limits allow, weighed."""
+"""The operator's limits on decisions and on their frequency, and the rated splits of roles within those limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,12 +33,12 @@ MAX_MOVES_PER_S: Final = 1_000
 REST_S: Final = 1.0
 """The time between decisions about an idle cluster, whose outcome does not change."""
 KEEP_NS: Final = 900_000_000
-"""The time between two reports of an unchanged decision, by which readers see that the planner is alive.
+"""The time between two reports of an unchanged decision, which show that the planner is alive.
 
 It is shorter than a second by half of the longest period, so that one is reported every second.
 """
 NO_BOUND: Final = 1e9
-"""The GPU-hours a day that stand for no bound: four times those of 100,000 workers with 100 GPUs each."""
+"""The GPU-hours per day that mean no bound: four times those of 100,000 workers with 100 GPUs each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class ModelLimits:
     gpu_hours_day: float = NO_BOUND
     """The GPU-hours that workers started by actuators may use per day (UTC)."""
     tpot_ms: float | None = None
-    """The TPOT target that roles are decided for; None means the planner's own."""
+    """The TPOT target used for role decisions; None means the planner's own."""
 
     def without_prefill(self) -> Self:
         """Return the limits for workers that need no prefill worker beside them; a `prefill_min` above 1 stays."""
@@ -110,7 +110,7 @@ class PlannerLimits:
 def is_due(*, at_rest: bool, since_s: float, period_s: float) -> bool:
     """Return whether to decide in this round, `since_s` after the last decision.
 
-    Every round decides, except that an idle cluster is decided about once every `REST_S`.
+    Every round decides, but an idle cluster gets one decision every `REST_S`.
     """
     # Rounds are periods apart, and one may be early by up to half a period.
     return not at_rest or since_s >= REST_S - period_s / 2
@@ -123,9 +123,11 @@ def is_news(*, same_reasons: bool, since_ns: int) -> bool:
 
 EVERY: Final = ModelLimits()
 MOST_BUSY: Final = 0.9
-"""The bound on the share of a decode worker's time that grows with its sequences; beyond it no pace settles."""
+"""The bound on the share of a decode worker's time that grows with its sequences; above it, the pace does not
+settle.
+"""
 MOST_CHANGE: Final = 3.0
-"""The bound on the factor by which decodes are assumed to change."""
+"""The bound on the factor by which decodes may be assumed to change."""
 
 Press = Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]
 """A function from (prefill, mixed) workers to (prompt, decode) pressures, arrays of shape [splits]."""
@@ -153,7 +155,7 @@ class RatedSplits:
 
     @property
     def best(self) -> Split | None:
-        """The split of the least pressure; None if there are no splits."""
+        """The split with the least pressure; None if there are no splits."""
         return self._splits.at(int(self._order[0])) if len(self) else None
 
     def first(self, count: int) -> Sequence[Split]:
@@ -168,7 +170,7 @@ class RatedSplits:
     def nearest(self, mixed: int, most_cost: float, enough: SplitBounds | None = None) -> Split | None:
         """Return the split with the number of mixed workers nearest to `mixed` that is no costlier than `most_cost`.
 
-        Splits within the bounds of `enough` qualify too. Of two equally near ones it is the better.
+        Splits within the bounds of `enough` qualify too. Of two equally near ones, the better is returned.
         """
         chosen = self._costs <= most_cost
         if enough is not None:
@@ -216,19 +218,19 @@ def splits(
 def best_split(engine: WorkerProfile, work: Workload, workers: int, limits: ModelLimits = EVERY) -> Split | None:
     """Return the best split of `workers` workers, or None if the limits allow none.
 
-    It has at least one worker of each role if there are two workers.
+    If there are two workers or more, each role has at least one.
     """
     return splits(engine, work, workers, limits, least_prefill=min(workers - 1, 1)).best
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePace:
-    """The decode rate in the present split, and how many sequences would decode in another one.
+    """The decode rate in the present split, and the sequences that would decode in another one.
 
-    A worker that computes prompts beside its decodes lets each step take as long as TPOT allows. Sequences then stay
-    longer, so more of them, with their KV, are present at once. Rated by the present decodes, a split with separate
-    decodes looks crowded although it would not be. Roles would then drift towards ever more and ever fuller mixed
-    workers. The rate at which tokens are generated is what stays the same in every split.
+    On a worker that also computes prompts, each step takes as long as TPOT allows. Sequences then stay longer, so more
+    of them, with their KV, are present at once. Judged by the present decodes, a split with separate decodes would look
+    crowded although it is not. Roles would then drift towards ever more and ever fuller mixed workers. Only the rate of
+    generated tokens is the same in every split.
     """
 
     engine: WorkerProfile
@@ -238,7 +240,8 @@ class DecodePace:
     beside: tuple[float, float] = (0.0, 0.0)
     """The decodes and their KV tokens beside which prompts are computed.
 
-    These are the present ones, or where none are computed now, those of steps with all the prompts that TPOT allows.
+    These are the present ones. If no prompts are computed now, they are those of steps with all the prompts that TPOT
+    allows.
     """
 
     @classmethod
@@ -274,14 +277,14 @@ class DecodePace:
         A longer step has more sequences in it, which lengthen it in turn. The result is the fixed point.
         """
         batch = self.work.decodes / mixed
-        # The batch may settle on the other side of the one that saturates the GPU.
+        # The batch may settle on the other side of the batch size that saturates the GPU.
         first, *others = (self._on_line(line, mixed, pressure) for line in sequence_lines(self.engine.step_time, batch))
         for each_ns in others:
             first = most(first, each_ns)
         return first
 
     def _on_line(self, line: tuple[N | float, float], mixed: N, pressure: N) -> N:
-        """Return the fixed point for sequences whose cost is `line`, a fixed time and one for each sequence."""
+        """Return the fixed point for sequences whose cost is `line`: a fixed time, and one per sequence."""
         work, model = self.work, self.engine.step_time
         fixed_ns, sequence_ns = line
         each_ns = sequence_ns + model.decode_kv_token_ns * work.kv_tokens / work.decodes

@@ -1,10 +1,9 @@
-"""Decide which of a model's workers take which role and prefill budget now.
+"""The decision about the roles and prefill budgets of a model's workers.
 
-Every split of the workers that the limits allow is rated by the pressure it would leave (libs/policy/pressure.py).
-Roles change only under pressure, and only if another split relieves it by more than the error of the predictions.
-So a steady load, or one that fluctuates, moves nobody. Budgets are raised before roles change, since they cost
-nothing. A decode worker is `Role.MIXED` with a budget of 0: `mixed` counts decode workers too, as `decode_*` in the
-limits does.
+Every split of the workers within the limits is rated by the pressure it would leave (libs/policy/pressure.py). Roles
+change only under pressure, and only if another split relieves it by more than the error of the predictions. So a steady
+or fluctuating load moves no worker. Budgets are raised before roles change, since they cost nothing. A decode worker is
+`Role.MIXED` with a budget of 0: `mixed` counts decode workers too, as `decode_*` in the limits does.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -34,8 +33,8 @@ from libs.policy.pressure import (
 from libs.policy.roles import Role
 
 # A move costs the measured time from its decision until the worker serves its new role, and the same again on the way
-# back. Its gain is the share of the pressure that it relieves, so it has paid off after the cost divided by that
-# share. Reports lag, and a move is judged only by reports from after its pay-back.
+# back. Its gain is the share of the pressure that it relieves, so it pays off after the cost divided by that share.
+# Reports lag, and a move is judged only by reports from after that time.
 LEAST_EFFECT_NS: Final = 20_000_000
 """The minimum cost of a move, for its KV and prefixes, even if it took no time at all."""
 LEAST_PAY_BACK_NS: Final = 3 * LEAST_EFFECT_NS
@@ -45,7 +44,7 @@ FIRST_EFFECT_NS: Final = 100_000_000.0
 WEIGHT: Final = 0.2
 """The weight of the newest move in the mean."""
 LEAST_RELIEF: Final = 0.1
-"""The relief assumed of a move that relieves less, because limits required it."""
+"""The relief assumed for a move that relieves less but that limits require."""
 MOST_NS: Final = 10_000_000_000
 """The bound on a pay-back and on the age of reports; older reports carry no information."""
 
@@ -55,7 +54,7 @@ class MoveEvidence:
     """The knowledge about moves at the time of a decision."""
 
     age_ns: int = 0
-    """The age of what is known of the workers."""
+    """The age of the facts about the workers."""
     effect_ns: float = FIRST_EFFECT_NS
     """The mean measured time from a decision until its worker has changed."""
 
@@ -65,13 +64,13 @@ class MoveEvidence:
         return replace(self, effect_ns=self.effect_ns + WEIGHT * (bounded - self.effect_ns))
 
     def aged(self, age_ns: int) -> "MoveEvidence":
-        """Return the evidence with another age of what is known of the workers."""
+        """Return the evidence with another age of the facts about the workers."""
         return replace(self, age_ns=min(max(age_ns, 0), MOST_NS))
 
     def pay_back_ns(self, relieved: float) -> int:
         """Return the time from a decision until its moves have recovered their cost, there and back.
 
-        `relieved` is the share of the pressure that they take away, 0..1.
+        `relieved` is the share of the pressure that they relieve, 0..1.
         """
         effect_ns = max(self.effect_ns, LEAST_EFFECT_NS)
         return min(round(effect_ns + 2 * effect_ns / min(max(relieved, LEAST_RELIEF), 1.0)), MOST_NS)
@@ -80,21 +79,22 @@ class MoveEvidence:
 UNMEASURED: Final = MoveEvidence()
 
 
-# Below both pressures a split is good enough, whatever others would leave. Prompts come in clusters and queue long
-# before their phase is full; decodes are not late before it is.
+# Below both pressures a split is good enough, regardless of others. Prompts come in clusters and queue long before
+# their phase is full; decodes are late only once it is.
 PROMPTS_PRESS: Final = 0.7
 DECODES_PRESS: Final = 0.85
 GAIN: Final = 0.15
-"""The share of the pressure by which another split must relieve it."""
+"""The share of the pressure that another split must relieve."""
 FAR_MORE: Final = 2.0
-"""The factor by which prompts must press more than decodes would, for a move that makes those press."""
+"""The factor by which prompts must press more than decodes would after a move that makes decodes press."""
 BURST_NS: Final = 3_000_000_000
-"""The time for which they must, if it is by less; a burst of prompts is over sooner. `TURN_NS` if decodes have
-called the worker lately."""
+"""The time for which prompts must press by a smaller factor; bursts are shorter. `TURN_NS` applies if decodes recently
+called the worker.
+"""
 APART_GAIN: Final = 0.05
-"""The least such share for separating decodes from prompts and for ending that, which moves no KV.
+"""The minimum share of pressure to be relieved by separating decodes from prompts, or by ending that.
 
-Budgets of all decode workers change then. With few sequences it has to be more than chance.
+Neither moves KV, but the budgets of all decode workers change. With few sequences the gain must exceed chance.
 """
 # Budgets rise once prompts would press this hard on prefill workers alone, and fall after `CALM_NS` below `LOWER`.
 RAISE: Final = 0.5
@@ -103,28 +103,28 @@ CALM_NS: Final = TURN_NS
 MAX_CANDIDATES: Final = 8
 """The maximum number of rated splits that are reported."""
 LACKING_NS: Final = 2_000_000_000
-"""The time without a decode worker before a prefill worker becomes one; a restarting worker is back sooner."""
+"""The time without a decode worker before a prefill worker becomes one; a restarting worker returns sooner."""
 STARTING_NS: Final = 30_000_000_000
 """The time for which limits may go unmet without pressure; by then a worker that is starting has joined."""
 
 
 class RoleReason(Enum):
-    """The reason workers are changed, or stay as they are."""
+    """The reason why workers are changed or stay as they are."""
 
     PROMPTS_PRESS = "prompts_press"
     DECODES_PRESS = "decodes_press"
-    # Prompts have not pressed for a while, so decode workers return their budgets.
+    # Prompts have not pressed for some time, so decode workers return their budgets.
     CALM = "calm"
     # The limits did not allow the present numbers of workers by role.
     LIMITS = "limits"
-    # The limits do not allow the present numbers, nor any that could be reached.
+    # The limits do not allow the present numbers, and no allowed ones can be reached.
     UNMET = "limits_unmet"
     # The limits do not allow the present numbers; workers that may be starting have `STARTING_NS` to join.
     UNMET_YET = "limits_wait"
     BALANCED = "balanced"
     # The work exceeds the capacity of every split.
     TOO_SMALL = "too_small"
-    # There is pressure, and no other split relieves it by enough.
+    # There is pressure, but no other split relieves it enough.
     BEST = "best"
     # Another split would relieve it, but resting workers, limits or quiet hours prevent it.
     HELD = "held"
@@ -141,9 +141,9 @@ class PlannedWorker(NamedTuple):
     prompt_tokens: int
     """The prompt tokens waiting at the worker."""
     kv_tokens: int
-    """The KV tokens of its sequences, which a move to prefill has to transfer away."""
+    """The KV tokens of its sequences, which must be transferred before a move to prefill."""
     pinned: bool = False
-    """True if it keeps the role and budget that an operator gave it."""
+    """True if an operator set its role and budget, which stay."""
     keeps_budget: bool = False
     """True if its role and budget were set at its start or by an operator, so that only lent budgets are taken back."""
     own_budget_tokens: int = 0
@@ -151,7 +151,7 @@ class PlannedWorker(NamedTuple):
 
 
 class RoleOrder(NamedTuple):
-    """A role and budget that a worker is to take."""
+    """A role and budget for a worker to take."""
 
     worker_id: str
     role: Role
@@ -163,9 +163,11 @@ class Memory:
     """The state that one decision passes to the next."""
 
     paid_ns: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """The time at which each moved worker's move will have paid off; it rests until reports date from after that."""
+    """The time at which each moved worker's move will have paid off; it rests until there are reports from after that
+    time.
+    """
     calm_since_ns: int = 0
-    """The start of the calm; 0 while prompts press, or would without budgets."""
+    """The start of the calm; 0 while prompts press, or would press without budgets."""
     lacking_since_ns: int = 0
     """The time since which there is work but no decode worker; 0 if there is one."""
     limits: ModelLimits | None = None
@@ -175,7 +177,7 @@ class Memory:
     apart: Apart = TOGETHER
     turn: RoleTurn = NO_TURN
     trades_since_ns: int = 0
-    """The time since which prompts would be relieved by making decodes press; 0 if they would not."""
+    """The time since which making decodes press would relieve prompts; 0 if it would not."""
     usual: UsualWork = NOTHING_USUAL
     """The work of the last ten seconds, which a flood of prompts exceeds."""
 
@@ -185,7 +187,7 @@ class RolePlan:
     """The decision about the roles and budgets of one model's workers."""
 
     moves: Sequence[RoleOrder]
-    """The orders that change a worker's role, and maybe its budget."""
+    """The orders that change a worker's role, and possibly its budget."""
     budgets: Sequence[RoleOrder]
     code: RoleReason
     now: Split
@@ -217,8 +219,8 @@ def assign(
     """Decide the roles and budgets of one model's workers.
 
     Workers that are not movable or on standby stay and do not count; pinned ones stay and count. At most `most_moves`
-    change roles. `evidence` has the age of reports and how long moves take, `lending` the number of mixed workers that
-    compute prompts if budgets cannot change, None if they can.
+    change roles. `evidence` has the age of reports and the duration of moves. `lending` is the number of mixed workers
+    that compute prompts if budgets cannot change; None if they can.
     """
     pool, asked, usual = _RoleWorkers.of(workers), limits, memory.usual.seen(work, now_ns)
     work = memory.usual.judged(work)
@@ -284,7 +286,7 @@ class _RoleWorkers:
 
     @classmethod
     def of(cls, workers: Iterable[PlannedWorker]) -> "_RoleWorkers":
-        """Return the pool of the workers that take work."""
+        """Return the movable workers among those that accept work."""
         by_role: dict[Role, list[PlannedWorker]] = {Role.PREFILL: [], Role.MIXED: [], Role.STANDBY: []}
         for each in workers:
             if each.movable:
@@ -294,7 +296,9 @@ class _RoleWorkers:
 
     @property
     def alike(self) -> bool:
-        """Return whether only mixed workers were started, which need not be split and may all be mixed again."""
+        """Return whether only mixed workers were started. Such workers need not be split and may all become mixed
+        again.
+        """
         return self.chosen and not any(each.keeps_budget for each in self.prefill)
 
     def __len__(self) -> int:
@@ -314,13 +318,13 @@ def _rate_splits(
 ) -> tuple[Apart, Split, RatedSplits]:
     """Return whether decodes should run without prompts, the present split, and the possible splits.
 
-    The first stays as it was if nothing presses, where that is possible. It ends once prompts have `calmed`, as
-    budgets do. With `lending` workers, whose budgets stay, it is always true: others get none.
+    The first stays unchanged if possible while nothing presses. It ends once prompts have `calmed`, as budgets do. With
+    `lending` workers, whose budgets stay, it is always true, since no other worker gets a budget.
     """
     prefill, mixed = len(pool.prefill), len(pool.mixed)
     fed = max(int(most_prefill_by_link(engine, work.prompts, prefill + mixed)), prefill, limits.prefill_min)
     limits = replace(limits, prefill_max=min(limits.prefill_max, fed))
-    # Sequences that are there just after budgets were taken away are those of steps with prompts.
+    # Sequences present just after budgets were taken away are those of steps with prompts.
     rides = any(each.budget_tokens for each in pool.mixed) or was.is_new(now_ns)
     pace = DecodePace.of(engine, work, prefill, mixed, rides=rides)
     least_prefill, least_mixed = _fewest(pool, limits)
@@ -348,7 +352,7 @@ def _rate_splits(
     alone = splits_of(apart=True)
     if alone.best is None:
         return was.ended(now_ns), now, together
-    # Sequences come by chance, so their number and its pressure vary by the root of it.
+    # Sequences arrive by chance, so their number and its pressure vary by its square root.
     gain = min(max(APART_GAIN, max(work.decodes, 1) ** -0.5), GAIN)
     better = alone.best.cost < best.cost * ((1 + gain) if was.on else (1 - gain))
     apart = was.called(now_ns, better=better if presses else was.on)
@@ -376,7 +380,7 @@ def _fewest(pool: _RoleWorkers, limits: ModelLimits) -> tuple[int, int]:
 
 
 def _fewest_mixed(engine: WorkerProfile, work: Workload) -> int:
-    """Return the fewest mixed workers with room for what decodes now."""
+    """Return the fewest mixed workers with room for the present decodes."""
     by_count = -(-work.decodes // max(engine.max_sequences, 1))
     return max(by_count, -(-work.kv_tokens // engine.kv_tokens) if engine.kv_tokens else 0)
 
@@ -402,7 +406,7 @@ def _code(
 
 
 def _unmet_since_ns(memory: Memory, limits: ModelLimits, now_ns: int) -> int:
-    """Return the time since which the limits are unmet; a change of limits is met at once, so it counts as old."""
+    """Return the time since which the limits are unmet; new limits are enforced at once, so they count as old."""
     if memory.limits not in (None, limits):
         return now_ns - STARTING_NS
     return memory.unmet_since_ns or now_ns
@@ -411,15 +415,15 @@ def _unmet_since_ns(memory: Memory, limits: ModelLimits, now_ns: int) -> int:
 def _better_split(now: Split, rated: RatedSplits, *, by_limits: bool) -> Split | None:
     """Return the split to move to; None if the present one is good enough.
 
-    `by_limits` says that the limits are to be met, whatever the pressure.
+    With `by_limits`, the limits must be met regardless of pressure.
     """
     best = rated.best
     if best is None:
         return None
     if not by_limits and (not _presses(now) or best.cost > now.cost * (1 - GAIN)):
         return None
-    # Take the nearest split that is about as good as the best, since each move costs, or in which nothing presses any
-    # more. A queue that begins makes every further worker look useful, and most of them would soon be missed.
+    # Choose the nearest split that is about as good as the best, since each move costs, or in which nothing presses any
+    # more. A growing queue makes every further worker look useful, and most of them would soon be missed elsewhere.
     enough = SplitBounds(PROMPTS_PRESS * (1 - GAIN), DECODES_PRESS * (1 - GAIN), now.cost * (1 - GAIN))
     return rated.nearest(now.mixed, best.cost * (1 + GAIN / 3), None if by_limits else enough)
 
@@ -427,10 +431,10 @@ def _better_split(now: Split, rated: RatedSplits, *, by_limits: bool) -> Split |
 def _trades(now: Split, then: Split, more: float, *, lately: bool, undone: bool) -> bool:
     """Return whether a split would relieve prompts by making decodes press, which they do for longer.
 
-    `more` is the usual number of decodes over the present one: decodes that are few for a moment become more again.
+    `more` is the usual number of decodes over the present one: a momentary drop in decodes soon ends.
 
     Decodes that press call the worker back just when a burst of prompts is over. If they have just taken one back
-    (`undone`), a move to prefill is such a trade unless it leaves decodes half of what makes them press.
+    (`undone`), a move to prefill is such a trade unless decodes keep below half of the pressing level.
     """
     if then.mixed >= now.mixed:
         return False
@@ -466,8 +470,7 @@ def _budget_changes(
 ) -> list[RoleOrder]:
     """Return the budget changes of mixed workers that are not pinned.
 
-    The budget is 0 where decodes run without prompts, a chunk where prompts press, and the worker's own after a
-    calm.
+    The budget is 0 while decodes run without prompts, a chunk while prompts press, and the worker's own after a calm.
     """
     if apart:
         return [

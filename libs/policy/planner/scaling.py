@@ -1,8 +1,8 @@
 """The number of workers that a model should have, on a horizon of seconds to minutes.
 
-Roles move work between phases. When no split of roles has room, workers have to be added, which takes their
-start-up time. So the number is decided for the demand at the end of that time, extrapolated from its growth, and
-warm standby workers bridge it. The number falls only after work has been small for long, one worker at a time.
+Roles move work between phases. When no split of roles has room, workers have to be added, which takes their start-up
+time. So the number is decided for the demand at the end of that time, extrapolated from its growth, and warm standby
+workers bridge it. The number falls only after work has been low for long, one worker at a time.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,11 +23,11 @@ DAY_NS: Final = 86_400 * SECOND_NS
 FULL: Final = 0.85
 """The pressure up to which the best split has room; above it more workers are requested."""
 SPARE: Final = 0.55
-"""The pressure below which the best split of one worker fewer must stay for that one to go."""
+"""The pressure that the best split of one worker fewer must not exceed for that worker to go."""
 PRESSED_NS: Final = 2 * SECOND_NS
-"""The time for which work must be too much; a burst is over before a worker has started."""
+"""The time for which work must be excessive; a burst ends before a worker has started."""
 CALM_NS: Final = 60 * SECOND_NS
-"""The time for which work must be small before a worker goes."""
+"""The time for which work must be low before a worker goes."""
 LINGER_NS: Final = 120 * SECOND_NS
 """The time a surplus worker stays on standby, warm, before it is ended."""
 TREND_NS: Final = 60 * SECOND_NS
@@ -37,11 +37,11 @@ MAX_SAMPLES: Final = TREND_NS // SAMPLE_NS
 MOST_GROWTH: Final = 2.0
 """The bound on extrapolated work, as a multiple of the present work."""
 MOST_MORE: Final = 256
-"""The maximum number of workers requested beyond those that serve; a larger number is reached in several decisions."""
+"""The maximum number of workers requested beyond those that serve; larger numbers take several decisions."""
 GUARD_S: Final = 60.0
-"""The time a started worker may run on once asked to end, kept back from the day's GPU-hours."""
+"""The time that a started worker may still run once asked to end, which is reserved from the day's GPU-hours."""
 AT_ONCE_NS: Final = 5 * SECOND_NS
-"""The wait up to which a machine counts as having been there before."""
+"""The wait up to which a machine counts as already present."""
 
 
 class ScaleReason(Enum):
@@ -62,7 +62,7 @@ class ModelWorkers:
     """The numbers of a model's workers by state and origin."""
 
     others: int
-    """The workers in a role that people started, and that only they end."""
+    """The workers in a role that people started and that only people end."""
     started_serving: int = 0
     """The workers in a role that the actuator started."""
     standby: int = 0
@@ -80,7 +80,7 @@ class ModelWorkers:
 
 @dataclass(frozen=True, slots=True)
 class WorkTrend:
-    """A sample of the work, one per second."""
+    """A sample of the work, taken once per second."""
 
     at_ns: int
     prompts: float
@@ -132,7 +132,7 @@ def scale(
 ) -> Scaled:
     """Decide how many workers should serve and how many the actuator should have.
 
-    `forecast` is the least number of workers that the horizon of hours requests; limits apply to it too.
+    `forecast` is the minimum number of workers from the hourly plan; limits apply to it too.
     """
     memory = charged(memory, pool, now_ns)
     memory = replace(memory, trend=_noted(memory.trend, work, now_ns))
@@ -186,8 +186,8 @@ def workers_needed(engine: WorkerProfile, work: Workload, serving: int, limits: 
 def mixed_instead(engine: WorkerProfile, work: Workload, prefill: int, decode: int) -> int:
     """Return how many mixed workers replace the `prefill` and `decode` workers of a plan.
 
-    They compute prompts that fill the former up to `FULL`, beside as many sequences as fill the latter, of the
-    length of those that decode now. If nothing decodes now it is their sum, as the length of sequences is unknown.
+    They compute prompts that fill the former up to `FULL`, beside the sequences that fill the latter, at present
+    lengths. If nothing decodes now, lengths are unknown and the result is the sum of both.
     """
     whole = prefill + decode
     if not (prefill and decode and work.decodes):
@@ -217,7 +217,7 @@ def charged(memory: ScaleMemory, pool: ModelWorkers, now_ns: int) -> ScaleMemory
 def _started(
     pool: ModelWorkers, wished: int, limits: ModelLimits, code: ScaleReason, *, memory: ScaleMemory, now_ns: int
 ) -> tuple[int, ScaleReason]:
-    """Return how many workers the actuator should have: those wanted beyond the ones that people started."""
+    """Return the number of workers that the actuator should have, beyond those that people started."""
     wanted = min(max(wished - pool.others, 0), _most_started(pool, limits))
     affordable = _affordable(pool, limits, memory, now_ns)
     return (affordable, ScaleReason.GPU_HOURS) if affordable < wanted else (wanted, code)
@@ -262,7 +262,7 @@ def _ahead(work: Workload, trend: tuple[WorkTrend, ...], ahead_ns: int) -> Workl
 
 
 def _growth(points: list[tuple[int, float]]) -> float:
-    """Return the growth per nanosecond, as the median slope between neighbours, which one burst does not move."""
+    """Return the growth per nanosecond, the median slope between neighbours, which resists single bursts."""
     slopes = sorted((b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points) if b[0] > a[0])
     return slopes[len(slopes) // 2] if slopes else 0.0
 
@@ -271,9 +271,9 @@ def _growth(points: list[tuple[int, float]]) -> float:
 class StartUp:
     """The measured time from the request of a worker until it serves, for one actuator.
 
-    A worker waits for a machine with room, then starts on it. An autoscaling cluster has room at once for some workers
-    and takes minutes for the next one. So the wait is learned separately, and counts as long as the last worker that
-    came had to wait for its machine.
+    A worker waits for a machine with room, then starts on it. An autoscaling cluster has room at once for some workers,
+    and takes minutes for the next one. So the wait is learned separately, and counts while the last worker to arrive
+    had to wait for its machine.
     """
 
     start_ns: int
@@ -282,9 +282,9 @@ class StartUp:
     """The wait for a machine while machines are scarce: the longest of the last waits, initially as configured."""
     scarce: bool = False
     """True if the last worker had to wait for its machine, so that the next one will too."""
-    # By worker not registered yet, the time the actuator first named it.
+    # By unregistered worker, the time at which the actuator first named it.
     _asked_ns: dict[str, int] = field(default_factory=dict)
-    # By worker not registered yet, the time it had a machine.
+    # By unregistered worker, the time at which it had a machine.
     _placed_ns: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -331,7 +331,7 @@ class RoleWish:
 
     serving: int
     spares: frozenset[str]
-    """The workers started by an actuator, the only ones that take and leave roles for it."""
+    """The workers started by an actuator; only these change roles to reach the number."""
 
 
 def call_up(
@@ -345,7 +345,7 @@ def call_up(
 ) -> list[RoleOrder]:
     """Return the first `most` role changes towards the desired number.
 
-    Of the spare workers that leave, those with the least KV go first. None leaves a role below its limit, or empty.
+    The spare workers with the least KV leave first. No role falls below its limit or becomes empty.
     """
     serving = [each for each in workers if each.role is not Role.STANDBY]
     ready = [each for each in workers if each.role is Role.STANDBY and each.movable and _is_free(each, wish.spares)]

@@ -11,7 +11,7 @@ class RolePool:
 
     model: str
     role: Role | None
-    """The role; None if no known role is assigned."""
+    """The role; None if the assigned role is unknown."""
     workers: int
     gpus: int
     busy: float | None
@@ -32,7 +32,7 @@ class ClusterSnapshot:
     coverage: float
     """The share of all registered GPU time in the window that telemetry covers, 0..1; 0 without workers."""
     heard: bool
-    """True if every worker has reported something lately."""
+    """True if every worker has reported recently."""
 
     @property
     def at_rest(self) -> bool:

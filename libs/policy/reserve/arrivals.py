@@ -23,16 +23,16 @@ LAWS: Final = ("constant 3h", "constant 24h", "constant 7d", "hourly", "gamma", 
 POISSON_LAWS: Final = 4
 """The number of leading laws that are Poisson processes, given the factor common to all rates."""
 PENALTY: Final = np.array([0.0, 0.0, 0.0, 2.0, 2.0, 4.0])
-"""The nats by which a richer law has to predict better before it is chosen."""
+"""The nats by which a richer law must predict better to be chosen."""
 SHARED_WEIGHT: Final = 3.0
 """The weight, in models, of the mean evidence added to each model's own.
 
-It gives a new model the law that suits most models.
+A new model thus gets the law that suits most models.
 """
 COLD_WINDOWS: Final = 10
 """The windows after a model's first arrival in which its laws know too little to be judged."""
 MOST_NATS: Final = 6.0
-"""The most evidence that one window may give against a law."""
+"""The maximum evidence that one window may give against a law."""
 JUDGED_S: Final = 24 * HOUR_S
 """The half-life of the evidence for laws."""
 HOUR_PRIOR: Final = 50.0
@@ -58,7 +58,7 @@ def _gamma_tables() -> Floats:
         shape = 1 / (cv * cv)
         left = 1 - gamma_cdf(shape, _GRID * shape)
         hazard = -np.log(np.maximum(left, LEAST_LEFT))
-        # Beyond where the series is exact, the tail is as good as exponential.
+        # Beyond the range in which the series is exact, the tail is nearly exponential.
         rows.append(np.where(left > LEAST_LEFT * 10, hazard, -np.log(LEAST_LEFT) + (_GRID - _GRID[0]) * shape))
     return np.asarray(np.maximum.accumulate(np.array(rows), axis=1))
 
@@ -142,7 +142,7 @@ class ArrivalLaws:
             self._spent_s[index] = self._spent_s[index] * keep + length_s
 
     def _learn_hour(self, hour: int, asked: float, expected: float) -> None:
-        # An hour counts once it is over, so that it predicts that hour of other days and not itself.
+        # An hour counts once it is over, so that it predicts the same hour of other days but not itself.
         if hour != self._this_hour:
             index = self._this_hour % HOURS
             self._hour_count[index] += self._this_count
@@ -170,7 +170,7 @@ class ArrivalLaws:
         self._gaps.learn(models, watched_s, since_s, np.zeros(len(models)))
 
     def refresh(self) -> None:
-        """Estimate the rates and shapes again, and choose each model's law."""
+        """Re-estimate the rates and shapes, and choose each model's law."""
         self._gaps.refresh()
         gaps, total_s, squares = self._gap_moments
         mean = total_s / np.maximum(gaps, 1)

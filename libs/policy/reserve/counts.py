@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 RARE: Final = 1e-3
-"""The probability below which models are counted together, as a Poisson number of their mean size.
+"""The probability below which models are counted together, as a Poisson variable with their mean size.
 
 By Le Cam's bound this changes no probability by more than half the sum of the squares of their probabilities.
 """
@@ -56,7 +56,7 @@ def sum_distribution(probability: Floats, units: Whole) -> Floats:
 
 
 def _poisson_most(mean: float) -> int:
-    """Return the number beyond which a Poisson variable of this mean has less than `POISSON_TAIL`."""
+    """Return the number that a Poisson variable of this mean exceeds with a probability below `POISSON_TAIL`."""
     most, term, tail = 0, float(np.exp(-mean)), 1 - float(np.exp(-mean))
     while tail > POISSON_TAIL and most < 1000:
         most += 1
@@ -95,7 +95,7 @@ def mean_of(distribution: Floats) -> float:
 
 
 SHRINK: Final = 6.0
-"""The ends in a stretch of time at which a model's own hazard weighs as much as that of all models."""
+"""The number of ends in a stretch of time at which a model's own hazard weighs as much as that of all models."""
 STRETCHES: Final = 18
 LONGEST_S: Final = 7 * 86_400.0
 
@@ -136,7 +136,7 @@ class HazardTable:
         self._spent_s *= keep
 
     def learn(self, model: Whole, from_s: Floats, to_s: Floats, ended: Floats) -> None:
-        """Add observed spans of elapsed time; `ended` is 1 where the end came at `to_s`, and 0 where it did not."""
+        """Add observed spans of elapsed time; `ended` is 1 where the end came at `to_s`, and 0 otherwise."""
         low, high = self.edges_s, np.append(self.edges_s[1:], np.inf)
         spent_s = np.clip(np.minimum(to_s[:, None], high) - np.maximum(from_s[:, None], low), 0.0, None)
         np.add.at(self._spent_s, model, spent_s)
@@ -144,7 +144,7 @@ class HazardTable:
         np.add.at(self._ends, (model, where), ended)
 
     def refresh(self) -> None:
-        """Estimate the hazards again from all evidence."""
+        """Re-estimate the hazards from all evidence."""
         all_ends, all_spent_s = self._ends.sum(axis=0), self._spent_s.sum(axis=0)
         mean = (all_ends.sum() + 0.5) / (all_spent_s.sum() + self.edges_s[1])
         shared = (all_ends + 0.5) / (all_spent_s + 0.5 / mean)
@@ -164,7 +164,7 @@ class HazardTable:
 STEPS: Final = 2400
 """The number of grid points on which the renewal equation is solved."""
 REACH: Final = 16.0
-"""The end of the grid in mean run times, by which an exponential run has certainly ended."""
+"""The end of the grid in mean run times, by which an exponential run has almost surely ended."""
 
 Cdf = Callable[[Floats], Floats]
 
@@ -240,18 +240,18 @@ NODES: Final = 15
 FACTOR_REACH: Final = 2.8
 """The standard deviations that the grid spans on either side."""
 CLEAR: Final = 2.0
-"""The nats by which a common factor has to predict better than none before it is used."""
+"""The nats by which a common factor must predict better than none to be used."""
 EVIDENCE_KEEP: Final = 0.98
 """The decay of the evidence per window."""
 MOST_NATS: Final = 10.0
-"""The most evidence that one window may give for or against a setting."""
+"""The maximum evidence that one window may give for or against a setting."""
 
 
 class CommonRate:
-    """A grid filter of a log-normal factor of mean 1 that reverts to its mean (AR(1)), for each candidate setting.
+    """A grid filter, for each candidate setting, of a log-normal factor of mean 1 that reverts to its mean (AR(1)).
 
-    It observes which models were requested in a window, each with its own probability given the factor. So the
-    behaviour of single models, however bursty, is no evidence for a common factor.
+    It observes which models were requested in a window, each with its own probability given the factor. So single
+    models, however bursty, are no evidence for a common factor.
     """
 
     def __init__(self) -> None:
@@ -269,7 +269,7 @@ class CommonRate:
 
     @property
     def setting(self) -> tuple[float, float] | None:
-        """The spread and autocorrelation that predicted best; None without a common factor."""
+        """The spread and autocorrelation that predicted best; None if there is no common factor."""
         best = int(self._evidence.argmax())
         return self._settings[best] if self._evidence[best] > CLEAR else None
 
@@ -285,8 +285,8 @@ class CommonRate:
     def learn(self, hazard: Floats, asked: Floats, counted: Bools) -> float:
         """Learn from a window in which models with these cumulative hazards had this many arrivals.
 
-        `counted` marks models whose arrivals are a Poisson process given the factor, so that their number carries
-        more information than whether there were any. Return the estimate of the factor during the window.
+        `counted` marks models whose arrivals are a Poisson process given the factor, so that their number carries more
+        information than their presence. Return the estimate of the factor during the window.
         """
         flat = self._factor.reshape(-1)
         often, whether = hazard[counted], hazard[~counted]
@@ -317,9 +317,9 @@ def _transition(middle: Floats, weight: Floats, keep: float) -> Floats:
 
 
 # Each window gives a score: the normal deviate below which the forecast, made before the window, put less than the
-# outcome. The next deviate is the recent centre of the outcomes plus a quantile of the scores' distances from it
-# (split conformal), with recent scores weighted more. The level of that quantile moves with the recent coverage
-# (adaptive conformal inference: Gibbs and Candès 2021). Nothing is assumed about the forecast.
+# outcome. The next deviate is the recent centre of the outcomes plus a quantile of the scores' distances from it (split
+# conformal), with recent scores weighted more. The level of that quantile moves with the recent coverage (adaptive
+# conformal inference: Gibbs and Candès 2021). No assumption is made about the forecast.
 
 
 MAX_SCORES: Final = 2880
@@ -329,7 +329,7 @@ HALF_LIFE: Final = 600.0
 TRUSTED: Final = 60.0
 """The weight, in scores, of the forecast's own quantiles, added as a standard normal to the past scores."""
 PRUDENCE: Final = 0.8
-"""The share of the allowed misses that is aimed at, because the misses of a finite log scatter around the aim."""
+"""The aim as a share of the allowed misses, since the misses of a finite log scatter around it."""
 STEP: Final = 0.5
 """The share of the allowed misses by which one miss lowers the requested level."""
 CENTRE_KEEP: Final = 0.985
@@ -374,7 +374,7 @@ def normal_miss(deviate: float) -> float:
 class Calibrator:
     """A tracker of the deviate that covers outcomes with one confidence.
 
-    The centre of the scores moves faster than their spread. So the centre is followed with a short memory, and the
+    The centre of the scores moves faster than their spread. So the centre is tracked with a short memory, and the
     quantile is taken over the residuals.
     """
 
@@ -401,7 +401,7 @@ class Calibrator:
         values = np.concatenate([past, self._own])
         order = np.argsort(values)
         above = np.cumsum(weight[order][::-1])[::-1]
-        # The coming window's score counts as above all others: the finite-sample correction.
+        # The coming window's score counts as above all others, as a finite-sample correction.
         allowed = self._level_miss * (weight.sum() + 1) - 1
         index = int(np.searchsorted(-above, -max(allowed, 0.0), side="left"))
         return self.centre + float(values[order][min(index, len(values) - 1)])

@@ -1,4 +1,4 @@
-"""Track the use of models as it happens, to predict when each is requested next and how many are active at once.
+"""The use of models as it happens, to predict each model's next request and the number of active models.
 
 The arrival laws and the forecast are those of the backtests (arrivals.py, forecaster.py), updated tick by tick.
 """
@@ -15,9 +15,9 @@ from libs.policy.reserve.arrivals import ArrivalLaws, WindowArrivals
 from libs.policy.reserve.counts import Floats, Whole, mean_of, quantile, sum_distribution
 from libs.policy.reserve.forecaster import ObservedWindow, ReserveForecaster, WindowOutlook
 
-# Holding a model pays if the cold start it is likely to save costs more than the GPU time it is expected to take. With
-# a falling hazard, as sessions have, this gives each model its own keep-alive. Where the hazard rises again, the model
-# is loaded again before the request.
+# Keeping a model loaded pays if the cold start it is likely to save costs more than the GPU time it is expected to
+# take. With a falling hazard, as in sessions, this gives each model its own keep-alive. If the hazard rises again, the
+# model is loaded again before the request.
 
 
 Bools = NDArray[np.bool_]
@@ -25,7 +25,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelPool:
-    """The models of a pool as parallel arrays, by the number of the model."""
+    """The models of a pool as parallel arrays, indexed by model number."""
 
     gpus: Floats
     """The GPUs that each model needs while it is loaded."""
@@ -35,7 +35,7 @@ class ModelPool:
     floor: Bools
     """True if the model is kept loaded regardless of its worth."""
     worth: Floats
-    """The worth of keeping a loaded model or of loading another; see `worth_of`."""
+    """The worth of keeping a loaded model or of loading another one; see `worth_of`."""
 
 
 def worth_of(hazard: Floats, ahead_s: Floats, gpus: Floats, cold_cost_gpu_s: float, load_s: Floats | float) -> Floats:
@@ -43,7 +43,7 @@ def worth_of(hazard: Floats, ahead_s: Floats, gpus: Floats, cold_cost_gpu_s: flo
 
     - hazard: cumulative hazard of the next request, of shape [seconds ahead, model]
     - cold_cost_gpu_s: the GPU seconds that one cold start is worth
-    - load_s: the GPU time to load the model first, 0 where it is loaded
+    - load_s: the GPU time to load the model first; 0 if it is loaded
 
     Holding pays above 1.
     """
@@ -55,10 +55,10 @@ def worth_of(hazard: Floats, ahead_s: Floats, gpus: Floats, cold_cost_gpu_s: flo
 
 
 def choose(pool: ModelPool, room_gpus: float) -> Bools:
-    """Return which models to have loaded within `room_gpus`.
+    """Return which models should be loaded within `room_gpus`.
 
     Busy models come first, then floors, then those that pay, by worth. If the busy ones alone exceed the room, they
-    stay and nothing else does.
+    stay and no other model does.
     """
     kept = pool.busy | pool.floor
     left = room_gpus - float(pool.gpus[pool.busy].sum())
@@ -77,7 +77,7 @@ AHEAD: Final = np.geomspace(0.02, 60.0, 24)
 """The horizons at which holding a model is valued, in units of the cold start's cost."""
 REFRESH_TICKS: Final = 6
 MAX_PLACES: Final = 4_000
-"""The maximum number of models that are remembered; beyond it everything is learned again."""
+"""The maximum number of models that are remembered; beyond it, learning starts over."""
 MAX_STARTS: Final = 10_000
 """The maximum number of requests in flight per model whose start times are remembered."""
 RUN_KEEP: Final = 0.98
@@ -89,7 +89,7 @@ NEVER_S: Final = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class ModelCount:
-    """The requests of one model seen by all gateways together."""
+    """The requests of one model counted over all gateways."""
 
     arrivals: int
     """The number of requests since the first sample, which never decreases."""
@@ -105,7 +105,7 @@ class ModelPrediction:
     soon: float
     """The probability that it is requested within the horizon."""
     worth: float
-    """The worth of holding it where it is loaded; see `worth_of`."""
+    """The worth of keeping it loaded; see `worth_of`."""
     worth_ahead: float
     """The worth of loading it before it is requested; see `worth_of`."""
     next_s: float | None
@@ -113,7 +113,7 @@ class ModelPrediction:
 
 
 UNKNOWN: Final = ModelPrediction(0.5, 2.0, 0.0, None)
-"""The prediction before a window has passed: loaded models stay, and none is loaded ahead."""
+"""The prediction before a window has passed: loaded models stay, and no model is loaded ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +136,13 @@ class _TrackedModel:
 class UseFollower:
     """The usage statistics of one catalogue.
 
-    All times are seconds of one clock. Unix time gives the hours of the day their meaning.
+    All times are seconds of one clock. With Unix time, hours of the day are meaningful.
     """
 
     def __init__(self, *, window_s: float, confidence: float = 0.99) -> None:
-        """Forecast the peak number of active models per window of `window_s`; arrival laws are updated ten times as
-        often.
+        """Create the statistics, which forecast the peak number of active models per window of `window_s`.
+
+        Arrival laws are updated ten times as often.
         """
         self._window_s, self._confidence = window_s, confidence
         self._tick_s = window_s / 10
@@ -163,7 +164,7 @@ class UseFollower:
         self._run_s = 0.0
         self._runs = 0.0
         self.windows = 0
-        """The number of windows that were learned from."""
+        """The number of windows learned from."""
         self.ahead: WindowOutlook | None = None
         """The forecast for the current window; None before the first."""
 
@@ -217,7 +218,9 @@ class UseFollower:
         return found
 
     def asked_within(self, now_s: float, seconds: float) -> CountDistribution | None:
-        """Return how many models are active or requested within the seconds ahead; None before a window has passed."""
+        """Return the number of models that are active or requested within the seconds ahead; None before a window has
+        passed.
+        """
         if not self._models or not self.windows:
             return None
         hazard = self._hazard(now_s, np.array([seconds]))[0]
@@ -238,7 +241,7 @@ class UseFollower:
             if len(self._models) >= MAX_PLACES:
                 self._reset()
                 self._tick_from_s = self._window_from_s = self._looked_s = now_s
-            # When arrivals before the first sample came is unknown.
+            # The times of arrivals before the first sample are unknown.
             tracked = self._models[name] = _TrackedModel(len(self._models), count.arrivals)
             self._laws.grow(len(self._models), now_s)
         new = min(max(count.arrivals - tracked.arrivals, 0), MOST_NEW)
@@ -251,7 +254,7 @@ class UseFollower:
             tracked.starts.append(at_s)
         gone = len(tracked.starts) - count.in_flight
         for _ in range(max(gone, len(tracked.starts) - MAX_STARTS, 0)):
-            # Which request ended is unknown; taking the first preserves the mean run time.
+            # It is unknown which request ended; assuming the first preserves the mean run time.
             began_s = tracked.starts.popleft()
             self._ended.append((tracked.index, began_s, now_s))
             self._run_s, self._runs = self._run_s * RUN_KEEP + now_s - began_s, self._runs * RUN_KEEP + 1

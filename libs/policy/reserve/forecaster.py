@@ -1,4 +1,6 @@
-"""Forecast how many GPUs the models need at once in the next window, as a distribution, from past windows."""
+"""A forecast of the GPUs that the models need at once in the next window, as a distribution learned from past
+windows.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +26,7 @@ REACHES: Final = np.array([0.02, 0.05, 0.1, 0.18, 0.3, 0.45, 0.65, 1.0])
 MIDDLES: Final = np.array([0.125, 0.375, 0.625, 0.875])
 """The points of the window, as shares, at which the expected number of active models is evaluated."""
 QUARTERS: Final = 4
-"""The points between the window's start and each middle at which a new request is checked for having ended."""
+"""The points between the window's start and each middle at which a new request is checked for its end."""
 REFRESH_WINDOWS: Final = 10
 REACH_KEEP: Final = 0.999
 """The decay per window of the evidence for each reach."""
@@ -117,13 +119,13 @@ class ReserveForecaster:
     """A forecaster for a set of models, which alternates between `ahead` and `learn`.
 
     A model is active at the window's peak if a request in flight is still there, or the next one comes, within a
-    learned reach. A reach of 0 means the models active now, the whole window every model active at some time in it.
-    Given the factor common to all rates, models are independent. The calibration corrects the errors of these
-    assumptions.
+    learned reach. A reach of 0 counts the models active now; a reach of the whole window counts every model active at
+    some time in it. Given the factor common to all rates, models are independent. The calibration corrects the errors
+    of these assumptions.
     """
 
     def __init__(self, window_s: float, confidence: float, *, common: bool = True, calibrated: bool = True) -> None:
-        """Create a forecaster. `common` and `calibrated` set to False leave that part out, to measure its value."""
+        """Create a forecaster. Setting `common` or `calibrated` to False omits that part, to measure its value."""
         self._window_s, self._confidence = window_s, confidence
         self._laws = ArrivalLaws(window_s / 16)
         self._runs = HazardTable(window_s / 16, 0.5 ** (1 / RUNS_HALF_LIFE_S))
@@ -201,7 +203,7 @@ class ReserveForecaster:
             covered = seen.peak_gpus <= outlook.reserve_gpus + 1e-9
             self._calibrator.learn(outlook.distribution, came, covered=covered)
         if len(self._reaches):
-            # Widened a little, so that one surprise does not decide for good.
+            # Widened a little, so that one surprise does not settle the choice.
             at = min(came, self._reaches.shape[1] - 1)
             reported = self._reaches[:, max(at - 1, 0) : at + 2].mean(axis=1)
             self._reach_evidence = self._reach_evidence * REACH_KEEP + np.log(reported + 1e-6)

@@ -1,9 +1,9 @@
 """The model that each worker of a pool holds next: what to load, keep, put to sleep or evict.
 
-A worker is given to another model where that costs least: the seconds of the switch, plus the likely cold start of
-the model that loses it. Waiting requests come first, then floors and reservations, then models under pressure, then
-those worth loading ahead. A worker with work in flight loses its model only after its turn. The turn lasts several
-times as long as the switch, so that switching takes a bounded share of its time.
+The worker that changes its model is the one with the lowest cost: the seconds of the switch, plus the likely cold start
+of the model that loses the worker. Waiting requests come first, then floors and reservations, then models under
+pressure, then those worth loading ahead. A worker with work in flight loses its model only after its turn. The turn
+lasts several times as long as the switch, so that switching takes a bounded share of its time.
 """
 
 from collections import Counter
@@ -14,15 +14,17 @@ from typing import Final
 from libs.policy.reserve.pool import Eviction, PlacedModel, PlacementOrder, PoolDecision, PoolWorker, Why, WorkerStage
 
 SETTLE_S: Final = 1.0
-"""The time a worker keeps a newly assigned model, whose first requests are on their way."""
+"""The time a worker keeps a newly assigned model, whose first requests are still to arrive."""
 PAY_BACK: Final = 4.0
 """The minimum length of a turn as a multiple of the switch to it."""
 AHEAD_GAIN: Final = 1.5
-"""The multiple of its cost that loading ahead of requests has to save."""
+"""The multiple of its cost that loading ahead of requests must save."""
 BESIDE_S: Final = 0.5
 """The cost of a busy neighbour on the same GPU, whose steps alternate with the worker's."""
 LINES_WAIT_S: Final = 600.0
-"""The wait after which batch lines may take a worker from interactive requests, which would starve them otherwise."""
+"""The wait after which batch lines may take a worker from interactive requests, by which they would otherwise be
+starved.
+"""
 NEVER_S: Final = 86_400.0
 """A wait that never ends."""
 DRAIN_S: Final = 2.0
@@ -45,7 +47,7 @@ def place(
 ) -> PoolDecision:
     """Decide the orders to workers, the expected waits and the next evictions.
 
-    - turn_s: the least time a busy worker keeps its model while requests for others wait
+    - turn_s: the minimum time a busy worker keeps its model while requests for others wait
     - sleeps: put models to sleep that are not worth the GPU time they hold
     - runs_s: the mean duration of requests, by which workers may become free early; it affects only the waits
     """
@@ -70,7 +72,9 @@ def place(
 
 
 def switch_s(model: PlacedModel, worker: PoolWorker) -> float:
-    """Return the time from the order until the worker serves the model, without answers that still run there."""
+    """Return the time from the order until the worker serves the model, without waiting for answers that still run
+    there.
+    """
     return model.wake_s if model.name in worker.kept else model.load_s
 
 
@@ -97,18 +101,18 @@ def _needs(models: Sequence[PlacedModel], held: Counter[str]) -> Iterator[_Worke
 
 
 def _urgency(one: PlacedModel) -> tuple[bool, bool, int, float, str]:
-    # Interactive requests come before batch lines, whatever their models' priorities: lines have hours.
+    # Interactive requests come before batch lines, whatever the priorities of their models, because lines have hours.
     return not one.people_wait, not one.least, -one.priority, -one.waited_s, one.name
 
 
 class _PlacementRound:
-    """The workers of the pool while orders are found one after another."""
+    """The workers of the pool during the search for orders."""
 
     def __init__(
         self, models: Sequence[PlacedModel], workers: Sequence[PoolWorker], turn_s: float, runs_s: float
     ) -> None:
         self.known = {each.name: each for each in models}
-        # By model, the number of workers that have it or will.
+        # By model, the number of workers that hold it or will.
         self.held = Counter(each.model for each in workers if each.stage in (WorkerStage.LOADING, WorkerStage.SERVING))
         self._workers = workers
         self._turn_least_s = turn_s
@@ -128,12 +132,12 @@ class _PlacementRound:
             is_turn = bool(evicts) and self._is_needed(self.known[evicts])
             why = Why.TURN if is_turn else need.why
             order = PlacementOrder(worker.id, need.model.name, why, evicts, took_s)
-            # Among equals the smallest; large ones are for models that fit nowhere else.
+            # Among equals, prefer the smallest; large ones are for models that fit nowhere else.
             found.append((took_s + loss_s, worker.memory_bytes, worker.id, order))
         return min(found, key=lambda each: each[:3])[3] if found else None
 
     def assign(self, need: _WorkerNeed, worker: PoolWorker) -> None:
-        """Count the worker as the model's from here on."""
+        """Count the worker as the model's from now on."""
         self.held[need.model.name] += 1
         if worker.stage is WorkerStage.SERVING:
             self.held[worker.model] -= 1
@@ -154,7 +158,7 @@ class _PlacementRound:
         return held.sleep_s if held is not None and worker.stage is WorkerStage.SERVING else 0.0
 
     def _loss_s(self, need: _WorkerNeed, worker: PoolWorker) -> float | None:
-        """Return the cost of giving the worker to the model, besides the switch; None if that is not allowed."""
+        """Return the cost of giving the worker to the model, in addition to the switch; None if that is not allowed."""
         if worker.stage is WorkerStage.EMPTY:
             return 0.0
         model = self.known.get(worker.model)
@@ -163,7 +167,7 @@ class _PlacementRound:
         if worker.since_s < SETTLE_S or self.held[model.name] <= model.least:
             return None
         if self._is_needed(model):
-            # Answers run there, so it is taken only for waiting requests and after its turn.
+            # Answers run there, so the worker is taken only for waiting requests and after its turn.
             is_over = self._free_of(model, need.model, worker.since_s)
             return DRAIN_S + model.load_s if need.why is Why.ASKED and is_over else None
         loss_s = model.soon * model.load_s
@@ -197,7 +201,7 @@ class _PlacementRound:
         return max(self._turn_least_s, PAY_BACK * model.load_s)
 
     def is_not_worth(self, worker: PoolWorker) -> bool:
-        """Return whether the worker holds an idle model whose holding costs more than it saves."""
+        """Return whether the worker holds an idle model that costs more than it saves."""
         model = self.known.get(worker.model)
         if model is None or worker.stage is not WorkerStage.SERVING or model.is_busy:
             return False
@@ -207,7 +211,7 @@ class _PlacementRound:
     def waits(self, orders: Sequence[PlacementOrder]) -> dict[str, float]:
         """Return the expected wait by model.
 
-        Models without a worker take those that become free, in the order in which they wait.
+        Models without a worker get workers as these become free, in the order of their waits.
         """
         waits: dict[str, float] = {}
         ordered = {order.worker: order for order in orders}
@@ -228,7 +232,7 @@ class _PlacementRound:
         for model in line:
             free = [each for each in every if fits(model, each[2])]
             if not free:
-                # A pool without workers may get one back at any moment: requests wait as long as they may.
+                # A pool without workers may get one back at any moment, so requests wait as long as allowed.
                 waits[model.name] = NEVER_S if self._workers else model.load_s
                 continue
             # Models that are only likely to be requested queue behind those with waiting requests.
@@ -240,7 +244,7 @@ class _PlacementRound:
         return waits
 
     def _free(self, ordered: Mapping[str, PlacementOrder]) -> list[tuple[float, str, PoolWorker]]:
-        """Return when each worker is expected to become free, earliest first, without those that never do."""
+        """Return when each worker is expected to become free, earliest first. Workers that never do are left out."""
         times = (
             (self._free_after_s(ordered[each.id]) if each.id in ordered else self._free_in_s(each), each.id, each)
             for each in self._workers

@@ -18,14 +18,14 @@ class WorkerStage(Enum):
 
 
 class Why(Enum):
-    """The reason a worker is given to a model, or loses it."""
+    """The reason why a worker is given to a model, or loses it."""
 
     ASKED = "asked"
     # Its model's turn is over, and requests for another one wait.
     TURN = "turn"
     # A floor, a pin or a reservation requires it.
     KEPT = "kept_for"
-    # The model's workers do not suffice.
+    # The model does not have enough workers.
     PRESSED = "pressed"
     # The model is likely to be requested soon.
     AHEAD = "ahead"
@@ -48,7 +48,7 @@ class PoolWorker:
     left_s: float = 0.0
     """The time until it is expected to serve, while it is loading."""
     kept: frozenset[str] = frozenset()
-    """The models whose weights its host memory holds, so that they only wake."""
+    """The models whose weights its host memory holds, so that they only need to wake."""
     can_take: bool = True
     """True if it may be given another model now, with no call to it outstanding."""
     gpu: str = ""
@@ -80,7 +80,7 @@ class PlacedModel:
     soon: float = 0.0
     """The probability that it is requested before a switch would have paid off."""
     worth: float = 0.0
-    """The worth of holding it where it is loaded: cold start saved over GPU time held. Holding pays above 1."""
+    """The worth of keeping it loaded: saved cold start over held GPU time. Keeping it pays above 1."""
     worth_ahead: float = 0.0
     """The worth of loading it before it is requested."""
     blocked: bool = False

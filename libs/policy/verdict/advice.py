@@ -1,4 +1,4 @@
-"""The role change that a verdict advises: its command, its predicted effect, and how long it is kept."""
+"""The role change that a verdict advises: its command, its predicted effect, and the time for which it is kept."""
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,24 +34,24 @@ class Action:
     # Prompts and decodes come and go while workers move, so a range is promised.
     pressure_range: tuple[float, float] = (0.0, 0.0)
     backlog_s: Promise | None = None
-    """The time until the prompts that wait are gone; None if none wait, or if they would not be worked off."""
+    """The time until the waiting prompts are done; None if none wait, or if the backlog would remain."""
     ttft_ms: Promise | None = None
-    """TTFT p95 of requests that arrive from then on; None if a queue would stay."""
+    """TTFT p95 of requests that arrive after that; None if a queue would remain."""
     tpot_ms: Promise | None = None
-    """TPOT p95 of the same requests, where decodes press."""
-    # Fields that the watch adds, so that an operator sees whether the command is still the same.
+    """TPOT p95 of the same requests, if decodes press."""
+    # Fields set by the watch, which tell an operator whether the command is still the same.
     id: str = ""
     since_ns: int = 0
     """The time since which the command has stood."""
     replaces: str = ""
-    """The command that stood before it for the same cause; empty for the first."""
+    """The command that preceded it for the same cause; empty for the first."""
     foreign: bool = False
-    """True for observed servers, which have an `instruction` in place of a `command`."""
+    """True for observed servers, which get an `instruction` instead of a `command`."""
     pod_label: PodLabel | None = None
 
     @property
     def command(self) -> str:
-        """The command line that performs the action, quoted for a shell: a worker chooses its own id.
+        """The command line that performs the action, quoted for a shell because workers choose their own ids.
 
         Empty for observed servers.
         """
@@ -62,7 +62,7 @@ class Action:
 
     @property
     def instruction(self) -> str:
-        """The sentence that tells an operator what to change at the router of observed servers; empty for others."""
+        """The instruction for changing the router of observed servers; empty for others."""
         if not self.foreign:
             return ""
         servers = ", ".join(self.workers)
@@ -72,12 +72,12 @@ class Action:
         return f"{change}{self._relabel(self.role)}"
 
     def _relabel(self, value: str) -> str:
-        """Return the sentence with the command that changes the pods' label; empty if they are no pods."""
+        """Return the sentence with the command that changes the pods' label; empty if the servers are not pods."""
         label = self.pod_label
         if label is None:
             return ""
         words = ("kubectl", "--namespace", label.namespace, "label", "--overwrite", "pod", *self.workers)
-        # A ReplicaSet that selects by the label lets the pod go and starts another, which takes GPUs.
+        # A ReplicaSet that selects by the label releases the pod and starts another, which takes GPUs.
         return f" By label: {shlex.join((*words, f'{label.name}={value}'))} (not if their Deployment selects by it)."
 
     @property
@@ -94,7 +94,7 @@ class Action:
 
 # The smallest move that leaves at most this pressure is preferred.
 GOOD: Final = 0.9
-# This many standard errors of the prompts' rate on either side hold in seven of eight cases.
+# This many standard errors of the prompts' rate on either side cover seven of eight cases.
 ERRORS: Final = 1.5
 # Sequences end and begin while workers move, so decode pressure is uncertain by this share.
 DECODE_ERROR: Final = 0.1
@@ -108,8 +108,8 @@ _Tried = tuple[Sequence[WorkerState], Split]
 def advice(state: ModelState, standing: Action | None = None, *, is_new: bool = False) -> Action | None:
     """Return the change of roles to make now, or None if nothing helps.
 
-    `standing` is the one advised so far. It stays, with the figures of now, unless another leaves clearly less: a
-    command that changes while somebody types it helps nobody. One that is new stays as long as it helps at all.
+    `standing` is the current advice. It is kept, with current figures, unless another change leaves clearly less
+    pressure: a command that changes while somebody types it is useless. New advice is kept as long as it helps at all.
     """
     if state.roles_fixed:
         return None
@@ -125,13 +125,13 @@ def advice(state: ModelState, standing: Action | None = None, *, is_new: bool = 
 def _relieves(now: Split, then: Split, share: float = 0.0) -> bool:
     """Return whether a split has less pressure by more than a share, and costs less by as much.
 
-    The planner compares splits by their cost. It would take back a move after which decodes press in place of prompts.
+    The planner compares splits by their cost. It would reverse a move after which decodes press instead of prompts.
     """
     return then.pressure < now.pressure * (1 - share) and then.cost < now.cost * (1 - share)
 
 
 def stands(state: ModelState, standing: Action) -> Action | None:
-    """Return the action with the figures of now; None if it would not help or its workers have moved."""
+    """Return the action with current figures; None if it would not help or its workers have moved."""
     again = None if state.roles_fixed else _again(state, standing)
     if again is None:
         return None
@@ -139,7 +139,7 @@ def stands(state: ModelState, standing: Action) -> Action | None:
 
 
 def _best(state: ModelState) -> Action | None:
-    """Return the smallest move that leaves at most `GOOD`, or else the one that leaves least.
+    """Return the smallest move that leaves at most `GOOD`, or else the one that leaves the least.
 
     If no move relieves pressure by `GAIN`, decode workers may compute prompts too. None means that nothing helps.
     """
@@ -154,7 +154,7 @@ def _best(state: ModelState) -> Action | None:
 
 
 def _again(state: ModelState, standing: Action) -> Action | None:
-    """Return the action with present predictions; None if it would not help or cannot be carried out unchanged."""
+    """Return the action with current predictions; None if it would not help or cannot be carried out unchanged."""
     names, now = frozenset(standing.workers), _split(state, role_counts(state.workers))
     chosen = [each for each in state.workers if each.id in names]
     leaves = Role.PREFILL if standing.role == "decode" else Role.MIXED
@@ -193,7 +193,7 @@ def _work_then(state: ModelState, counts: RoleCounts) -> Workload:
 
 
 def _least(state: ModelState, now: Split) -> _Tried | None:
-    """Return the best move, searching the ones of fewest workers first."""
+    """Return the best move, searching moves of the fewest workers first."""
     near = sorted([*_to_prefill(state), *_to_decode(state)], key=lambda each: len(each[0]))
     helpful = [each for each in near if _relieves(now, each[1], GAIN)]
     found = next((each for each in helpful if each[1].pressure <= GOOD), None)
@@ -203,7 +203,7 @@ def _least(state: ModelState, now: Split) -> _Tried | None:
 def _to_prefill(state: ModelState) -> Iterator[_Tried]:
     """Yield moves of decode workers, adding one at a time, those with the least KV first.
 
-    The last one stays, and as many as can receive the KV of all prompts.
+    At least one stays, and enough to receive the KV of all prompts.
     """
     order, counts = _cheapest(state.workers, Role.MIXED, lambda each: each.kv_tokens), role_counts(state.workers)
     fed = most_prefill_by_link(state.engine, state.work.prompts, counts.prefill + counts.mixed)
@@ -232,7 +232,7 @@ def _moved(counts: RoleCounts, workers: Iterable[WorkerState]) -> RoleCounts:
 
 
 def _lent(state: ModelState) -> _Tried | None:
-    """Return all decode workers as computing prompts too; None if they already do."""
+    """Return a change in which all decode workers also compute prompts; None if they already do."""
     counts = role_counts(state.workers)
     chosen = [each for each in state.workers if each.role is Role.MIXED and not each.budget_tokens]
     return (chosen, _split(state, replace(counts, lending=counts.mixed))) if chosen else None
@@ -244,7 +244,7 @@ def _move(state: ModelState, chosen: Sequence[WorkerState], then: Split) -> Acti
 
 
 def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role: str, budget_tokens: int) -> Action:
-    """Return the action with what it is predicted to leave, as ranges."""
+    """Return the action with the predicted figures, as ranges."""
     now, share = role_counts(state.workers), max(ERRORS * state.prompts_error, LEAST_ERROR)
     counts = replace(now, lending=now.mixed) if role == "mixed" else _moved(now, chosen)
     work = _work_then(state, counts)
@@ -252,7 +252,7 @@ def _action(state: ModelState, chosen: Sequence[WorkerState], then: Split, role:
         state.engine, decodes_to_come(state, work, counts), counts.prefill, counts.mixed, lending=counts.lending
     )
     least = max(then.prompt_pressure * max(1 - share, 0.0), then.decode_pressure * (1 - DECODE_ERROR))
-    # Prompts that are computed sooner decode sooner: the promise covers them.
+    # Prompts that are computed sooner also decode sooner, which the promise covers.
     most_decode = max(then.decode_pressure, later.decode_pressure)
     most = max(then.prompt_pressure * (1 + share), most_decode * (1 + DECODE_ERROR))
     ids = tuple(sorted(each.id for each in chosen))

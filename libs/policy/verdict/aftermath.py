@@ -1,7 +1,7 @@
-"""The course of a model's latency after a change of roles: when its backlog is gone, and TTFT and TPOT from then on.
+"""A model's latency after a change of roles: the end of its backlog, and TTFT and TPOT after it.
 
-Prompts that wait are worked off by the capacity that arrivals leave over. Afterwards prompts meet the queue that
-chance arrivals make at that utilisation.
+Waiting prompts are computed with the capacity that arrivals leave. Afterwards prompts meet the queue that chance
+arrivals create at that utilisation.
 """
 
 from dataclasses import replace
@@ -13,8 +13,8 @@ from libs.policy.pressure import Split, Workload, decode_step_ns, prompt_speed
 from libs.policy.verdict.state import PRESSURE, QUEUED_S, ModelState, Promise, PromisedFigure, RoleCounts, in_hand_ns
 
 MOST_S: Final = MAX_NS / 1e9
-"""The bound on a promised time until a backlog is gone."""
-# As many standard errors on either side as pressures are promised with.
+"""The bound on the promised time until a backlog is gone."""
+# The same number of standard errors on either side as for pressures.
 ERRORS: Final = 1.5
 LEAST_ERROR: Final = 0.1
 """The minimum relative error of the arrival rate."""
@@ -22,24 +22,25 @@ TAIL: Final = 0.05
 SURE_BUSY: Final = 0.9
 """The utilisation above which neither the end of a backlog nor a latency is predicted."""
 MOST_BUSY: Final = 0.95
-"""The bound on the utilisation of the worse end of a range."""
+"""The bound on the utilisation at the worse end of a range."""
 # Sequences begin and end together by chance, so the slowest twentieth of requests decodes in larger batches.
 TPOT_ERRORS: Final = (0.2, 0.3)
 
 SETTLED: Final = 5
-"""Rounds in which the number of sequences and the time of their steps settle."""
+"""The rounds in which the number of sequences and the time of their steps converge."""
 MOST_TIMES: Final = 4.0
-"""The bound on foreseen sequences, in the most that decode workers run."""
+"""The bound on predicted sequences, as a multiple of the maximum that decode workers run."""
 
 
 def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split) -> dict[PromisedFigure, Promise]:
-    """Return what to promise beside pressure for these roles, of which `work` and `then` are the work and the split.
+    """Return the promises, other than pressure, for these roles; `work` and `then` are the work and the split.
 
-    A backlog has no entry where next to none waits. Neither it nor TTFT has one where it may not be worked off.
+    There is no entry for a negligible backlog. A backlog that may never end has no entry either, and then TTFT has
+    none.
     """
     found = {}
     speed = prompt_speed(state.engine, work, counts.prefill, counts.mixed, counts.lending)
-    # Steps are as full as they get only while more prompts wait.
+    # Steps are only as full as possible while more prompts wait.
     share = state.prompt_yield if state.has_backlog else 1.0
     if state.arrival_rate < speed * share * SURE_BUSY:
         backlog = _backlog(state, counts, speed, share)
@@ -56,10 +57,10 @@ def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split
 
 
 def decodes_to_come(state: ModelState, work: Workload, counts: RoleCounts) -> Workload:
-    """Return the work once as many sequences decode as the prompts computed by these roles bring.
+    """Return the work once the prompts computed by these roles decode.
 
-    A backlog that lasts as long as an answer brings as many as the roles can compute; a shorter one brings fewer.
-    The work is returned as it is where the lengths of prompts or answers are unknown.
+    A backlog that lasts as long as an answer brings as many sequences as the roles can compute; a shorter one brings
+    fewer. If the lengths of prompts or answers are unknown, the work is returned unchanged.
     """
     if not (state.prompt_tokens and state.output_tokens and counts.mixed):
         return work
@@ -79,21 +80,21 @@ def decodes_to_come(state: ModelState, work: Workload, counts: RoleCounts) -> Wo
 
 
 def _backlog(state: ModelState, counts: RoleCounts, speed: float, share: float) -> Promise | None:
-    """Return the time in s until no more waits than the prefill workers have in hand.
+    """Return the time in s until no more prompts wait than the prefill workers have in hand.
 
-    It is None if that is next to none, or may never come. `share` is the measured share of `speed`.
+    It is None if that time is negligible or may never come. `share` is the measured share of `speed`.
     """
     waits_s = (state.work.waiting_ns - in_hand_ns(state.engine, counts.prefill)) / 1e9
     rate, error = state.arrival_rate, ERRORS * _error(state)
     left = speed * share - rate
-    # If as much may arrive as is computed, the range has no end.
+    # If arrivals may equal the computed prompts, the range has no end.
     if waits_s < QUEUED_S * left or rate * (1 + error) >= speed * share:
         return None
     # Chance arrivals while the backlog lasts: the spread of a random walk's first passage.
     noise = rate * _prompt_ns(state) / 1e9 * left / waits_s
     then = waits_s / left
     least = waits_s / (left + rate * error + ERRORS * sqrt(noise))
-    # The last prompts are computed in steps that must end, and that are not full.
+    # The last prompts are computed in steps that are not full and must end first.
     step_s = state.engine.chunk_tokens / state.engine.chunk_speed / 1e9
     slowest = max(speed * min(_alone_share(state), share) - rate * (1 + error), speed * share * (1 - MOST_BUSY))
     most = waits_s / min(slowest, left) + ERRORS * sqrt(noise) * then / left + step_s
@@ -123,7 +124,7 @@ def _ttft(state: ModelState, work: Workload, counts: RoleCounts, then: Split, sp
 def _prompt_ns(state: ModelState) -> float:
     """Return the time that a typical prompt with its images takes one worker by itself.
 
-    It is a chunk's if the prompt's length is unknown.
+    If the prompt's length is unknown, one chunk is assumed.
     """
     tokens = state.prompt_tokens or float(state.engine.chunk_tokens)
     chunks_ns = state.engine.step_time.chunks_ns(round(tokens), round(tokens * tokens))
@@ -133,7 +134,7 @@ def _prompt_ns(state: ModelState) -> float:
 def _alone_share(state: ModelState) -> float:
     """Return the speed of prompts that come one by one, as a share of the speed in full steps.
 
-    Without a queue a step has one prompt, which does not fill it but takes its fixed time all the same.
+    Without a queue a step has one prompt, which does not fill it but takes its whole fixed time.
     """
     tokens = state.prompt_tokens or float(state.engine.chunk_tokens)
     together_ns = tokens / state.engine.speed_at(tokens) + state.prompt_encode_ns

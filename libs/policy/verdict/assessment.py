@@ -11,7 +11,7 @@ from libs.policy.verdict.causes import SHORTAGES, Cause
 from libs.policy.verdict.state import ModelState
 
 MOST_PRESSURE: Final = 1_000.0
-"""Bound on an assessed pressure, which is infinite without workers for a phase."""
+"""The bound on an assessed pressure, which is infinite without workers for a phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +22,22 @@ class Assessment:
     engine: WorkerProfile
     work: Workload
     standing: Split
-    """The present roles. Slow workers count for less in its pressures and as whole ones in its numbers."""
+    """The present roles. Slow workers count for less in pressures, but as whole workers in numbers."""
     missing_workers: int = 0
-    """The number of workers to add where no roles of the present ones suffice; else 0."""
+    """The number of workers to add if no roles of the present ones suffice; otherwise 0."""
     action: Action | None = None
     code: str = ""
-    """The cause behind the action, and `sentence` what the verdict says of it; both empty without an action."""
+    """The cause behind the action; `sentence` is the verdict's sentence about it. Both are empty without an action."""
     sentence: str = ""
 
     def pressed(self, prefill: int, mixed: int, *, lending: bool) -> Split:
-        """Return the pressures of these roles; `lending` says whether decode workers compute prompts too."""
+        """Return the pressures of these roles; with `lending`, decode workers compute prompts too."""
         found = split(self.engine, self.work, prefill, mixed, budgets=lending)
         return Split(prefill, mixed, bounded(found.prompt_pressure), bounded(found.decode_pressure))
 
 
 def assessment_of(state: ModelState, causes: Sequence[Cause]) -> Assessment:
-    """Return the assessment of a model from its state and the causes named now."""
+    """Return the assessment of a model from its state and its named causes."""
     found = state.pressures
     standing = Split(state.prefill, state.mixed, bounded(found.prefill), bounded(found.decode))
     shortage = next((each for each in causes if each.model == state.model and each.code in SHORTAGES), None)
@@ -50,5 +50,5 @@ def assessment_of(state: ModelState, causes: Sequence[Cause]) -> Assessment:
 
 
 def bounded(pressure: float) -> float:
-    """Return a pressure that can be sent and shown."""
+    """Limit a pressure to a value that can be sent and shown."""
     return min(pressure, MOST_PRESSURE) if isfinite(pressure) else MOST_PRESSURE

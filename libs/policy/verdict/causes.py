@@ -1,7 +1,7 @@
 """The causes that hold up a model's requests at a moment, the gravest first.
 
-A slow worker or slow link comes before a shortage that would not exist without it. Neither is accused of what a worker
-that waits for a CPU may explain.
+A slow worker or slow link comes before a shortage that would not exist without it. Neither is accused of delays that a
+worker waiting for a CPU may explain.
 """
 
 import shlex
@@ -72,14 +72,14 @@ class Cause:
     missing_workers: int = 0
     """The number of workers to add to a cluster that is too small; 0 if no number considered suffices."""
     is_slight: bool = False
-    """True if the pressure exceeds the threshold so little that chance may explain it."""
+    """True if the pressure exceeds the threshold by so little that chance may explain it."""
 
     def seen(self, since_ns: int) -> "Cause":
         """Return the cause with the time since which it has held."""
         return replace(self, since_ns=since_ns)
 
 
-# Without workers for a phase its pressure has no bound.
+# Without workers for a phase, its pressure is unbounded.
 MOST: Final = 100.0
 MAX_LISTED: Final = 4
 
@@ -127,21 +127,21 @@ MOST_ADDED: Final = 4
 """The bound on the number of workers considered for a cluster that is too small, as a multiple of the present ones."""
 
 
-# A wait that explains no accusation only adds to what presses, so it stands behind all other causes of a model.
+# A wait that explains no accusation only adds to the pressure, so it comes after all other causes of a model.
 SHORT_OF_CPU_RANK: Final = 3
 LONG_QUEUE: Final = 0.5
 """The wait per prefill worker, as a share of the TTFT target, from which a prompt pressure is never slight."""
-# The share of kept promises below which advice of a kind carries a warning.
+# The share of kept promises below which advice of that kind carries a warning.
 LEAST_KEPT: Final = 0.7
 COMMAND_NS: Final = 10_000_000_000
-"""The time for which a new command is kept as long as it helps, so that people can type it."""
+"""The time for which a new command is kept while it helps, so that people can type it."""
 SMALL_NS: Final = 2_000_000_000
-"""The time for which one phase alone must press before a cluster is named too small, unless it is so by far. A burst
-is taken for a lasting rate at first, and a change of roles is right meanwhile.
+"""The time for which one phase must press before a cluster is named too small, unless it is far too small. A burst
+looks like a lasting rate at first, for which a change of roles is right.
 """
 FAR_TOO_SMALL: Final = 2.0
 """The pressure in the best roles from which a cluster is too small at once."""
-# The share of prefill time from which encoding images is worth naming.
+# The share of prefill time from which encoding images is mentioned.
 MUCH_ENCODE: Final = 0.1
 # The number of missing workers changes only once this share of it suffices.
 FEWER: Final = 0.7
@@ -150,8 +150,8 @@ FEWER: Final = 0.7
 def causes(state: ModelState, limits: VerdictLimits, now_ns: int = 0, named: Cause | None = None) -> list[Cause]:
     """Return the causes that hold, and those between their thresholds, which keep a named cause alive.
 
-    `named` is the model's shortage that is named now. Its action and its number of missing workers stand as long as
-    they are true. A cluster that is named too small stays so until some split of roles would leave room.
+    `named` is the model's currently named shortage. Its action and its number of missing workers are kept while they
+    are true. A cluster named too small stays so until some split of roles would leave room.
     """
     found = [*_links(state, limits), *_slow(state, limits)]
     shortage = _shortage(state, limits, now_ns, named)
@@ -164,9 +164,9 @@ def causes(state: ModelState, limits: VerdictLimits, now_ns: int = 0, named: Cau
 def shortage_of(
     pressures: Pressures, waits_s: float, limits: VerdictLimits, *, small: bool = False, lasts: bool = True
 ) -> tuple[CauseCode, Grade] | None:
-    """Return the present shortage and its grade; prompts press only where some wait.
+    """Return the present shortage and its grade; prompts press only if some wait.
 
-    `small` says that the cluster is named too small already, `lasts` that a shortage has been named for `SMALL_NS`.
+    `small` means that the cluster is already named too small, `lasts` that a shortage has been named for `SMALL_NS`.
     """
     grades = _phase_grades(pressures, waits_s, limits)
     sizes = {
@@ -194,7 +194,7 @@ def _phase_grades(pressures: Pressures, waits_s: float, limits: VerdictLimits) -
 
 
 def _grade_now(code: CauseCode, state: ModelState, limits: VerdictLimits) -> Grade:
-    """Return the grade of one shortage, whichever is the worst."""
+    """Return the grade of one shortage, even if another is worse."""
     grades = _phase_grades(state.pressures, state.backlog_s, limits)
     if code is CauseCode.TOO_SMALL:
         return min(max(grades.values()), limits.pressure.grade(state.pressures.cluster))
@@ -242,15 +242,15 @@ def _shortage(state: ModelState, limits: VerdictLimits, now_ns: int, named: Caus
 
 
 def restated(named: Cause, state: ModelState, limits: VerdictLimits, *, advised: bool) -> Cause:
-    """Return a named shortage with the figures of now, whether or not it still holds."""
-    # Another shortage may be worse while this one still grows, and then it does not ease.
+    """Return a named shortage with current figures, whether or not it still holds."""
+    # Another shortage may be worse while this one still grows; it does not ease then.
     grade = _grade_now(named.code, state, limits)
     action = stands(state, named.action) if advised and named.action is not None else None
     return _with_figures(replace(named, grade=grade), state, action, named)
 
 
 def _with_figures(cause: Cause, state: ModelState, action: Action | None, named: Cause | None) -> Cause:
-    """Return the cause with its action and a sentence made of the same figures."""
+    """Return the cause with its action and a sentence based on the same figures."""
     missing = _missing_workers(state, named) if cause.code is CauseCode.TOO_SMALL else 0
     cause = replace(cause, action=action, missing_workers=missing)
     return replace(cause, sentence=_said(cause, state))
@@ -260,7 +260,7 @@ def _missing_workers(state: ModelState, named: Cause | None) -> int:
     there = state.standing.workers
     needed = fewest_workers(state.engine, state.work, there, there * MOST_ADDED)
     missing, before = 0 if needed is None else needed - there, 0 if named is None else named.missing_workers
-    # In an overload the number varies from moment to moment, and nobody can add workers that quickly.
+    # In an overload the number changes from moment to moment, and nobody can add workers that quickly.
     enough = before and least_pressed(state.engine, state.work, there + before).pressure <= 1
     return before if enough and missing > before * FEWER else missing
 
@@ -287,9 +287,9 @@ def _links(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
 
 
 def silences(state: ModelState | UnknownState) -> Iterator[Cause]:
-    """Yield one cause for all workers that should report and do not, whatever else is known of the model.
+    """Yield one cause for all silent workers, whatever else is known about the model.
 
-    It comes first, as everything else is judged without these workers.
+    It comes first, because everything else is judged without these workers.
     """
     silent = sorted(state.silent, key=lambda each: (-each.silent_s, each.id))
     if not silent:
@@ -320,7 +320,7 @@ def _link_grade(worker: WorkerState, limits: VerdictLimits) -> Grade:
 
 
 def _accusable(limits: VerdictLimits, workers: Sequence[WorkerState]) -> Grade:
-    """Return the gravest grade that an accusation may have which rests on the times of these workers.
+    """Return the gravest possible grade of an accusation that rests on the times of these workers.
 
     One of them that waits for a CPU is enough to explain a delay.
     """
@@ -374,14 +374,14 @@ def _slow(state: ModelState, limits: VerdictLimits) -> Iterator[Cause]:
 
 def _said(cause: Cause, state: ModelState) -> str:
     found, code, action = state.pressures, cause.code, cause.action
-    # Below its threshold a cause is named for a little longer, lest it flicker.
+    # Below its threshold a cause is named for a little longer, to prevent flickering.
     easing = "" if cause.grade is Grade.FIRE else ", easing"
     on_prefill, on_decode = workers(state.prefill, "prefill"), workers(state.mixed, "decode")
     # Another model, or smaller images, may help more than other roles.
     images = f"; images take {state.encode_share:.0%} of prefill's time" if state.encode_share >= MUCH_ENCODE else ""
     if state.roles_fixed:
         on_prefill = on_decode = workers(state.mixed, "mixed")
-    # An acting planner weighs moves at its own moments, so a prediction of another move would contradict it.
+    # An acting planner chooses the moment of its moves, so a prediction of another move would contradict it.
     then = "" if action is None or state.acts else _then(action, state)
     if code is CauseCode.TOO_SMALL:
         now = Split(state.prefill, state.mixed, found.prefill, found.decode)
@@ -420,7 +420,7 @@ def _said(cause: Cause, state: ModelState) -> str:
 
 
 def _then(action: Action, state: ModelState) -> str:
-    """Return the sentence of an action's promises, with a warning where too few of such promises were kept."""
+    """Return the sentence of an action's promises, with a warning if too few such promises were kept."""
     said = f" {_advised(action)} leaves a pressure of {promised(action)}"
     waiting, after = f"the {amount(state.waiting_tokens)} waiting prompt tokens", []
     if action.backlog_s is not None:
@@ -451,7 +451,7 @@ _KEPT: Final = {
 
 
 def _unkept(action: Action, state: ModelState) -> str:
-    """Return a warning for each figure of which too few of such promises were kept."""
+    """Return a warning for each figure with too few kept promises of this kind."""
     poor = [
         f" Of the last {margin.of} such moves {margin.kept} {_KEPT[figure]}."
         for figure in action.promises

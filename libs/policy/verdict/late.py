@@ -1,4 +1,4 @@
-"""The cause that holds when answers miss their targets although no phase is short of workers."""
+"""The cause for answers that miss their targets although no phase is short of workers."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -10,18 +10,18 @@ from libs.policy.verdict.causes import Cause, CauseCode, figure
 from libs.policy.verdict.state import Grade, ModelState, Threshold
 
 LATE: Final = Threshold(0.05, 0.03)
-"""The share of requests over a target: above the first the 95th percentile is over it."""
+"""The share of requests over a target. Above the first value, the 95th percentile is over the target."""
 LEAST_LATE: Final = 3
-"""Late requests below which a share is chance, unless one of them goes on waiting."""
+"""The number of late requests below which a share may be chance, unless one of them is still waiting."""
 OVERDUE_NS: Final = 500_000_000
 """The time for which some request must have been overdue for a few late ones to count."""
-# Behind all causes that explain why requests are late.
+# After all causes that explain why requests are late.
 RANK: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Punctuality:
-    """The requests of the last seconds that have a target, and those that miss it."""
+    """The recent requests with a target, and those that missed it."""
 
     requests: int
     late: int
@@ -33,38 +33,38 @@ class Punctuality:
         share = self.late / self.requests if self.requests else 0.0
         if self.late >= LEAST_LATE:
             return LATE.grade(share)
-        # One late request of thirty would otherwise keep the cause alive for as long as it waits.
+        # One late request of thirty would otherwise keep the cause alive while it waits.
         if share <= LATE.fire:
             return Grade.CLEAR
         return Grade.FIRE if self.waits else Grade.HOLD
 
 
 LATE_NS: Final = 3_000_000_000
-"""The span whose first tokens are judged late or in time."""
+"""The span whose first tokens are judged."""
 MAX_ANSWERED: Final = 64
-"""The bound on the looks with late first tokens that are kept for one model."""
+"""The bound on evaluations with late first tokens that are kept per model."""
 MAX_MODELS: Final = 256
 """The bound on the models whose late first tokens are kept; later ones replace the oldest."""
 
 
 @dataclass(slots=True)
 class _Overdue:
-    """One model's requests whose first token is overdue, and the looks at which such tokens had come."""
+    """One model's requests whose first token is overdue, and the evaluations at which such tokens had arrived."""
 
     waiting: int = 0
     seen_ns: int = 0
-    """The time of the last look."""
+    """The time of the last evaluation."""
     since_ns: int | None = None
-    """The time since which some request has been overdue; None while none is."""
+    """The time since which some request has been overdue; None if none is."""
     answered: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERED))
-    """Pairs of a time and the overdue first tokens that had come since the look before."""
+    """Pairs of a time and the number of overdue first tokens since the evaluation before."""
 
 
 class FirstTokens:
-    """The first tokens of people's requests, late or in time, over the last `LATE_NS`.
+    """The first tokens of interactive requests, late or in time, over the last `LATE_NS`.
 
-    A request is reported at its end, which may be long after its first token. Until then a late one is known only
-    from gateways, which had counted it as overdue while it waited.
+    A request is reported at its end, which may be long after its first token. Until then a late request is known only
+    from gateways, which counted it as overdue while it waited.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class FirstTokens:
     def look(
         self, model: str, reported: Punctuality, *, ended: int, waiting: int, overdue: int, now_ns: int
     ) -> Punctuality:
-        """Return the requests with a first token in the span or without one yet, and how many of them are late.
+        """Return the requests with a first token in the span or without one yet, and the number of late ones.
 
         - reported: those that have ended and had their first token in the span
         - ended: all requests that ended in the span, about as many as had a first token
@@ -87,7 +87,7 @@ class FirstTokens:
         if not overdue:
             own.since_ns = None
         elif own.since_ns is None or now_ns - own.seen_ns > OVERDUE_NS:
-            own.since_ns = now_ns  # whether the same request was overdue all the time is not known
+            own.since_ns = now_ns  # it is unknown whether the same request was overdue all the time
         own.seen_ns = now_ns
         waits = own.since_ns is not None and now_ns - own.since_ns >= OVERDUE_NS
         late = max(sum(count for at_ns, count in own.answered if at_ns > now_ns - LATE_NS), reported.late)
@@ -98,8 +98,7 @@ class FirstTokens:
 def late_causes(state: ModelState, first: Punctuality, tokens: Punctuality) -> Iterator[Cause]:
     """Yield the cause if it holds or is between its thresholds.
 
-    `first` counts requests by their TTFT, with those that wait for a first token now; `tokens` counts answers by
-    their TPOT.
+    `first` counts requests by TTFT, including those that still wait for a first token; `tokens` counts answers by TPOT.
     """
     grade = max(first.grade, tokens.grade)
     if grade is Grade.CLEAR:
@@ -109,14 +108,14 @@ def late_causes(state: ModelState, first: Punctuality, tokens: Punctuality) -> I
     where = "`fulcrum request --slowest` shows where their time goes."
     if first.grade is grade:
         # Workers compute prompts that can still meet their target before those that cannot (ADR 49). Without a backlog
-        # that explains nothing: a single prompt may wait for time beside a worker's decodes.
+        # this explains nothing: a single prompt may wait for time beside a worker's decodes.
         order = "Late prompts wait behind those that can still be in time: " if state.has_backlog else ""
         sentence = (
             f"Late: {first.late:,} of {first.requests:,} requests {_are(first.late)} over their TTFT target of"
             f" {state.ttft_ns / 1e9:g} s, {although}. {order}{where}"
         )
     else:
-        # KV on its way to a decode worker counts too: the client waits for it between two tokens.
+        # KV in transit to a decode worker counts too: the client waits for it between two tokens.
         sentence = (
             f"Late: {tokens.late:,} of {tokens.requests:,} answers {_are(tokens.late)} over their TPOT target of"
             f" {state.work.tpot_ns / 1e6:g} ms, {although}: {where}"

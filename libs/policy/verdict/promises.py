@@ -1,4 +1,4 @@
-"""Scores of followed advice by what came of its promises, and the margins of later ones. Pure."""
+"""Scores of followed advice by the outcome of its promises, and the margins of later promises. Pure."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,39 +12,39 @@ from libs.policy.verdict.advice import Action
 from libs.policy.verdict.causes import SHORTAGES, Cause
 from libs.policy.verdict.state import NO_MARGIN, Margins, ModelState, PromisedFigure, PromiseMargin
 
-# Sequences and KV move first. Pressures then lag behind, as they come from shares of two seconds.
+# Sequences and KV move first. Pressures lag behind, because they are computed from shares of two seconds.
 SEEN_FROM_NS: Final = 1_000_000_000
 SEEN_TO_NS: Final = 2_500_000_000
-"""Between these ages of a followed command its model's pressure is what came of it, as the median."""
+"""The outcome of a followed command is its model's median pressure between these ages."""
 FOLLOWED_NS: Final = 10_000_000_000
-"""The time after which a command that ended is not followed any more when its workers change roles."""
+"""The time after which role changes no longer count as following a command that has ended."""
 WATCHED_NS: Final = 120_000_000_000
-"""The time after which a backlog that is still there counts as kept for that long."""
+"""The time after which a backlog that still exists counts as lasting that long."""
 AFTER_NS: Final = 10_000_000_000
-"""The time after a backlog is gone in which requests arrive whose latency is what came."""
+"""The time after the end of a backlog in which arriving requests count for the measured latency."""
 ENDED_NS: Final = 30_000_000_000
-"""The time after a backlog is gone by which such requests must have ended to count."""
+"""The time after the end of a backlog by which such requests must have ended to count."""
 LEAST_ANSWERS: Final = 8
-"""The fewest requests of which a p95 is taken."""
+"""The fewest requests for a p95."""
 MAX_ANSWERS: Final = 2_000
 """The maximum number of requests of one followed command."""
 MAX_OUTCOMES: Final = 200
 """The maximum number of outcomes kept of each figure."""
 MAX_MODELS: Final = 64
-"""The maximum number of models with a command or a promise that is still to be seen."""
+"""The maximum number of models with a command or a pending promise."""
 LEAST_OUTCOMES: Final = 5
-"""The fewest outcomes from which ranges widen and the share of kept promises is said."""
+"""The fewest outcomes from which ranges widen and the share of kept promises is shown."""
 RECENT: Final = 20
 """The maximum number of outcomes of a kind that widen its ranges."""
 KEPT_SHARE: Final = 0.9
-"""The share of recent outcomes that lie on the right side of each end of a widened range."""
+"""The share of recent outcomes on the right side of each end of a widened range."""
 MOST_WIDENED: Final = 4.0
-"""Bound on either factor, so that one outcome near 0 does not make a promise of anything."""
+"""The bound on either factor, so that one outcome near 0 does not make a promise meaningless."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromiseOutcome:
-    """One figure that a followed command promised, and what came of it."""
+    """One figure promised by a followed command, and its outcome."""
 
     figure: PromisedFigure
     id: str
@@ -58,7 +58,7 @@ class PromiseOutcome:
     least: float
     most: float
     came: float
-    """The median from 1 to 2.5 s after the workers had their roles for pressure, the p95 for latencies."""
+    """The outcome: for pressure the median from 1 to 2.5 s after the workers had their roles, for latencies the p95."""
 
     @property
     def kept(self) -> bool:
@@ -80,11 +80,11 @@ class _Followed:
     at_ns: int
     pressures: list[float] = field(default_factory=list)
     settled: bool = False
-    """True if the time in which its pressure is seen has passed."""
+    """True if the time in which its pressure is measured has passed."""
     gone_ns: int = 0
-    """The time at which no backlog was left; 0 before."""
+    """The time at which the backlog was gone; 0 before."""
     answers: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERS))
-    """Pairs of (TTFT, TPOT) in ms of requests that arrived soon after that; TPOT 0 with a single token."""
+    """Pairs of (TTFT, TPOT) in ms of requests that arrived soon after that; TPOT is 0 with a single token."""
 
 
 class PromiseLog:
@@ -95,15 +95,15 @@ class PromiseLog:
         self._followed: dict[str, _Followed] = {}
         self._outcomes = {figure: deque[PromiseOutcome](maxlen=MAX_OUTCOMES) for figure in PromisedFigure}
         self.margins: Margins = {}
-        """The factors by which ranges widen, with the number of promises that were kept."""
+        """The factors by which ranges widen, with the number of kept promises."""
 
     @property
     def outcomes(self) -> Mapping[PromisedFigure, Sequence[PromiseOutcome]]:
-        """The last outcomes of each figure, oldest first. They are not kept over a restart."""
+        """The last outcomes of each figure, oldest first. They do not survive a restart."""
         return {figure: tuple(found) for figure, found in self._outcomes.items()}
 
     def look(self, models: Iterable[ModelState], causes: Sequence[Cause], now_ns: int) -> None:
-        """Record what is advised now, which commands have been followed, and what came of earlier ones."""
+        """Record current advice, commands that have been followed, and the outcomes of earlier ones."""
         for state in models:
             self._see(state, now_ns)
         for cause in causes:
@@ -117,7 +117,7 @@ class PromiseLog:
             followed.answers.append((ttft_ns / 1e6, tpot_ns / 1e6))
 
     def forget(self) -> None:
-        """Drop what is advised and followed, because a planner moves workers by itself."""
+        """Drop current and followed advice, because a planner moves workers by itself."""
         self._advised.clear()
         self._followed.clear()
 
@@ -142,7 +142,7 @@ class PromiseLog:
                 self._followed[state.model] = _Followed(advised.code, advised.action, now_ns)
 
     def _ends(self, followed: _Followed, state: ModelState, now_ns: int) -> bool:
-        """Record what has come of a followed command by now; return whether nothing more is to be seen of it."""
+        """Record the outcomes so far of a followed command; return whether no more are expected."""
         age_ns = now_ns - followed.at_ns
         if not followed.settled:
             if age_ns > SEEN_TO_NS:
@@ -152,12 +152,12 @@ class PromiseLog:
             elif age_ns >= SEEN_FROM_NS:
                 followed.pressures.append(max(state.pressures.prefill, state.pressures.decode))
         elif not _is_followed(state, followed.action):
-            return True  # workers have moved again, and what comes now is not this command's doing
+            return True  # workers have moved again, so later figures do not belong to this command
         if not followed.gone_ns:
             if state.has_backlog and age_ns < WATCHED_NS:
                 return False
             promise = followed.action.backlog_s
-            # A promise that runs longer than it is watched may still be kept.
+            # A promise that lasts longer than it is watched may still be kept.
             if promise is not None and not (state.has_backlog and promise.most > age_ns / 1e9):
                 self._record(followed, state.model, PromisedFigure.BACKLOG, age_ns / 1e9)
             followed.gone_ns = now_ns
@@ -186,7 +186,7 @@ class PromiseLog:
 
 
 def p95(values: Collection[float]) -> float:
-    """Return the 95th percentile, which is one of the values; there must be one."""
+    """Return the 95th percentile, which is one of the values; there must be at least one."""
     return sorted(values)[ceil(0.95 * len(values)) - 1]
 
 

@@ -1,4 +1,4 @@
-"""The cause that holds when most requests are refused for what they are, so that nothing runs though clients call."""
+"""The verdict that nothing runs although clients call, because most requests are refused for their content."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -8,15 +8,15 @@ from libs.policy.verdict.state import Grade, Threshold
 
 Reason = tuple[int, str]
 """The HTTP status and error code of a refusal."""
-# More room would end these, and a queue that is full or a tenant at its limit has figures of its own.
+# More room would end these, and a full queue or a tenant at its limit has figures of its own.
 NO_ROOM: Final = frozenset({429, 503})
 REFUSED: Final = Threshold(0.5, 0.35)
 """The share of refused requests that names this cause, and that ends it."""
 LEAST_REQUESTS: Final = 8
-"""Requests of the window, about one a second over ten, below which a share is chance."""
+"""Requests of the window, about one a second over ten, below which a share may be chance."""
 NOTHING_ELSE: Final = 0.95
-"""The share from which it is said that nothing gets in."""
-# Behind every other cause: those hold up requests that were let in.
+"""The share from which the verdict states that no request is admitted."""
+# After every other cause, since those hold up admitted requests.
 RANK: Final = 4
 MAX_NAMED: Final = 3
 MODEL_NOT_FOUND: Final = "model_not_found"
@@ -26,7 +26,7 @@ WRONG_HOST: Final = "wrong_host"
 def refused_causes(requests: int, refused: Mapping[Reason, int], span_s: float, *, lasting: bool) -> Iterator[Cause]:
     """Yield the cause if it holds or is between its thresholds.
 
-    `requests` have arrived in the last `span_s`. `lasting` says whether some were refused in the last two seconds.
+    `requests` have arrived in the last `span_s`. `lasting` is true if some were refused in the last two seconds.
     """
     counts = {reason: count for reason, count in refused.items() if reason[0] not in NO_ROOM}
     total = sum(counts.values())

@@ -1,4 +1,4 @@
-"""The inputs of a verdict: one model's workers, their work, the pressure of it in any roles, and the thresholds."""
+"""The inputs of a verdict: one model's workers, their work, the resulting pressure in any roles, and the thresholds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Grade(IntEnum):
 
     CLEAR = 0
     HOLD = 1
-    """The figure lies between the thresholds: a firing alert goes on, and a quiet one stays quiet."""
+    """The figure lies between the thresholds: a firing alert continues, and a quiet one stays quiet."""
     FIRE = 2
 
 
@@ -62,13 +62,13 @@ class RoleCounts:
 
 @dataclass(frozen=True, slots=True)
 class Pressures:
-    """Work over capacity by phase; above 1 it grows into a queue."""
+    """Work over capacity by phase; above 1, a queue grows."""
 
     prefill: float
     batch: float
-    """Sequences over the largest batches that keep TPOT."""
+    """Sequences relative to the largest batches within TPOT."""
     kv: float
-    """KV that sequences need over the room for it."""
+    """KV needed by sequences relative to the space for it."""
     least: Split
     """The roles that leave the least pressure on the worse phase."""
     largest_batch: int
@@ -76,7 +76,7 @@ class Pressures:
     kv_room_tokens: int
     """KV room of all decode workers; 0 if there is no bound."""
     sequences: int
-    """Sequences that press on decode, including those that soon could."""
+    """Sequences that press on decode, including those that soon may."""
     kv_tokens: int
     """The number of KV tokens that these sequences need."""
 
@@ -109,7 +109,7 @@ def pressures(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Pr
 
 
 def as_roles_stand(engine: WorkerProfile, work: Workload, standing: RoleCounts) -> Split:
-    """Return the split of the present roles, in which workers with a prompt budget count for prompts too."""
+    """Return the present split, in which workers with a prompt budget count for prompts too."""
     return split(engine, work, standing.prefill, standing.mixed, lending=standing.lending)
 
 
@@ -127,7 +127,7 @@ def least_pressed(engine: WorkerProfile, work: Workload, workers: int) -> Split:
 def fewest_workers(engine: WorkerProfile, work: Workload, workers: int, most: int) -> int | None:
     """Return the smallest number above `workers`, at most `most`, for which some roles leave a pressure of at most 1.
 
-    None means that no such number does.
+    None means that there is no such number.
     """
     low, high = workers + 1, most
     if high < low or least_pressed(engine, work, high).pressure > 1:
@@ -141,8 +141,8 @@ def fewest_workers(engine: WorkerProfile, work: Workload, workers: int, most: in
     return low
 
 
-# Prompts are expected to arrive as they do for this long beyond the deadline of one that arrives now. A longer time
-# would mistake bursts for a lasting rate; a shorter one would see a shortage only once prompts are late.
+# Prompts are expected to keep arriving at the present rate for this long beyond the deadline of one that arrives now. A
+# longer time would mistake bursts for a lasting rate; a shorter one would show a shortage only once prompts are late.
 AHEAD_NS: Final = 10_000_000_000
 # The nearest horizon: a prompt due within a moment does not need a thousand workers.
 LEAST_NS: Final = 250_000_000
@@ -155,7 +155,7 @@ class Prompts:
     waiting: tuple[tuple[float, float], ...]
     """Pairs of (ns until the deadline, work) for waiting prompts that can be in time."""
     rate: float
-    """Arriving work in ns a ns, which is the number of workers that it keeps busy."""
+    """Arriving work in ns per ns, which is the number of workers that it keeps busy."""
     limit_ns: float
     """The usual time from the arrival of a prompt to its deadline."""
 
@@ -164,7 +164,7 @@ def workers_needed(prompts: Prompts) -> tuple[float, float]:
     """Return (workers, horizon in ns) for the horizon that needs the most workers.
 
     The need at horizon h is the work due by h, waiting or expected, divided by h. Waiting work that is already late
-    needs no workers of its own and uses what is left. Between two deadlines the need only falls or moves
+    needs no workers of its own and uses the spare capacity. Between two deadlines the need only falls or moves
     monotonically towards `rate`, so only deadlines and the farthest horizon are checked.
     """
     best, at_ns = 0.0, prompts.limit_ns
@@ -183,12 +183,12 @@ def _horizons(prompts: Prompts) -> Iterable[float]:
 
 # Above 1, work grows into a queue.
 PRESSURE: Final = Threshold(1.0, 0.85)
-# Learned step times are accurate to a tenth; a host whose cores are all busy adds a half.
+# Learned step times are accurate to a tenth; a host with all cores busy adds a half.
 SLOWNESS: Final = Threshold(1.8, 1.4)
 KV_WAIT: Final = Threshold(0.2, 0.1)
 """The share of a worker's time in which no step runs while ready KV is in transit to it."""
 KV_AWAITED: Final = Threshold(0.75, 0.4)
-"""The share of a worker's time in which ready KV is in transit to it, whether or not steps run."""
+"""KV that arrives sooner after it is ready delays nobody, however often that happens."""
 # KV that arrives sooner after it is ready delays nobody, however often that happens.
 KV_AWAITED_S: Final = Threshold(0.5, 0.25)
 CPU_WAIT: Final = Threshold(0.25, 0.15)
@@ -197,33 +197,33 @@ link.
 """
 # Below this wait per prefill worker there is no queue: prompts are computed as they come.
 LEAST_WAIT_S: Final = 0.1
-# Below this pressure the rate of the last seconds may be chance, so it counts only with a queue.
+# Below this pressure, the rate of the last seconds may be chance, so it counts only with a queue.
 CLEAR_PRESSURE: Final = 1.3
 QUEUED_S: Final = 0.75
 """The wait per prefill worker that makes a pressure below CLEAR_PRESSURE count."""
-# Sequences stay for seconds, so their number scatters less than the rate of prompts, by a tenth where a hundred decode.
+# Sequences stay for seconds, so their number scatters less than the rate of prompts: by a tenth if a hundred decode.
 CLEAR_DECODES: Final = 1.1
-"""The decode pressure below which a few sequences more than usual may be chance."""
+"""The decode pressure below which a few additional sequences may be chance."""
 
 
 def in_hand_ns(engine: WorkerProfile, prefill: float) -> float:
     """Return the waiting prompt work, in time of one worker, up to which there is no backlog.
 
-    It is what the prefill workers take into their next step.
+    It is the work of the prefill workers' next step.
     """
     return max(engine.chunk_tokens / engine.chunk_speed, LEAST_WAIT_S * 1e9) * max(prefill, 1.0)
 
 
 LEAST_PROMPT_NS: Final = 1_000_000_000
-"""The minimum time in steps of prompts from which their speed is measured."""
+"""The minimum time in steps of prompts for a measurement of their speed."""
 LEAST_YIELD: Final = 0.5
-"""Bound on a measured share of the assumed speed; a lower one is of steps that had little to do."""
+"""The bound on a measured share of the assumed speed; lower values come from steps with little to do."""
 
 
 def prompt_yield(tokens: float, took_ns: float, speed: float) -> float:
-    """Return the speed of prompts in recent steps as a share of the one of full steps, `speed` in tokens a ns.
+    """Return the speed of prompts in recent steps as a share of that of full steps; `speed` is in tokens per ns.
 
-    Steps are not full where prompts do not fit together. The share is 1 if too little was computed to say.
+    Steps are not full if prompts do not fit together. The share is 1 if too little was computed.
     """
     if took_ns < LEAST_PROMPT_NS or not tokens or not speed:
         return 1.0
@@ -231,7 +231,7 @@ def prompt_yield(tokens: float, took_ns: float, speed: float) -> float:
 
 
 MOST_ENCODE: Final = 0.9
-"""Bound on the measured share of encoding; a higher one is of moments in which few prompts were computed."""
+"""The bound on the measured share of encoding; higher values come from moments with few prompts."""
 
 
 def prompts_part(encode_share: float) -> float:
@@ -253,7 +253,7 @@ class VerdictLimits:
     """The time for which a cause must last before it is named."""
     slight_for_ns: int = 2_000_000_000
     """The same for prompts whose pressure is below CLEAR_PRESSURE, and for decodes below CLEAR_DECODES."""
-    # A slow worker has shown it in two steps already, which took 0.4 s or more together.
+    # A slow worker has already been observed in two steps that took 0.4 s or more together.
     slow_for_ns: int = 200_000_000
     clear_ns: int = 3_000_000_000
     """The time for which a cause must be gone before it ends."""
@@ -283,7 +283,7 @@ class WorkerState:
     kv_awaited_s: float = 0.0
     """The mean time for which the longest-awaited KV had been ready."""
     cpu_wait: float | None = None
-    """The share of its time in which a thread of it was runnable without a CPU; None if it does not report it."""
+    """The share of its time in which one of its threads was runnable without a CPU; None if it does not report it."""
 
     @property
     def takes(self) -> str:
@@ -297,7 +297,7 @@ class WorkerState:
 
     @property
     def speed(self) -> float:
-        """The number of workers that it counts for; less than one if it is slow."""
+        """The number of workers that it counts for; less than one if slow."""
         slow = self.slowness or 1.0
         return 1 / slow if slow >= SLOWNESS.fire else 1.0
 
@@ -315,11 +315,11 @@ def role_counts(workers: Iterable[WorkerState]) -> RoleCounts:
 
 
 class PromisedFigure(StrEnum):
-    """A figure that an action promises and that is scored once the action was followed."""
+    """A figure that an action promises and that is scored once the action is followed."""
 
     PRESSURE = "pressure"
     BACKLOG = "backlog"
-    """The seconds until the prompts that wait are gone."""
+    """The seconds until the waiting prompts are done."""
     TTFT = "ttft"
     """TTFT p95 in ms of requests that arrive once the backlog is gone."""
     TPOT = "tpot"
@@ -336,7 +336,7 @@ class PromiseMargin:
     """The 90th percentile of the predicted over the observed figure, at least 1."""
     kept: int = 0
     of: int = 0
-    """The number of recent promises, of which `kept` held; 0 if there are too few to say."""
+    """A predicted figure and its promised range."""
 
 
 NO_MARGIN: Final = PromiseMargin()
@@ -351,7 +351,7 @@ class Promise:
     most: float
 
     def widened(self, margin: PromiseMargin) -> "Promise":
-        """Return the promise with the range that earlier outcomes call for."""
+        """Return the promise with its range widened according to earlier outcomes."""
         return Promise(self.then, min(self.least, self.then / margin.under), max(self.most, self.then * margin.over))
 
 
@@ -361,7 +361,7 @@ Margins = Mapping[tuple[str, PromisedFigure], PromiseMargin]
 
 @dataclass(frozen=True, slots=True)
 class SilentWorker:
-    """A worker that takes work, should report and does not."""
+    """A worker that accepts work and should report but does not."""
 
     id: str
     takes: str
@@ -379,7 +379,7 @@ class PodLabel:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """A model about which enough is known for a verdict."""
+    """A model with enough known for a verdict."""
 
     model: str
     engine: WorkerProfile
@@ -389,11 +389,11 @@ class ModelState:
     pressures: Pressures
     """The pressures on the workers as they are."""
     healthy: Pressures
-    """The pressures if no worker were slow and no link held up a sequence."""
+    """The pressures as they would be without slow workers or links that hold up sequences."""
     horizon_ns: float
     """The horizon at which prompts press most."""
     waiting_tokens: int
-    """Prompt tokens of people's requests, at workers and gateways."""
+    """Prompt tokens of interactive requests, at workers and gateways."""
     running: int
     """Sequences that decode, without those of batch jobs."""
     held: int
@@ -403,15 +403,15 @@ class ModelState:
     at_rest: bool
     """True if no request of the model runs, waits or arrives."""
     ttft_ns: int
-    """The target by which prompts are judged, which `work.tpot_ns` is for decodes."""
+    """The target by which prompts are judged, as `work.tpot_ns` is for decodes."""
     prompts_error: float = 0.0
-    """Relative standard error of the prompts' pressure; few requests a second say little about their rate."""
+    """Relative standard error of the prompts' pressure; few requests per second leave their rate uncertain."""
     arrival_rate: float = 0.0
     """Prompt work that arrives, as the number of workers it keeps busy."""
     arrival_error: float = 0.0
     """The standard error of `arrival_rate`, as a share of it."""
     prompt_speed: float = 0.0
-    """The prompt tokens a nanosecond of one prefill worker, for prompts of such lengths; 0 if unknown."""
+    """The prompt tokens per nanosecond of one prefill worker, for prompts of such lengths; 0 if unknown."""
     prompt_yield: float = 1.0
     """The measured speed of prompts while some wait, as a share of `prompt_speed`."""
     encode_share: float = 0.0
@@ -430,10 +430,10 @@ class ModelState:
     pod_label: PodLabel | None = None
     """The label with the role of observed servers that are pods."""
     roles_fixed: bool = False
-    """True if no worker can change its role, as where all servers do both phases."""
+    """True if no worker can change its role, for example if all servers do both phases."""
     silent: Sequence[SilentWorker] = ()
     by_role: Mapping[str, int] = field(default_factory=dict)
-    """Workers that take work, by role, the silent ones included."""
+    """Workers that accept work, by role, including silent ones."""
 
     @property
     def prefill(self) -> int:
@@ -441,7 +441,7 @@ class ModelState:
 
     @property
     def backlog_s(self) -> float:
-        """The time that the prefill workers need for all prompts that wait."""
+        """The time that the prefill workers need for all waiting prompts."""
         return self.work.waiting_ns / 1e9 / max(self.standing.prefill, 1)
 
     @property
@@ -460,7 +460,7 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class UnknownState:
-    """A model about which too little is known for a verdict."""
+    """A model with too little known for a verdict."""
 
     model: str
     why: str

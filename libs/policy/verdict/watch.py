@@ -1,4 +1,4 @@
-"""Verdicts over time: a cause is named once it has lasted and stays until it has been gone for a while."""
+"""Verdicts over time: a cause is named once it has lasted and stays until it has been gone for some time."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,18 +14,18 @@ _SHORTAGE = "shortage"
 # These are recognised only after they have lasted, so they are named at once.
 _SEEN_TO_LAST = frozenset((CauseCode.SLOW_WORKER, CauseCode.SILENT_WORKER))
 LATE_CLEAR_NS = 1_000_000_000
-"""The time for which late requests must be gone; their figures are of the last seconds already."""
+"""The time for which late requests must be gone; their figures already cover several seconds."""
 MAX_FOLLOWED = 256
 """The maximum number of causes tracked over all models; later ones are not named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The causes with the gravest first; without any, whether the cluster is balanced, idle or unknown."""
+    """The causes, gravest first; without any, the state of the cluster: balanced, idle or unknown."""
 
     code: CauseCode
     model: str
-    """The model that the verdict is about; empty if it is about none."""
+    """The model that the verdict is about; empty if there is none."""
     sentence: str
     since_ns: int
     causes: Sequence[Cause] = ()
@@ -36,7 +36,7 @@ class _CauseTrack:
     """The state of a cause that holds or held recently."""
 
     cause: Cause
-    """The cause: a shortage with the figures of now, another as it held last."""
+    """The cause: for a shortage with current figures, otherwise as last seen."""
     pending_ns: int
     named: bool = False
     clear_ns: int = 0
@@ -44,7 +44,7 @@ class _CauseTrack:
     held_ns: int = 0
     """The last time at which it was not clear of its threshold."""
     action: Action | None = None
-    """The action advised last, which may no longer be in force."""
+    """The last advised action, which may no longer be in force."""
 
 
 class VerdictWatch:
@@ -57,7 +57,7 @@ class VerdictWatch:
         self._since_ns = 0
         self.promises = PromiseLog()
         self._actions = 0
-        """The number of actions advised so far, of which their ids are made."""
+        """The number of actions advised so far, used for their ids."""
 
     def look(
         self,
@@ -69,8 +69,8 @@ class VerdictWatch:
     ) -> Verdict:
         """Return the verdict of now.
 
-        `others` are causes found elsewhere, which must last like those of models. `acts` says that a planner moves
-        workers by itself.
+        `others` are causes found elsewhere, which must also last before they are named. `acts` means that a planner
+        moves workers by itself.
         """
         margins = self.promises.margins
         models = [
@@ -99,12 +99,12 @@ class VerdictWatch:
         return self._verdict(models, standing, now_ns)
 
     def _named(self, model: str) -> Cause | None:
-        """Return the model's shortage that is named now."""
+        """Return the model's currently named shortage."""
         track = self._tracks.get((model, _SHORTAGE))
         return track.cause.seen(track.pending_ns) if track is not None and track.named else None
 
     def _restate(self, state: ModelState, found: Cause | None, now_ns: int) -> None:
-        """Bring the sentence, the figures and the action of a model's shortage to one instant."""
+        """Update the sentence, the figures and the action of a model's shortage to one instant."""
         track = self._tracks.get((state.model, _SHORTAGE))
         if track is None or not track.named:
             return
@@ -157,7 +157,7 @@ class VerdictWatch:
         return self.limits.slow_for_ns if cause.code in _SEEN_TO_LAST else self.limits.for_ns
 
     def _switch(self, track: _CauseTrack, cause: Cause, now_ns: int) -> None:
-        """Switch to another code once that has held for as long as a new cause must."""
+        """Switch to another code once that code has held as long as a new cause must."""
         track.clear_ns = track.clear_ns or now_ns
         if now_ns - track.clear_ns >= self._lasting_ns(cause):
             track.cause, track.pending_ns, track.clear_ns, track.held_ns = cause, track.clear_ns, 0, now_ns
@@ -165,7 +165,7 @@ class VerdictWatch:
     def _clear(self, key: tuple[str, str], now_ns: int) -> None:
         track = self._tracks[key]
         track.clear_ns = track.clear_ns or now_ns
-        # A worker that reports again is not silent, however recently it was.
+        # A worker that reports again is no longer silent.
         ends = not track.named or track.cause.code is CauseCode.SILENT_WORKER
         clear_ns = self.limits.clear_ns if track.cause.code is not CauseCode.LATE else LATE_CLEAR_NS
         if ends or now_ns - track.clear_ns >= clear_ns:

@@ -1,6 +1,7 @@
-"""A worker's assignment, which changes by compare-and-set on its epoch, and what follows from a change.
+"""A worker's assignment, which changes by compare-and-set on its epoch, and the consequences of a change.
 
-That is the sequences that the worker takes, those that it hands over, and what it keeps of a model that it leaves.
+These are the sequences that the worker accepts, those that it hands over, and the parts that it keeps of a model that
+it leaves.
 """
 
 from collections.abc import Collection, Sequence
@@ -90,14 +91,14 @@ class LatestLead:
     term: int = 0
 
     def outruns(self, term: int) -> bool:
-        """Return whether a later lead has called before, and remember a later `term`. Calls by people have term 0."""
+        """Return whether a later lead has called before, and remember a newer `term`. Calls by people have term 0."""
         late = 0 < term < self.term
         self.term = max(self.term, term)
         return late
 
 
 class Invalid(Enum):
-    """The reason behind Refusal.INVALID, as far as it shows before the sequence's tokens are read."""
+    """The reason behind Refusal.INVALID that is visible before the sequence's tokens are read."""
 
     PHASE_MISSING = auto()
     OTHER_MODEL = auto()
@@ -120,8 +121,7 @@ def invalid(
 ) -> Invalid | None:
     """Return the fault that makes a sequence invalid in every role of the worker, or None. Checked before `refusal`.
 
-    `adapters` are those loaded when the worker started. `loadable` says that it can load the sequence's adapter
-    now.
+    `adapters` are those loaded when the worker started. `loadable` means that it can load the sequence's adapter now.
     """
     if phase not in (Phase.PREFILL, Phase.DECODE, Phase.BOTH):
         return Invalid.PHASE_MISSING
@@ -149,9 +149,9 @@ WEIGHT = 0.2
 """Weight of the newest observation in a running mean."""
 PRIOR_WEIGHT = 0.25
 MAX_WAIT_S: Final = 5.0
-"""The longest that a worker that left decode waits for a sequence that could be computed again elsewhere."""
+"""The maximum time that a worker that left decode waits for a sequence that could be recomputed elsewhere."""
 PRIOR = ((0.0, 0.005), (1e9, 1.0))
-"""Assumed (bytes, seconds): binding takes two turns of a stream and a step; the link carries 1 GB/s."""
+"""The assumed (bytes, seconds): binding takes two turns of a stream and a step; the link carries 1 GB/s."""
 
 
 class HandOverTime:
@@ -177,7 +177,7 @@ class HandOverTime:
         if slope < 0:
             return y / count
         binding_s = (y - slope * x) / count
-        if binding_s < 0:  # refit the line through the origin instead of clipping it at 0
+        if binding_s < 0:  # fit the line through the origin instead of clipping it at 0
             return xy / xx * kv_bytes
         return binding_s + slope * kv_bytes
 
@@ -211,7 +211,7 @@ class Staying:
 def expected_tokens_left(most: int, mean_output_tokens: float) -> float:
     """Return the expected number of output tokens to come, at most `most`.
 
-    The tokens so far do not lower it: lengths are taken to be memoryless, so a full mean always remains.
+    The tokens so far do not lower it: lengths are assumed to be memoryless, so a full mean always remains.
     """
     return min(most, mean_output_tokens) if mean_output_tokens else most
 
@@ -225,7 +225,7 @@ def sooner_recomputed(most_tokens_left: int, recompute_s: float, waited_s: float
     """Return whether to compute a sequence again elsewhere, in `recompute_s`, because its KV cannot move.
 
     A sequence that is expected to take longer than that goes at once. One that lasts longer than expected is given
-    `recompute_s`, at most MAX_WAIT_S, so nobody waits more than twice as long as necessary. One that is sure to end
+    `recompute_s`, at most MAX_WAIT_S, so no wait is more than twice as long as necessary. One that is certain to end
     before that stays.
     """
     longest_s = most_tokens_left * staying.tpot_s
@@ -267,7 +267,7 @@ class Leaving(Enum):
 
 
 def leave(size_bytes: int, *, host_bytes: int, sleeps: bool, drops_weights: bool) -> Leaving:
-    """Return the most that can stay of a model with weights of this size.
+    """Return the most of a model with weights of this size that can stay.
 
     `host_bytes` is the host memory for all sleeping models.
     """
@@ -279,7 +279,7 @@ def leave(size_bytes: int, *, host_bytes: int, sleeps: bool, drops_weights: bool
 
 
 def too_many(held: Sequence[int], wanted: int, most: int) -> int:
-    """Return how many of the held models must go, longest unused first, so that `wanted` fits within `most`."""
+    """Return the number of held models to remove, longest unused first, so that `wanted` fits within `most`."""
     over, gone = sum(held) + wanted - most, 0
     while over > 0 and gone < len(held):
         over -= held[gone]

@@ -1,8 +1,8 @@
 """Credits, against which gateways bind requests, so that work waits in gateways and not in workers.
 
-A slot of a worker is free, granted to a gateway, or in use by a sequence. Free slots are granted at once, so an
-idle system needs no round trip. When gateways compete, the one with the most urgent head comes first, and credits
-that others hold unused are recalled.
+A slot of a worker is free, granted to a gateway, or in use by a sequence. Free slots are granted at once, so an idle
+system needs no round trip. When gateways compete, the one with the most urgent first request wins, and credits that
+others hold unused are recalled.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ NO_DEADLINE = 2**64
 
 @dataclass(frozen=True, slots=True)
 class GatewayDemand:
-    """The requests that wait in one gateway; ties on `gateway_id` resolve alike on every worker."""
+    """The requests that wait in one gateway; ties on `gateway_id` are resolved equally on every worker."""
 
     gateway_id: str
     requests: int = 0
@@ -40,12 +40,12 @@ class _Account:
     """The credits of one gateway for one kind of slot."""
 
     held: int = 0
-    """Credits granted and sent, neither used nor returned."""
+    """Credits granted and sent but neither used nor returned."""
     granting: int = 0
     recalling: int = 0
-    """Credits to recall, with the recall not sent yet."""
+    """Credits to recall whose recall has not been sent."""
     recalled: int = 0
-    """Credits whose recall was sent and is not answered yet."""
+    """Credits whose recall was sent but not answered."""
     passed_over: int = 0
 
     @property
@@ -186,7 +186,7 @@ class CreditPool:
             accounts[donor].recalling += 1
 
     def _level(self, waiting: Mapping[int, GatewayDemand]) -> None:
-        """Spread unused credits evenly, so that a gateway that attached late gets its share."""
+        """Spread unused credits evenly, so that late gateways get their share."""
         accounts = self._accounts
         idle = [g for g in accounts if not waiting[g].requests]
         if not idle or self._pending():
@@ -233,7 +233,7 @@ class Credits:
 
 
 MIN_PROMPTS: Final = 4
-# Other prompts wait in the gateways, where they can still go to another worker.
+# Other prompts wait in the gateways, where they can still be sent to another worker.
 MAX_PROMPTS: Final = 64
 # Short prompts get slots to fill the running step, the next one, and the time of a hand-over (`HAND_OVER_S`).
 FILLED_STEPS: Final = 2
@@ -282,9 +282,9 @@ def slots(role: int, facts: SlotFacts) -> tuple[int, int]:
 def prefill_slots(facts: SlotFacts) -> int:
     """Return the number of prompt slots, larger for short prompts.
 
-    It is a power of two within the bounds, so a new mean seldom changes it. It never exceeds the engine's free
-    places: sequences that still decode from another role keep theirs, and a prompt waits better in its gateway. It
-    may be 0, as decodes need no prompt to end.
+    It is a power of two within the bounds, so a new mean seldom changes it. It never exceeds the engine's free places:
+    sequences that still decode from another role keep theirs, and a prompt should wait in its gateway. It may be 0,
+    since decodes need no prompt to end.
     """
     wanted_tokens = facts.chunk_tokens * (FILLED_STEPS + HAND_OVER_S / facts.step_s)
     prompts = MIN_PROMPTS
@@ -325,7 +325,7 @@ def role_budget(assignment: Assigned) -> int:
 def engine_budget(own_tokens: int, taken: Iterable[TakenSequence]) -> int:
     """Return the prompt budget of the engine: the role's own, or a larger one that accepted prompts still need.
 
-    A larger budget lasts until the prompts accepted under it are computed. Yielding prompts keep it only where the
+    A larger budget lasts until the prompts accepted under it are computed. Yielding prompts keep it only if the
     role's own budget would never compute them.
     """
     awaited = (each.budget_tokens for each in taken if each.awaits_prompt and not (own_tokens and each.yields))

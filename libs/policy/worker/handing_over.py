@@ -1,4 +1,4 @@
-"""KV that leaves a worker: at which speed it travels, and who can read it."""
+"""KV that leaves a worker: its transfer speed, and the engines that can read it."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,7 +7,7 @@ NOTICEABLE: Final = 0.05
 """The smallest relative change of a link's speed that is worth reporting."""
 # The fastest transfer seen sets the link's speed; each slower one moves it by at most this factor.
 LINK_FORGETS: Final = 1.02
-# The first transfers after a start meet cold caches and busy cores, and all may have waited for their prompts.
+# The first transfers after a start meet cold caches and busy cores, and may all have waited for their prompts.
 LEAST_TRANSFERS: Final = 8
 # Shorter transfers measure latency rather than speed.
 MIN_TRANSFER_BLOCKS: Final = 4
@@ -16,7 +16,7 @@ MIN_TRANSFER_BLOCKS: Final = 4
 class TransferSpeed:
     """The speed of a worker's KV link, estimated from its fastest transfers.
 
-    A transfer that waited for its prompt says less about the link than one that did not.
+    A transfer that waited for its prompt says less about the link than others.
     """
 
     def __init__(self, block_size_tokens: int) -> None:
@@ -42,9 +42,9 @@ class TransferSpeed:
 
 
 # vLLM 0.32 reads over NIXL between tensor-parallel widths of which one divides the other. A rank of the wider side has
-# a part of the heads, or all of a latent (MLA). Reading a part needs blocks that hold one head's tokens together, and
-# heads that are held once: vLLM reads heads held by several ranks only towards wider engines, and workers here change
-# sides. So widths fall into named classes whose members can all read each other.
+# a part of the heads, or all of a latent (MLA). Reading a part requires blocks that keep one head's tokens together,
+# and heads that are held once: vLLM reads heads held by several ranks only towards wider engines, and workers here
+# change sides. So widths fall into named classes whose members can all read each other.
 HEADS_APART = "HNC"
 """The suffix of vLLM's layout names for blocks that store one head's tokens before the next head's."""
 
@@ -66,11 +66,13 @@ class KvSplit:
     context_width: int = 1
     """The number of ranks that divide the tokens of a sequence between them."""
     over_nixl: bool = True
-    """True if NIXL's connector alone moves the blocks."""
+    """True if only NIXL's connector moves the blocks."""
 
 
 def width_class(split: KvSplit) -> str:
-    """Return the name of the class of engines that can read each other's KV; names of singletons state the reason."""
+    """Return the name of the class of engines that can read each other's KV; the name of a class of one states the
+    reason.
+    """
     apart = _apart(split)
     return f"tp{split.width} ({apart})" if apart else "tp2^n"
 

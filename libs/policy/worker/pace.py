@@ -1,6 +1,7 @@
-"""The pace of an engine: which transferred sequences join the decodes, and how many prompt tokens go beside them.
+"""The pace of an engine: which transferred sequences join the decodes, and how many prompt tokens are computed beside
+them.
 
-The same rules hold for the sequences of our engine and of vLLM.
+The same rules apply to the sequences of Fulcrum's engine and of vLLM.
 """
 
 from bisect import bisect_right
@@ -15,16 +16,18 @@ from libs.policy.worker.saturation import trial_work
 
 MAX_STEP_NS: Final = 400_000_000
 # While a sequence with a TPOT target decodes, prompts make no step longer than MAX_STEP_NS or this multiple of the
-# tightest target, however far ahead all sequences are. A sequence that joins has to wait for the step. Only prompts
-# that have waited for MAX_HOLD_NS may exceed it.
+# tightest target, however far ahead all sequences are. A joining sequence has to wait for the step. Only prompts that
+# have waited for MAX_HOLD_NS may exceed it.
 MAX_STEP_TPOTS: Final = 3
 # While sequences are in transit to this worker, prompts make no step longer than this multiple of their tightest
-# target. A joining sequence has its first token out, and its second one waits for the step.
+# target. The first token of a joining sequence has been sent, and its second one waits for the step.
 MAX_JOINED_TPOTS: Final = 1.5
-# The share of TPOT that prompts leave to sequences beside them; without it a late one never catches up.
+# The share of TPOT that prompts leave to sequences beside them; without it, late sequences never catch up.
 IN_HAND: Final = 0.05
 MAX_HOLD_NS: Final = 2_000_000_000
-"""The longest that a transferred sequence is held back before it joins, and a prompt before some of it is computed."""
+"""The longest time for which a transferred sequence is held back, and for which a prompt waits until some of it is
+computed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def prefill_chunk(
     token, they get the tokens that take no longer than one.
 
     `lines` belong to the running sequences that have a target. `prompts` are (first token to compute, one past the
-    last) in serving order. `waited_ns` is the time since a token of them was computed. `coming_tpot_ns` is the
+    last) in serving order. `waited_ns` is the time since one of their tokens was computed. `coming_tpot_ns` is the
     tightest target of sequences whose KV is in transit to this worker; 0 if there is none.
     """
     if (not decodes.decode_sequences and not coming_tpot_ns) or (decodes.decode_sequences and not lines):
@@ -117,7 +120,7 @@ class _Step:
             return 0
         model = self.model
         most_ns = model.most_prefill_ns(self.limit_ns, self.decode_ns, self.hiding_ns)
-        if not model.saturating_sequences:  # below such a floor more tokens are free
+        if not model.saturating_sequences:  # below such a floor, more tokens are free
             most_ns = max(most_ns, model.prefill_floor_ns)
         before_ns = model.prefill_fixed_ns + model.prefill_token_ns * tokens + model.prefill_token_squared_ns * squared
         left_ns = max(most_ns - before_ns, 0.0)
@@ -132,9 +135,9 @@ class _Step:
 def step_limit_ns(decode_ns: float, lines: Sequence[TokenLine], *, now_ns: int) -> float:
     """Return the time limit of the next step, given the time that its decodes take alone.
 
-    A sequence with enough slack bounds the step by that slack, less `IN_HAND` where possible. One with less slack, or a
-    late one, gives up half of the difference to catch up, if decode can meet its target. If decode cannot, a late
-    sequence sets no bound, since holding prompts back would not help it.
+    A sequence with enough slack bounds the step by that slack, less `IN_HAND` where possible. For one with less slack,
+    or a late one, half of the difference is used to catch up, if decode can meet its target. Otherwise a late sequence
+    sets no bound, since holding prompts back would not help it.
     """
     tightest_ns = min((line.tpot_ns for line in lines if line.tpot_ns >= decode_ns), default=MAX_STEP_NS)
     limit_ns = float(min(MAX_STEP_NS, MAX_STEP_TPOTS * tightest_ns))
@@ -174,7 +177,7 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 KEPT_LENGTHS: Final = 128
 """The number of recent answers whose lengths are kept for each kind."""
-# The kind whose last answer ended longest ago is dropped first.
+# The kind whose last answer is the oldest is dropped first.
 MOST_KINDS: Final = 256
 # With fewer answers of its own kind, a sequence is judged by the answers of all kinds.
 ENOUGH_LENGTHS: Final = 16
@@ -184,7 +187,7 @@ LIKELY: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """A running sequence, reduced to what decides whether another may join it."""
+    """The facts about a running sequence that decide whether another may join it."""
 
     tokens: int
     most_left: int
@@ -209,7 +212,7 @@ class AnswerLengths:
     """The lengths of the latest answers of each kind, from which the ends of running ones are predicted."""
 
     def __init__(self) -> None:
-        # The kind that ended an answer last comes last; `EVERY_KIND` holds all answers.
+        # The kind of the most recent answer comes last; `EVERY_KIND` holds all answers.
         self._latest: dict[str, deque[int]] = {}
         self._sorted: dict[str, list[int]] = {}
 
@@ -240,7 +243,7 @@ class AnswerLengths:
             return steps >= 1
         none_ends = 1.0
         for each in running:
-            # The share of answers longer than this one is now that would still run after `steps`.
+            # The share of answers longer than this one so far that would still run after `steps`.
             lengths = self._of(each.kind)
             longer = len(lengths) - bisect_right(lengths, each.tokens)
             beyond = len(lengths) - bisect_right(lengths, each.tokens + steps)
@@ -270,10 +273,9 @@ def joins(
 ) -> bool:
     """Return whether a transferred sequence of `kv_tokens` may decode beside `running`, whose work is `decodes`.
 
-    It waits only if it would make a running sequence miss a target that is otherwise kept, and if waiting helps.
-    Waiting helps if one of them likely ends within MAX_HOLD_NS and before the newcomer's first token is due at
-    `due_ns` (0: already out). A newcomer that is already late for its first token may wait for the full
-    MAX_HOLD_NS.
+    It waits only if it would make a running sequence miss a target that is otherwise met, and if waiting helps. Waiting
+    helps if one of them likely ends within MAX_HOLD_NS and before the newcomer's first token is due at `due_ns` (0:
+    already sent). A newcomer that is already late for its first token may wait for the full MAX_HOLD_NS.
     """
     most_ns = float(MAX_HOLD_NS - held_ns)
     if most_ns <= 0 or not running:
@@ -294,14 +296,14 @@ def beside(decodes: StepWork, kv_tokens: int) -> StepWork:
     )
 
 
-# A running step keeps a person waiting until its end, so yielding prompts get this fraction of a chunk.
+# An interactive request waits for the end of a running step, so yielding prompts get this fraction of a chunk.
 YIELDING_PART: Final = 4
-# After this long without a person's prompt, yielding prompts get whole chunks, which are faster to compute.
+# After this long without an interactive prompt, yielding prompts get whole chunks, which are faster to compute.
 PEOPLE_STAY_NS: Final = 60_000_000_000
 
 
 class Paced(Protocol):
-    """A sequence, as far as pacing depends on it."""
+    """The properties of a sequence on which pacing depends."""
 
     joined: bool
     """True if it has decoded here; sequences that have begun are never held back."""
@@ -318,7 +320,7 @@ class Paced(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Return whether its blocks hold all its tokens so far."""
+        """Return whether its blocks have room for all its tokens so far."""
         ...
 
     @property
@@ -351,12 +353,12 @@ class Paced(Protocol):
 
     @property
     def kind(self) -> str:
-        """The kind whose answers predict its length; empty for all kinds."""
+        """The kind of answers that predict its length; empty for all kinds."""
         ...
 
     @property
     def first_token_due_ns(self) -> int:
-        """The time at which its first token is due; 0 if it is out or has no deadline."""
+        """The time at which its first token is due; 0 if it was sent or has no deadline."""
         ...
 
 
@@ -389,7 +391,7 @@ class Pace:
     def note_prompt(self, sequence: Paced, now_ns: int) -> None:
         """Record the arrival of a sequence.
 
-        A prompt to compute here that does not yield suggests that more of them follow.
+        A prompt that is computed here and does not yield suggests that more will follow.
         """
         if not sequence.yields and not sequence.transferred:
             self._people_until_ns = now_ns + PEOPLE_STAY_NS

@@ -63,8 +63,8 @@ class Saturation:
     def is_whole(self) -> bool:
         """Return whether the measured sizes reach past the knee, or up to the bound.
 
-        Throughput grows with every size until the device is saturated. A range that ends before that always has its
-        knee near its end.
+        Throughput grows with size until the device is saturated. A range that ends before that always has its knee near
+        its end.
         """
         largest = self.curve[-1].tokens
         return largest >= min(self.chunk_tokens * GROWTH, MOST_TOKENS)

@@ -1,6 +1,6 @@
 """HTTP serving by uvicorn inside a service's own event loop.
 
-The socket is bound first, so that errors are plain. Bounds limit what a client may send, hold open and leave
+The socket is bound first, so that errors are clear. Bounds limit what a client may send, hold open and leave
 unfinished.
 """
 

@@ -32,7 +32,7 @@ from libs.runtime.http.settings import ConnectionGuard
 Headers = list[tuple[bytes, bytes]]
 """Headers in ASGI's form: names in lower case, in the order of their lines."""
 
-# Headers that a service acts on and that hold one value. Given twice, a proxy may have read the other one.
+# Headers with a single value on which a service acts. If one is repeated, a proxy may have read the other value.
 SINGLE: Final = frozenset(
     {
         b"access-control-request-method",
@@ -50,17 +50,17 @@ SINGLE: Final = frozenset(
         b"x-request-id",
     }
 )
-# Every header of our own holds one value too.
+# Fulcrum's own headers also have a single value.
 OWN_PREFIX: Final = b"x-fulcrum-"
-# traceparent stands in neither: two of them make no valid one, and W3C has such a request go on under a new trace.
+# traceparent is in neither, because two of them are invalid, and by W3C such a request continues under a new trace.
 
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 
 
 def check_head(headers: Headers, version: str) -> dict[bytes, bytes]:
-    """Return the headers by name. Raise for a head that is ambiguous, or that requests what no service here does.
+    """Return the headers by name. Raise for a head that is ambiguous, or that requests an unsupported feature.
 
-    Lines of one name become one line in place, as RFC 9110 (5.3) lets a recipient combine them.
+    Lines of one name are combined into the first, as RFC 9110 (5.3) allows.
     """
     found = dict(headers)
     if len(found) != len(headers):
@@ -119,8 +119,8 @@ def _members(value: bytes) -> list[bytes]:
 class HeadWithBody(asyncio.Transport):
     """A transport for one response that sends its head together with the first part of its body.
 
-    The head leaves alone only if nothing follows in the same turn of the loop. uvicorn always writes it by itself,
-    which costs a system call and wakes the client for nothing.
+    The head leaves alone only if nothing follows in the same turn of the loop. uvicorn always writes it separately,
+    which costs a system call and wakes the client needlessly.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -155,7 +155,9 @@ class HeadWithBody(asyncio.Transport):
 
 
 class UnframedCycle(RequestResponseCycle):
-    """A response to an HTTP/1.0 client, which knows no chunks: without a length, it ends with its connection."""
+    """A response to an HTTP/1.0 client, which does not support chunks. Without a length, it ends with its
+    connection.
+    """
 
     _to_the_end = False
 
@@ -163,16 +165,16 @@ class UnframedCycle(RequestResponseCycle):
         if message["type"] == "http.response.start":
             self._to_the_end = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
             if self._to_the_end:
-                self.chunked_encoding = False  # settled, so that no chunks are chosen
+                self.chunked_encoding = False  # set, so that no chunks are chosen
         elif self._to_the_end:
-            self.expected_content_length = len(message.get("body", b""))  # of this part; the whole is unknown
+            self.expected_content_length = len(message.get("body", b""))  # of this part; the total is unknown
         await super().send(message)
 
 
 def refusal(error: FulcrumError, *, to_head: bool = False, shown: object = None) -> bytes:
     """Return a whole response, after which the connection ends.
 
-    `shown` is its body, in place of the shape of all APIs' errors. A response to HEAD has no body.
+    `shown` is its body, instead of the common form of errors. A response to HEAD has no body.
     """
     body = msgspec.json.encode(error.http_body if shown is None else shown)
     head = f"HTTP/1.1 {error.http_status} {http.HTTPStatus(error.http_status).phrase}\r\n"
@@ -208,7 +210,7 @@ class Connection(HttpToolsProtocol):
         self._unmoved_bytes = 0
         """The bytes read since the last end of headers, part of a body, or end of a request."""
         self._awaited_s: float | None = None
-        """The time from which on the end of a head has been awaited; None if no part of one has arrived."""
+        """The time since which the end of a head has been awaited; None if no part of one has arrived."""
         self._heard_s = 0.0
         self._framing: list[tuple[bytes, bytes]] = []
         """Headers that give the length of the body behind an ignored upgrade."""
@@ -235,7 +237,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse input, unless the client was refused: its further input is discarded."""
+        """Parse input. Input of a refused client is discarded."""
         if self._refused:
             return
         self._heard_s = self.loop.time()
@@ -261,7 +263,7 @@ class Connection(HttpToolsProtocol):
             (self._break_off if self._in_body else self._refuse)(too_large)
 
     def sweep(self, now_s: float) -> None:
-        """End whatever has taken too long at `now_s`, the loop's time."""
+        """End requests that have taken too long at `now_s`, the loop's time."""
         bounds = self._bounds
         if self._lingers_until_s is not None:
             if now_s > self._lingers_until_s:
@@ -310,7 +312,7 @@ class Connection(HttpToolsProtocol):
             raise HeadersTooLarge(f"the request's target is over {self._bounds.max_line_bytes} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Read a header. Raise HeadersTooLarge. Trailers are dropped, since no service here asks for any."""
+        """Read a header. Raise HeadersTooLarge. Trailers are dropped, since no service here requests any."""
         if self._replaying or self._in_body:
             return
         size_bytes = len(name) + len(value)
@@ -323,7 +325,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request, or queue it behind earlier ones. Raise what `check_head` raises."""
+        """Start the request, or queue it behind earlier ones. Raise the errors of `check_head`."""
         if self._replaying:
             self._replaying = False
             return
@@ -336,20 +338,21 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         if self.scope["http_version"] == "1.0":
-            cycle.__class__ = UnframedCycle  # it has not run yet, and uvicorn makes no other kind
+            cycle.__class__ = UnframedCycle  # it has not run yet, and uvicorn creates no other kind
         cycle.transport = HeadWithBody(self.transport, self.loop)
         self._cycles = [each for each in self._cycles if not each.response_complete]
         self._cycles.append(cycle)
 
     def _settle_head(self) -> None:
-        """Check the head and normalise its `Expect` and `Host`. Raise what `check_head` raises."""
+        """Check the head and normalise its `Expect` and `Host`. Raise the errors of `check_head`."""
         version = self.parser.get_http_version()
         found = check_head(self.headers, version)
-        # uvicorn reads each line by itself, and no version: HTTP/1.0 knows no interim answers (RFC 9110, 10.1.1).
+        # uvicorn reads each line separately and ignores the version; HTTP/1.0 has no interim answers (RFC 9110,
+        # 10.1.1).
         self.expect_100_continue = b"expect" in found and version == "1.1"
         if not self.url.startswith(b"/"):
             target = httptools.parse_url(self.url)
-            if target.host:  # it stands for Host, whatever that says (RFC 9112, 3.2.2)
+            if target.host:  # it replaces Host regardless of its value (RFC 9112, 3.2.2)
                 name = b"[%b]" % target.host if b":" in target.host else target.host
                 found[b"host"] = name if target.port is None else b"%b:%d" % (name, target.port)
                 self.headers[:] = found.items()
@@ -368,10 +371,10 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _ignore_upgrade(self, rest: bytes) -> bytes:
-        """Return the bytes to parse in place of `rest`, to continue in HTTP/1.1 as a server may (RFC 9110, 7.8).
+        """Return the bytes to parse instead of `rest`, to continue in HTTP/1.1 as a server may (RFC 9110, 7.8).
 
-        The parser takes what follows the head for another protocol's. A new parser reads the body; it is given a
-        synthetic head that states the body's length.
+        The parser treats the bytes after the head as another protocol's. A new parser reads the body, after a
+        synthetic head with the body's length.
         """
         framing, self._framing = self._framing, []
         self.parser = httptools.HttpRequestParser(self)
@@ -384,10 +387,10 @@ class Connection(HttpToolsProtocol):
     # ------------------------------------------------------------ answers and refusals
 
     def on_response_complete(self) -> None:
-        """Proceed to the next request, or send the refusal that stands behind them all."""
+        """Proceed to the next request, or send the refusal that follows all of them."""
         super().on_response_complete()
         self._heard_s = self.loop.time()
-        if self._awaited_s is not None or self._in_body:  # an answer may come before the end of what it answers
+        if self._awaited_s is not None or self._in_body:  # an answer may arrive before the end of its request
             self._awaited_s = self._heard_s
         if self._refusal is not None and not self._answering:
             self._answer_refusal(self._refusal, to_head=self._reads_head())

@@ -45,7 +45,7 @@ class HttpSemantics:
             await self._app(scope, receive, send)
             return
         is_head = scope["method"] == "HEAD"
-        # FastAPI and fastapi-offline put root_path before each address of theirs.
+        # FastAPI and fastapi-offline put root_path before each of their addresses.
         own = {"root_path": _HERE} if scope["path"] in _SELF_DESCRIBING else {}
         seen = {**scope, **own, "method": "GET"} if is_head else {**scope, **own}
 
@@ -104,6 +104,6 @@ def check_encoding(headers: Mapping[bytes, bytes]) -> None:
 
 
 def _is_json(kind: bytes) -> bool:
-    """Return whether a content type is JSON, whatever its case and parameters."""
+    """Return whether a content type is JSON, regardless of its case and parameters."""
     media = kind.split(b";", 1)[0].strip().lower()
     return media == JSON or (media.startswith(b"application/") and media.endswith(b"+json"))

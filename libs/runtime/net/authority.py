@@ -126,7 +126,7 @@ def _trusted(folder: Path) -> list[x509.Certificate]:
 
 def _make_authority(cluster: str, now: datetime.datetime) -> _Authority:
     key = ec.generate_private_key(ec.SECP256R1())
-    # Each has a name of its own: a reader of ca.pem looks an issuer up by it.
+    # Each has a separate name, because a reader of ca.pem looks an issuer up by it.
     name = _name(f"Fulcrum {cluster} authority {secrets.token_hex(4)}")
     cert = (
         _builder(name, name, key, now, AUTHORITY_DAYS)

@@ -66,7 +66,7 @@ class MarkedCalls:
                 return parts, step
 
     def end(self) -> list[AnswerPart]:
-        # A call that breaks off is left as it is; one without a name would be of no use.
+        # An unfinished call is left as text; one without a name would be useless.
         return []
 
     def _step(self, parts: list[AnswerPart]) -> Literal[True] | str | None:
@@ -249,7 +249,7 @@ class CallReader(Protocol):
         ...
 
     def end(self) -> list[AnswerPart]:
-        """Return the text that became no call, as content, at the end of the answer."""
+        """Return the text that did not become a call, as content, at the end of the answer."""
         ...
 
 
@@ -264,7 +264,7 @@ class HermesCall:
         self._tail = ""
 
     def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
-        # Anything before the closing tag is skipped.
+        # Any text before the closing tag is skipped.
         in_call = not self._call.ended
         parts = self._call.push(text) if in_call else []
         if not self._call.ended:
@@ -424,7 +424,7 @@ class DeepSeekCalls:
                 return parts, None
 
     def end(self) -> list[AnswerPart]:
-        # An answer that breaks off between or before calls leaves nothing usable.
+        # An answer that ends between or before calls contains nothing usable.
         return []
 
     def _pass(self, marker: str, state: _DeepSeek) -> str | None:

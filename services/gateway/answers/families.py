@@ -1,4 +1,4 @@
-"""The answer formats of model families: harmony's, those with tags, and which of them a model has. Pure.
+"""The answer formats of model families: harmony's, those with tags, and the choice of one for a model. Pure.
 
 The format is detected from the special tokens and the chat template, or set by hand.
 
@@ -43,17 +43,17 @@ _FUNCTIONS = "functions."
 
 
 class _HarmonyState(Enum):
-    # So far only the start of an answer without any marker, or of a recipient; the next text decides which.
+    # So far only the start of an answer without any marker, or of a recipient; the next text decides.
     OPENING = auto()
     HEADER = auto()
     BODY = auto()
 
 
 class HarmonyParser:
-    """The Parser of harmony, which shows neither markers nor headers."""
+    """The Parser of harmony. Markers and headers are not returned."""
 
     def __init__(self, *, calls: bool) -> None:
-        """`calls` says whether tools may be called; otherwise calls are dropped."""
+        """Create a parser; without `calls`, tools may not be called and calls are dropped."""
         self._calls = calls
         self._state = _HarmonyState.OPENING
         self._opening = ""
@@ -86,7 +86,7 @@ class HarmonyParser:
     def special(self, text: str) -> list[AnswerPart]:
         """Apply a marker; ignore other special tokens."""
         if text == _CONSTRAIN and self._state is _HarmonyState.HEADER:
-            self._add(" ")  # a content type follows, which is no part of what stands before it
+            self._add(" ")  # a content type follows, which is not part of the preceding text
         if text == _MESSAGE and self._state is not _HarmonyState.BODY:
             return self._begin()
         if text not in (_START, _CHANNEL, *_ENDS):
@@ -96,7 +96,7 @@ class HarmonyParser:
         if text == _START:
             self._state, self._header, self._channel = _HarmonyState.HEADER, "", None
         elif text == _CHANNEL:
-            if self._state is _HarmonyState.BODY:  # a message that begins without its start
+            if self._state is _HarmonyState.BODY:  # a message without its start marker
                 self._header = "assistant"
             self._add(opening)
             self._state, self._channel = _HarmonyState.HEADER, ""
@@ -105,7 +105,7 @@ class HarmonyParser:
         return parts
 
     def end(self) -> list[AnswerPart]:
-        """Return an opening that became no header, as content."""
+        """Return an opening that did not become a header, as content."""
         opening, self._opening = self._opening, ""
         return [AnswerPart(PartKind.CONTENT, opening)] if opening else self._close()
 
@@ -177,16 +177,18 @@ class _Mode(Enum):
 
 
 class TaggedParser:
-    """The Parser of tagged answers. White space around tags is dropped, and tags are never shown."""
+    """The Parser of tagged answers. White space around tags is dropped, and tags are never returned."""
 
     def __init__(self, thinking: Tags | None, calls: CallFormat | None, tools: Tools, *, thinks: bool) -> None:
-        """`calls` is None if no tool may be called. `thinks` says that the prompt has already opened the reasoning."""
+        """Create a parser. `calls` is None if no tool may be called. With `thinks`, the prompt has already opened the
+        reasoning.
+        """
         self._thinking = thinking
         self._calls = calls
         self._tools = tools
         self._reader: CallReader | None = None
         self._mode = _Mode.REASONING if thinks else _Mode.BEGIN
-        # While only content has arrived, white space at its start is the model's own.
+        # While only content has arrived, white space at its start belongs to the answer.
         self._first = not thinks
         self._begun = False
         self._held = ""
@@ -291,7 +293,7 @@ class TaggedParser:
         parts += more
         self._held = rest or ""
         if rest is not None:
-            # Text after Llama's calls is not a call, though it may begin like one.
+            # Text after Llama's calls is not a call, even if it begins like one.
             self._mode = _Mode.CONTENT if isinstance(self._reader, LlamaCalls) else _Mode.BEGIN
             self._reader, self._first = None, False
         return rest is not None
@@ -303,7 +305,9 @@ class TaggedParser:
 
 
 def _cut(text: str, tags: Sequence[str]) -> tuple[str, str]:
-    """Split text into what can be returned and what has to wait: trailing white space and a possible start of a tag."""
+    """Split text into a part to return and a part that must wait: trailing white space and a possible start of a
+    tag.
+    """
     keep = 0
     for tag in tags:
         for size in range(min(len(text), len(tag) - 1), keep, -1):
@@ -316,7 +320,7 @@ def _cut(text: str, tags: Sequence[str]) -> tuple[str, str]:
 
 HARMONY: Final = "harmony"
 NONE: Final = "none"
-"""A setting's value for a model without such a format, whatever its template looks like."""
+"""The value of a setting for a model without such a format, regardless of its template."""
 
 REASONING: Final[Mapping[str, Tags]] = MappingProxyType(
     {
@@ -360,7 +364,7 @@ PROMPT_END_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The way in which one model writes reasoning and tool calls."""
+    """The form in which one model writes reasoning and tool calls."""
 
     harmony: bool = False
     thinking: Tags | None = None
@@ -391,17 +395,17 @@ class AnswerFormat:
 
 @dataclass(frozen=True, slots=True)
 class FormatNames:
-    """The formats configured by hand, by a model's name. "*" applies to all others."""
+    """The formats configured by hand, by model name. "*" applies to all other models."""
 
     reasoning: Mapping[str, str] = field(default_factory=dict)
     tools: Mapping[str, str] = field(default_factory=dict)
     templates: Mapping[str, str] = field(default_factory=dict)
     """The files of chat templates that replace the models' own."""
     as_text: bool = True
-    """True if models whose chat template takes no tools get them as text."""
+    """True if models whose chat template has no tools get them as text."""
 
     def template(self, model: str) -> str:
-        """Return the file of a model's chat template; empty for its own."""
+        """Return the file of a model's chat template; empty for the model's own."""
         return self.templates.get(model, self.templates.get("*", ""))
 
     def of(self, model: str) -> tuple[str, str]:

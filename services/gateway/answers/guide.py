@@ -1,7 +1,7 @@
 """Grammars for answers that must be JSON of a schema or call tools, after any reasoning.
 
-Written in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). Whether a
-schema can be enforced is checked first, in a killable process; verdicts are cached.
+They are written in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). A
+killable process first checks whether a schema can be enforced; verdicts are cached.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ MAX_CHECKS = 2
 """The bound on concurrent checks, each in a process of its own."""
 MAX_WAITING = 32
 """The bound on schemas that wait for a check; more are refused with 429."""
-# Wall-clock bound. A busy machine may exceed it, so the answer is then 429 rather than a verdict on the schema.
+# The wall-clock bound. A busy machine may exceed it, so the answer is then 429 rather than a verdict on the schema.
 MAX_CHECK_S = 20.0
 _OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
 MAX_REASON_CHARS = 300
@@ -46,7 +46,7 @@ class SchemaVerdict(NamedTuple):
     fault: str
     """The reason why the schema cannot be enforced; empty if it can."""
     schema: str = "{}"
-    """A schema as JSON, in the grammar library's form. Unused for a rule."""
+    """A schema as JSON, in the grammar library's form. Not used for a rule."""
     omitted: tuple[str, ...] = ()
     """JSON pointers of keywords that the grammar does not enforce."""
     reason: str = ""
@@ -57,13 +57,13 @@ class SchemaCheck:
     """The cached verdicts and running checks, by schema."""
 
     def __init__(self, tenants: Tenancy | None = None) -> None:
-        """`tenants` share the checks; None treats all requests alike."""
+        """Create the cache; `tenants` share the checks. None treats all requests alike."""
         self._verdicts: OrderedDict[str, SchemaVerdict] = OrderedDict()
         self._chars = 0
         full = f"{MAX_CHECKS} schemas are checked at a time, and too many are waiting: try again"
         self.slots = FairSlots(MAX_CHECKS, MAX_WAITING, full, tenants=tenants)
         self._checks: dict[tuple[str, str], asyncio.Lock] = {}
-        """The locks of schemas that are being checked or wait for it, by tenant and schema."""
+        """The locks of schemas that are being checked or wait for a check, by tenant and schema."""
 
     async def verdict(self, schema: str, tenant: str = "") -> SchemaVerdict:
         """Return the verdict on a schema or a rule, given as JSON. Raise QueueFull if too many wait for a check."""
@@ -75,9 +75,9 @@ class SchemaCheck:
         return found
 
     async def satisfied(self, pairs: Sequence[tuple[str, Mapping[str, Any]]], tenant: str = "") -> list[bool | None]:
-        """Return for each text and schema whether the text is an instance; None if that could not be found out.
+        """Return, for each text and schema, whether the text is an instance; None if unknown.
 
-        It has the bounds of a schema's check, and a request that they stop has its answer all the same.
+        The check has the bounds of a schema's check. A request whose check is stopped still gets its answer.
         """
         try:
             async with self.slots.slot(tenant):
@@ -98,7 +98,7 @@ class SchemaCheck:
                     found = await _ask(schema)
             finally:
                 self._checks.pop((tenant, schema), None)
-        # Another tenant's check of the same schema may have ended meanwhile.
+        # Another tenant's check of the same schema may have ended in the meantime.
         if schema not in self._verdicts:
             self._verdicts[schema] = found
             self._chars += _chars(schema, found)
@@ -151,7 +151,7 @@ _MAX_BOUND: Final = 4096
 
 
 class Writer(Protocol):
-    """A writer of texts as terminals of a grammar."""
+    """The port to a writer of terminals."""
 
     def __call__(self, *texts: str) -> str: ...
 
@@ -216,9 +216,9 @@ def guide_of(
 ) -> str:
     """Return the grammar of an answer.
 
-    `special` maps texts of special tokens, with which models write their tags, to ids. `schema` is None if only
-    calls are allowed, or if the answer matches `rule`, the right-hand side of a grammar rule. `thinks` says that
-    the prompt has already opened the reasoning.
+    `special` maps texts of special tokens, with which models write their tags, to ids. `schema` is None if only calls
+    are allowed, or if the answer matches `rule`, the right-hand side of a grammar rule. With `thinks`, the prompt has
+    already opened the reasoning.
     """
     write = _Writer(special)
     choices = []
@@ -301,7 +301,7 @@ def _marked_calls(calls: type[MarkedCalls], write: _Writer, tools: Sequence[Tool
 
 
 def _form(shape: AnswerFormat, write: _Writer) -> _Form:
-    """Return the text around a call's arguments by its name, between calls (None allows one call only), and around all
+    """Return the text around a call's arguments by its name, between calls (None allows only one call), and around all
     calls.
     """
     if shape.harmony:

@@ -1,4 +1,4 @@
-"""The parts of an answer in any model's format, the port of all formats, and a call written as a JSON object. Pure."""
+"""The parts of an answer in any model's format, the parser's port, and a call written as a JSON object. Pure."""
 
 import json
 import re
@@ -26,7 +26,7 @@ class AnswerPart:
 
 
 class Parser(Protocol):
-    """A parser of one answer. Its output joins to the same parts however the text is cut."""
+    """A parser of one answer. The joined output does not depend on how the text is cut."""
 
     @property
     def thinking(self) -> bool:
@@ -41,7 +41,7 @@ class Parser(Protocol):
     def text(self, text: str) -> list[AnswerPart]: ...
 
     def special(self, text: str) -> list[AnswerPart]:
-        """Parse a special token, given by its text. It is never shown itself."""
+        """Parse a special token, given by its text. The token itself is never returned."""
         ...
 
     def end(self) -> list[AnswerPart]:
@@ -58,7 +58,7 @@ class AnswerReader:
         self._special = special_tokens
         self.reasoning_tokens = 0
         self.kept = False
-        """True if later tokens decide if the last token is content."""
+        """True if later tokens decide whether the last token is content."""
 
     @property
     def held(self) -> str:
@@ -136,7 +136,7 @@ class _JsonState(Enum):
     OPENING = auto()
     KEY = auto()
     VALUE = auto()
-    # Inside a value that is ignored.
+    # Inside an ignored value.
     SKIPPED = auto()
     ARGUMENTS = auto()
     ENDED = auto()
@@ -146,7 +146,7 @@ class JsonCall:
     """One call. The model chooses the order of keys, so arguments before the name are held back."""
 
     def __init__(self, is_tool: Callable[[str], bool] = lambda _: True) -> None:
-        """`is_tool` says whether a name is a tool's; otherwise the object is no call."""
+        """Create a parser. `is_tool` returns whether a name is a tool's; an object without one is not a call."""
         self.named = False
         """True if the name was returned; from then on the object is a call."""
         self.raw = ""
@@ -249,7 +249,7 @@ class JsonCall:
 
 
 def _unquoted(value: str) -> str:
-    """Decode a JSON string; return an empty string if it is broken or no string."""
+    """Decode a JSON string; return an empty string if it is malformed or not a string."""
     try:
         found = json.loads(value)
     except ValueError:

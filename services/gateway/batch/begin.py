@@ -1,6 +1,6 @@
-"""The start of a job: its request is parsed, a topic of lines is copied into a file, the file's lines are counted.
+"""The start of a job: its request is parsed, its topic is copied into a file, and the file's lines are counted.
 
-Requests come from REST or a topic. Parsing is pure, except for the ids that it draws.
+Requests come from REST or a topic. Parsing is pure, except for generated ids.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 MAX_PRIORITY = 100
 _IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _TOPIC = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
-# Prefixes of Fulcrum's own topics and Kafka's, which no client may read or write, whatever is allowed.
+# Prefixes of Fulcrum's own topics and Kafka's, which clients may never read or write.
 _NEVER = ("fulcrum.", "__")
 OWN = "{tenant}"
 TOPICS_VARIABLE = "FULCRUM_GATEWAY_BATCH_TOPICS"
@@ -62,14 +62,14 @@ class AllowedTopics:
     """
 
     def __init__(self, patterns: str) -> None:
-        """`patterns` is the setting's comma-separated list; an empty one allows no topic."""
+        """Create the set; `patterns` is the setting's comma-separated list, and an empty one allows no topic."""
         self._patterns = list(filter(None, re.split(r"[ ,]+", patterns)))
 
     def need(self, topic: str, *, param: str, tenant: str | None = None) -> None:
-        """Raise TopicNotAllowed that names the field and the patterns that would allow the topic.
+        """Raise TopicNotAllowed, which names the field and the patterns that would allow the topic.
 
-        `tenant` restricts the caller to its own topics, which patterns without {tenant} cannot separate from
-        others'. None leaves the caller unrestricted.
+        `tenant` restricts the caller to its own topics, which patterns without {tenant} cannot separate from others'.
+        With None, the caller is unrestricted.
         """
         if topic.startswith(_NEVER):
             raise TopicNotAllowed(f"topic {topic!r} is not for jobs: it begins with {' or '.join(_NEVER)}", param=param)
@@ -85,8 +85,8 @@ def _separates(pattern: str) -> bool:
 
 
 def _matches(pattern: str, topic: str, tenant: str | None) -> bool:
-    # Without a tenant, {tenant} matches any. With one, * matches no separator: a longer tenant's name might begin
-    # with it.
+    # Without a tenant, {tenant} matches any name. With one, * matches no separator, since a longer tenant's name might
+    # begin with it.
     whose, some = (".*", ".*") if tenant is None else (re.escape(tenant), "[A-Za-z0-9]*")
     text = re.escape(pattern).replace(re.escape("*"), some).replace(re.escape(OWN), whose)
     return re.fullmatch(text, topic) is not None
@@ -114,9 +114,9 @@ def read_request(
 ) -> Created:
     """Parse a request for a job.
 
-    Raise InvalidRequest that names the field, TopicNotAllowed, BodyTooLarge, or PermissionDenied for a priority
-    above the caller's. `tenant` is from the caller's header. Without it, metadata's `tenant` and `priority` count
-    if they can be meant that way, since OpenAI's clients may use either for their own ends.
+    Raise InvalidRequest, which names the field, TopicNotAllowed, BodyTooLarge, or PermissionDenied for a priority
+    above the caller's. `tenant` is from the caller's header. Without it, metadata's `tenant` and `priority` count if
+    they can be meant that way, since OpenAI's clients may use either for their own ends.
     """
     if len(body) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"the body is over {MAX_BODY_BYTES} bytes", param="body")
@@ -206,7 +206,7 @@ async def begin(
     """
     file_id = job.created.input_file_id
     if job.created.input_topic:
-        # A random name: a keeper that was replaced and does not know it writes no file that another one reads.
+        # A random name, so that a replaced keeper that does not know it yet writes no file that another one reads.
         file_id = f"file-{job.id}-input-{secrets.token_hex(8)}"
         await spool(bus, files, job.created, file_id, max_bytes=max_file_bytes)
     found = await count(files, file_id)
@@ -227,7 +227,7 @@ async def spool(bus: WorkBus, files: FileStore, created: pb.Created, file_id: st
     async with files.draft(file_id, max_bytes=max_bytes) as draft:
         buffer = bytearray()
         async for value in bus.values(topic):
-            # JSON has line ends only between its tokens, where a blank means the same.
+            # JSON has line ends only between its tokens, where a blank is equivalent.
             buffer += value.replace(b"\n", b" ") + b"\n"
             if len(buffer) >= WRITE_BYTES:
                 await draft.write(bytes(buffer))
@@ -257,7 +257,7 @@ DEFAULT_WINDOW = "24h"
 
 
 class Submissions:
-    """The handler of the submission topic's lanes."""
+    """A handler of the lanes of the submission topic."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Submissions:
         topics: AllowedTopics,
         check: Callable[[pb.Created], Awaitable[None]] | None = None,
     ) -> None:
-        """`check` raises if there may be no room for a job's answers."""
+        """Create the handler; `check` raises if there may be no room for a job's answers."""
         self._check = check
         self._view = view
         self._topics = topics
@@ -286,7 +286,7 @@ class Submissions:
                 body = record.value.body
                 job_id = self._job_id(record, body)
                 if record.offset < lane.end:
-                    # A broker may say that less is done than is.
+                    # A broker may report less progress than was made.
                     await look_back(self._view, self._clock, lane, job_id, next_offset=record.offset)
                 events = [] if self._view.knows(job_id) else await self._events(job_id, body)
                 await lane.commit([(BATCH_JOBS, event) for event in events], next_offset=record.offset + 1)

@@ -1,9 +1,9 @@
-"""Bounds on what batch holds: of each tenant, and in time.
+"""Bounds on what batch stores, by tenant and in time.
 
-A tenant's are on concurrent uploads, files and their bytes, lines of open batches, and GPU time. Expired files are
-deleted, and so are answers in Kafka that no job needs any more. A job's answers are needed in their topic until its
-files hold them. Once no unfinished job began before some answers, the broker deletes them, whatever the topic's own
-retention. A file deleted from the store then leaves no copy there.
+A tenant's bounds are on concurrent uploads, files and their bytes, lines of open batches, and GPU time. Expired files
+are deleted, and so are answers in Kafka that no job needs any more. A job's answers are needed in their topic until its
+files contain them. Once all unfinished jobs began after some answers, the broker deletes these, whatever the topic's
+own retention. A file deleted from the store then leaves no copy in Kafka.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ UNBOUNDED: Final = StoreTotals(sys.maxsize, sys.maxsize)
 # Concurrent uploads to one gateway.
 MAX_UPLOADS: Final = 8
 MAX_UPLOADS_WAITING: Final = 64
-# Bound on an upload's wait for its turn.
+# The bound on an upload's wait for its turn.
 UPLOAD_WAIT_S: Final = 10.0
 ANSWER_FILES: Final = 2
 """The files that a batch writes: its answers and its errors."""
@@ -55,7 +55,9 @@ class TenantBounds:
         store: StoreTotals = UNBOUNDED,
         tenant_files: int = UNBOUNDED.files,
     ) -> None:
-        """`store` is the file store's capacity. `tenant_files` bounds a tenant's files if its key sets no limit."""
+        """Create the bounds. `store` is the file store's capacity. `tenant_files` bounds a tenant's files if its key
+        sets no limit.
+        """
         self._table = table
         self._limiter = limiter
         self._tenants: Tenancy = OneForAll() if table is None else table
@@ -66,7 +68,7 @@ class TenantBounds:
     def slots(
         self, slots: int, max_waiting: int, what: str = "batches", *, max_wait_s: float | None = None
     ) -> FairSlots:
-        """Return slots that tenants share. `what` names the things of which too many wait, for errors."""
+        """Return slots that tenants share. `what` names the waiting requests in errors."""
         full = f"{what} have {slots} slots and too many wait for one, or too long: others need one too"
         return FairSlots(slots, max_waiting, full, tenants=self._tenants, max_wait_s=max_wait_s)
 
@@ -74,7 +76,7 @@ class TenantBounds:
         return NO_LIMITS if self._table is None else self._table.limits_of(tenant)
 
     def deleted_unix_ns(self, tenant: str) -> int:
-        """Return when the tenant was deleted; 0 for never."""
+        """Return when the tenant was deleted; 0 if it was not."""
         return 0 if self._table is None else self._table.deleted_unix_ns(tenant)
 
     def is_gone(self, job: Job) -> bool:
@@ -172,21 +174,21 @@ log = structlog.get_logger()
 
 # Interval between checks of files and answers.
 LOOK_S: Final = 60.0
-# An end of the topic has to be this old before anything below it is deleted. By then every gateway's jobs that
-# began before it are known here.
+# The minimum age of an end of the topic below which records are deleted. By then, every gateway's jobs that began
+# before it are known here.
 SETTLED_S: Final = 600.0
 DAY_S: Final = 86_400
 
 
 def expiry_unix_s(info: FileInfo, limits: TenantLimits) -> int | None:
-    """Return when a file expires, by its owner's request or its tenant's limit; None for never."""
+    """Return when a file expires, by its owner's request or its tenant's limit; None if it never does."""
     own = [info.expires_unix_s] if info.expires_unix_s else []
     bound = [info.created_unix_s + limits.file_days * DAY_S] if limits.file_days is not None else []
     return min([*own, *bound], default=None)
 
 
 def is_over(info: FileInfo, limits: TenantLimits, now_s: float, deleted_unix_ns: int = 0) -> bool:
-    """Return whether a file counts as absent. `deleted_unix_ns` is when its tenant was deleted; 0 for never."""
+    """Return whether a file counts as absent. `deleted_unix_ns` is when its tenant was deleted; 0 if it was not."""
     ends = expiry_unix_s(info, limits)
     made_ns = info.created_unix_ns or info.created_unix_s * 1_000_000_000
     return made_ns <= deleted_unix_ns or (ends is not None and now_s >= ends)
@@ -264,7 +266,7 @@ class Retention:
                 log.info("a file has expired", file=info.id, tenant=info.tenant)
 
     async def trim(self) -> None:
-        """Have the broker delete answers that no job needs. Raise BrokerUnavailable."""
+        """Delete, through the broker, answers that no job needs. Raise BrokerUnavailable."""
         now_s = self._now_s
         self._ends.append((now_s, await self._work.ends(BATCH_RESULTS)))
         settled = next((ends for at_s, ends in reversed(self._ends) if now_s - at_s >= SETTLED_S), None)

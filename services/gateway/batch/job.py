@@ -1,6 +1,6 @@
 """A job: its errors, the progress of its shares, its state, and when it will end. Pure.
 
-The note committed beside a share's offset says which of its lines are answered, and which with an error. The end is
+The note committed with a share's offset lists its answered lines, and those answered with an error. The end is
 predicted from the job's recent pace.
 """
 
@@ -64,7 +64,7 @@ def stopped(expires_unix_ns: int, now_ns: int, *, cancelled: bool) -> NotRun | N
 
 
 class OutputRefused(NotRun):
-    """The job's output topic does not take its answers."""
+    """The job's output topic does not accept its answers."""
 
     code = TopicRefused.code
 
@@ -86,7 +86,7 @@ class AnswerTooLarge(FulcrumError):
 
 
 class PerhapsCreated(BrokerUnavailable):
-    """The broker may have taken the job. Without an idempotency key, a second request would create a second job."""
+    """The broker may have accepted the job. Without an idempotency key, a second request would create a second job."""
 
     repeatable = False
 
@@ -96,17 +96,17 @@ _NOTE: Final = re.compile(r"([0-9a-f]{1,2048})/([0-9a-f]{1,2047})")
 
 @dataclass(slots=True)
 class ShareNote:
-    """Two bits per line, written as text: small enough for a broker to keep beside an offset."""
+    """Two bits per line, written as text, small enough for a broker to store with an offset."""
 
     lines: int
     answered: int = 0
-    """A bit set in which bit n says that line n of the share has its answer."""
+    """A bit set of the lines that have their answer, by index in the share."""
     failed: int = 0
-    """A bit set in which bit n says that line n was answered with an error."""
+    """A bit set of the lines that were answered with an error, by index in the share."""
 
     @classmethod
     def read(cls, text: str, lines: int) -> "ShareNote":
-        """Parse a committed note; an empty one, or one that is no note, means that no line is answered."""
+        """Parse a committed note; an empty or invalid one means that no line is answered."""
         found = _NOTE.fullmatch(text)
         if not found:
             return cls(lines)
@@ -114,7 +114,7 @@ class ShareNote:
         return cls(lines, answered, int(found[2], 16) & answered)
 
     def text(self) -> str:
-        """Return the note as it is committed: both bit sets in hexadecimal."""
+        """Return the note in its committed form: both bit sets in hexadecimal."""
         return f"{self.answered:x}/{self.failed:x}"
 
     def add(self, index: int, *, ok: bool) -> None:
@@ -139,14 +139,14 @@ class ShareNote:
 
 @dataclass(slots=True)
 class ShareCounts:
-    """The progress of each share. Counts only grow, so an older report that arrives late or twice has no effect."""
+    """The progress of each share. Counts only increase, so an older report that arrives late or twice has no effect."""
 
     completed: int = 0
     failed: int = 0
     open: dict[int, Progress] = field(default_factory=dict)
     """The latest progress of each share that still lacks answers."""
     whole_below: int = 0
-    """The number below which every share has all its answers."""
+    """The number below which every share is completely answered."""
     whole_above: dict[int, Progress] = field(default_factory=dict)
     """The final progress of complete shares from `whole_below` on."""
 
@@ -268,12 +268,12 @@ class Job:
 
 WINDOW_S = 60.0
 MIN_S = 2.0
-"""Time with work before a rate is reported."""
+"""The minimum time with work before a rate is reported."""
 MARGIN = 0.05
 """Share of the remaining time. A job becomes late when its end lies this far beyond its window, and stops being late
 when its end lies this far within it."""
 MOVED = 0.2
-"""A predicted end is published again when it moved by more than this share of the remaining time."""
+"""A predicted end is published again when it has moved by more than this share of the remaining time."""
 
 
 class LineRate:
@@ -285,7 +285,7 @@ class LineRate:
         self._since_ns = 0
 
     def work_begins(self, at_ns: int) -> None:
-        """Restart the measurement: until now there was no work."""
+        """Restart the measurement after a time without work."""
         self._answered.clear()
         self._lines, self._since_ns = 0, at_ns
 
@@ -331,7 +331,7 @@ def ends_s(jobs: Iterable[OpenJob], now_ns: int, per_s: float) -> dict[str, floa
 
 
 def news(job: OpenJob, known: Foretold | None, end_s: float | None, now_ns: int) -> Foretold | None:
-    """Return the prediction to publish for a job; None if it hardly differs from `known`, the published one."""
+    """Return the prediction to publish for a job; None if it hardly differs from the published one, `known`."""
     left_s = max((job.expires_unix_ns - now_ns) / 1e9, 0.0)
     was_late = known is not None and known.late
     late = end_s is None or end_s > left_s * (1 - MARGIN if was_late else 1 + MARGIN)

@@ -1,8 +1,8 @@
-"""Run the jobs of this gateway's lanes: count a new job's lines, deal its shares to runners, assemble its answers.
+"""The keeper of the jobs of this gateway's lanes, which counts lines, deals shares to runners and assembles answers.
 
-Every SNAPSHOT_EVENTS events of a lane the keeper publishes a snapshot of each of its jobs, and commits the lane's
-offset to where the snapshots begin. The next keeper of the lane reads from there, so it knows every job and all that
-was done before it acts, however long the jobs have run.
+Every SNAPSHOT_EVENTS events of a lane, the keeper publishes a snapshot of each of its jobs, and commits the lane's
+offset to the start of the snapshots. The next keeper of the lane reads from there, so it knows every job and its
+progress before it acts, however long the jobs have run.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from services.gateway.batch.shares import Dealer
 from services.gateway.batch.view import MAX_UNFINISHED, JobTable, JobView, snapshot
 from services.gateway.metrics import BatchMetrics
 
-# Shares of one job refused in one transaction; each is read whole.
+# Shares of one job that are refused in one transaction; each is read whole.
 SHARES_AT_ONCE = 4
 
 
@@ -104,25 +104,27 @@ def _is_left(info: FileInfo, find: Callable[[str], Job | None]) -> bool:
 log = structlog.get_logger()
 
 MAX_COUNTED = 4
-"""Inputs of a lane that are read at once, to count or to cut them."""
+"""The inputs of a lane that are read at once, to be counted or cut."""
 MAX_ASSEMBLED = 16
-"""Jobs of a lane whose answers are written to files as they come. Answers of other jobs are read once complete."""
+"""The jobs of a lane whose answers are written to files as they arrive. Answers of other jobs are read once
+complete.
+"""
 MAX_ASSEMBLED_AFTER = 4
-"""Jobs of a lane whose complete answers are read at once. Each read is finite, so no job waits long."""
+"""The jobs of a lane whose complete answers are read at once. Each read is finite, so no job waits long."""
 SEAT_POLL_S = 0.25
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 30.0
 CANCELLED_WAITS_S = 600.0
-"""The time for which a cancelled job waits for room to store its answers, which are lost after it."""
+"""The time for which a cancelled job waits for room to store its answers, which are lost afterwards."""
 DEAL_S = 0.1
-"""Interval between checks whether runners want more shares."""
+"""The interval between checks for runners that want more shares."""
 PREDICT_S = 1.0
 SNAPSHOT_EVENTS = 1_000
 """Events between snapshots, plus SNAPSHOT_EVENTS_A_JOB for each known job: at most this many are read again by the
 next keeper of a lane."""
 SNAPSHOT_EVENTS_A_JOB = 4
 _NEVER = (FileNotFound, FileTooLarge, TopicNotFound)
-"""Errors after which a job can never be counted. A job that was counted does not fail by them: it has answers."""
+"""Errors after which a job can never be counted. They do not fail a job that was counted, since it has answers."""
 
 
 class JobKeeper:
@@ -222,7 +224,7 @@ class _LaneJobs:
             self._begins, self._events = begins, 0
 
     def unminded(self) -> list[Job]:
-        """Return unfinished jobs without a `keep` task, and count them as having one."""
+        """Return the unfinished jobs without a `keep` task, and mark them as having one."""
         new = [job for job_id in sorted(self._open - self._minded) if (job := self._book.get(job_id))]
         self._minded.update(job.id for job in new)
         return new
@@ -237,7 +239,7 @@ class _LaneJobs:
                 if job.started is None and isinstance(error, _NEVER):
                     await self._finish(job, cannot_begin(error, job.created))
                     continue
-                # A store or topic is away or full. Nothing is lost: everything is on the broker.
+                # A store or topic is away or full. Nothing is lost, because everything is on the broker.
                 log.warning("batch waits", job=job.id, error=error.message)
                 if (finished := self._given_up(job, error)) is not None:
                     await self._finish(job, finished)
@@ -334,7 +336,7 @@ class _LaneJobs:
         self._some.set()
 
     async def _repeats(self, job: Job) -> Sequence[int]:
-        """Return the places of lines that repeat an earlier custom_id, found in a pass over the whole file."""
+        """Return the indices of lines that repeat an earlier custom_id, found in a pass over the whole file."""
         if job.started is None or not job.started.repeats:
             return ()
         try:
@@ -361,7 +363,7 @@ class _LaneJobs:
             log.warning("unneeded files of batch jobs could not be deleted yet", error=error.message)
 
     async def _seat(self, job: Job) -> AbstractAsyncContextManager[None]:
-        """Wait until the job's answers may be read; return a context to hold while they are."""
+        """Wait until the job's answers may be read; return a context to hold during reading."""
         while True:
             if not self._along.locked():
                 return self._along
@@ -370,9 +372,9 @@ class _LaneJobs:
             await asyncio.sleep(SEAT_POLL_S)
 
     def _given_up(self, job: Job, error: FulcrumError) -> pb.Finished | None:
-        """Return the end of a job that cannot continue and that nobody waits for, else None.
+        """Return the end of a job that cannot continue and that nobody waits for, or None.
 
-        It was stopped before it was counted, or it was cancelled long ago and there is no room for its answers.
+        Such a job was stopped before it was counted, or was cancelled long ago and has no room for its answers.
         """
         now_ns = self._keeper.clock.now_ns()
         cancelled_s = (now_ns - job.cancel_unix_ns) / 1e9 if job.cancel_unix_ns else 0.0

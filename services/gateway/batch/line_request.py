@@ -1,4 +1,4 @@
-"""Runs a line through the intake, queue and workers of any request, in the last class, once it has a slot."""
+"""The path of a line, once it has a slot, through the intake, queue and workers of any request, in the last class."""
 
 import asyncio
 from collections import deque
@@ -29,7 +29,7 @@ from services.gateway.request.parse import MAX_TARGET_MS, Headers, ParsedRequest
 from services.gateway.request.prompt import ServedModel
 
 POLL_S = 0.02
-"""Interval between checks for free capacity: no event announces that credits have come or gone."""
+"""Interval between checks for free capacity: no event announces changes of credits."""
 
 WITHOUT_POLL_S = 0.25
 """Interval between checks by a line that waits for its model's workers."""
@@ -41,10 +41,10 @@ class Slots:
         self._share = share
         self._max_in_flight = max_in_flight
         self.in_flight = 0
-        # One for each share that waits, in order: a share that takes its next slot at once would starve the others.
+        # One for each waiting share, in order: a share that took its next slot at once would starve the others.
         self._waiting: deque[asyncio.Event] = deque()
         self._returning: deque[asyncio.Event] = deque()
-        """One for each line that needs its slot back. They come first, as shares that wait would starve them."""
+        """One for each line that needs its slot back. They come first, because waiting shares would starve them."""
 
     async def take(self, give_up: Callable[[], object]) -> bool:
         """Wait for a slot, which `give` returns. Return False if `give_up()` becomes true first."""
@@ -68,7 +68,9 @@ class Slots:
         self._wake_first()
 
     async def _turn(self, queue: deque[asyncio.Event], give_up: Callable[[], object]) -> bool:
-        """Wait in a queue until a slot is free for its first, which takes it at once. Return False as `take` does."""
+        """Wait in a queue until a slot is free for its first entry, which takes it at once. Return False as `take`
+        does.
+        """
         turn = asyncio.Event()
         queue.append(turn)
         try:
@@ -98,7 +100,7 @@ class Slots:
 
 # Age at which the list of served models is refreshed.
 LOOK_S = 0.25
-# Age at which a look-up is forgotten: the model may have had workers since.
+# The age at which a look-up is forgotten, since the model may have had workers in the meantime.
 FORGET_S = 10.0
 
 
@@ -120,7 +122,7 @@ class ServedModels:
         return model in self._served
 
     def away_s(self, model: str) -> float:
-        """Return for how long the model has had no workers while others had some, as far as look-ups show."""
+        """Return how long the model has had no workers while others had some, as far as look-ups show."""
         if self.has(model) or not self._served:
             self._away.pop(model, None)
             return 0.0
@@ -132,18 +134,18 @@ class ServedModels:
         return (now_ns - since_ns) / 1e9
 
 
-# Nobody reads along, so running lines should not delay anybody's prompt.
+# Lines are not interactive, so running ones should not delay an interactive prompt.
 TPOT_TARGET_MS = 1_000.0
-# A line fails if its model has had no workers for this long while others had some, as lines of other jobs wait
+# A line fails after its model has had no workers for this long while others had some, because lines of other jobs wait
 # behind it.
 AWAY_S = 120.0
-# Bound on attempts at a line that workers fail.
+# The bound on attempts at a line that workers fail.
 MAX_ATTEMPTS = 3
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
 
 MAX_IMAGE_BYTES: Final = 256 * 1024 * 1024
-"""Bound on the images of all running lines. Further lines with images wait without a slot, so that others go on."""
+"""Bound on the images of all running lines. Further lines with images wait without a slot, so that others continue."""
 
 _ROUTES: Mapping[str, Reader] = {
     "/v1/chat/completions": CompletionReader(parse_chat, ChatFormat),
@@ -163,7 +165,9 @@ class LineRequester:
         *,
         loadable: LoadableModels | None = None,
     ) -> None:
-        """Each line holds one of `slots` while it runs. `loadable` has the models loaded on demand."""
+        """Create the requester. Each line holds one of `slots` while it runs. `loadable` has the models loaded on
+        demand.
+        """
         self._loadable = loadable
         self._slots = slots
         self._served = served
@@ -176,8 +180,7 @@ class LineRequester:
     async def ask(self, share: Share, line: BatchLine) -> object:
         """Return the answer; raise FulcrumError for the line's own faults.
 
-        Wait for workers and for room, which are not its fault. Raise NoWorkersForLong if the wait would delay lines
-        whose models have workers.
+        Wait for workers and for room. Raise NoWorkersForLong if the wait would delay lines whose models have workers.
         """
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         attempts = 0
@@ -197,7 +200,7 @@ class LineRequester:
     def _is_served(self, model: str) -> bool:
         """Return whether the line's model has workers, so that the wait for them is over.
 
-        Raise NoWorkersForLong, or UnknownModel if the model was removed meanwhile.
+        Raise NoWorkersForLong, or UnknownModel if the model has been removed.
         """
         fault = self._loadable.fault(model) if self._loadable else ""
         if self._served.away_s(model) >= AWAY_S:
@@ -221,7 +224,9 @@ class LineRequester:
 
     @asynccontextmanager
     async def _image_room(self, size_bytes: int) -> AsyncIterator[None]:
-        """Wait until a line's images fit beside those of other lines, and hold their room while the context is open."""
+        """Wait until a line's images fit beside those of other lines, and reserve room for them while the context is
+        open.
+        """
 
         def fits() -> bool:
             return self._image_bytes + size_bytes <= MAX_IMAGE_BYTES
@@ -241,9 +246,9 @@ class LineRequester:
     async def _answer(
         self, share: Share, line: BatchLine, parsed: ParsedRequest, answer: AnswerFactory, model: ServedModel
     ) -> object:
-        arrival = self._arrival(share, line)  # a new time, since the line may have waited for its model
+        arrival = self._arrival(share, line)  # a new time, because the line may have waited for its model
         signal = OutputSignal()
-        self._dispatcher.check_room(parsed.choices)  # images are not fetched again for each try
+        self._dispatcher.check_room(parsed.choices)  # images are not fetched again for each attempt
         parsed = await self._intake.fetched(parsed, model, arrival)
         choices = await self._intake.choices(parsed, model, arrival, signal.changed)
         exchange = answer(choices, model, arrival, signal=signal, headers={})

@@ -1,7 +1,7 @@
 """Lines of a batch file: counting them, parsing one into a request, and its answer for the output files and topics.
 
 A first pass over a file keeps a hash of each line's custom_id, 8 bytes a line. Different ids may have the same hash, so
-where hashes repeat, a second pass compares those lines by 128 bits of each custom_id.
+if hashes repeat, a second pass compares those lines by 128 bits of each custom_id.
 
 Ids of answers derive from the job and the line, so an answer that is generated again has the same id.
 """
@@ -64,7 +64,7 @@ class IdHashes:
     def add(self, line: bytes) -> None:
         """Add the next line that is not blank."""
         custom_id = custom_id_of(line)
-        # A line without one is unlike every other.
+        # A line without a custom_id is unlike every other.
         text = f"{len(self._hashes)}\n" if custom_id is None else custom_id
         self._hashes.append(xxhash.xxh3_64_intdigest(text.encode()))
 
@@ -111,7 +111,7 @@ class Counted:
 
 
 async def count(files: FileStore, file_id: str) -> Counted:
-    """Read the file once, or twice where hashes repeat. Raise FileNotFound."""
+    """Read the file once, or twice if hashes repeat. Raise FileNotFound."""
     hashes = IdHashes()
     cutter = Cutter(on_line=hashes.add)
     await _read(files, file_id, cutter)
@@ -155,7 +155,7 @@ class BatchLine:
 
 
 def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: bool) -> BatchLine:
-    # Never raises: a line that cannot run carries the reason and must not delay others.
+    # Never raises: an invalid line carries the reason and must not delay others.
     try:
         line = _decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -169,7 +169,7 @@ def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: 
 
 
 def _kept(custom_id: str) -> str:
-    # A truncated id could equal another line's, so an id that is too long is dropped.
+    # A truncated id could equal another line's, so ids that are too long are dropped.
     return custom_id if len(custom_id) <= MAX_CUSTOM_ID_CHARS else ""
 
 
@@ -188,7 +188,7 @@ def _refusal(line: _Line, number: int, endpoint: str, repeated: bool) -> Fulcrum
 
 
 async def read_lines(files: FileStore, share: Share) -> list[BatchLine]:
-    """Return all lines of the share; lines that a deleted file no longer holds are refused. Raise StoreUnavailable."""
+    """Return all lines of the share; lines of a deleted file are refused. Raise StoreUnavailable."""
     repeats = frozenset(share.repeats)
     async with aclosing(_texts(files, share)) as texts:
         found = [await anext(texts) for _ in range(share.lines)]
@@ -203,7 +203,7 @@ def _line(share: Share, index: int, number: int, text: bytes | None, *, repeated
 
 
 async def _texts(files: FileStore, share: Share) -> AsyncGenerator[tuple[int, bytes | None], None]:
-    """Yield the share's line numbers and lines, with None for the text once the file is gone."""
+    """Yield the share's line numbers and lines; the text is None once the file is gone."""
     number, splitter = share.first_line, LineSplitter()
     try:
         async for part in files.read(share.input_file_id, share.first_byte, share.bytes):
@@ -220,7 +220,7 @@ async def _texts(files: FileStore, share: Share) -> AsyncGenerator[tuple[int, by
         number += 1
 
 
-# Bound of a record on the broker, less room for its key and headers.
+# The bound on a record on the broker, without room for its key and headers.
 MAX_RESULT_BYTES = 900 * 1024
 # An error's message may quote a long field of the line.
 MAX_ERROR_TEXT_CHARS = 1_000
@@ -259,7 +259,7 @@ def answered(job_id: str, line: BatchLine, reply: object) -> Result:
 
 
 def refused(job_id: str, line: BatchLine, error: FulcrumError) -> Result:
-    """Return the result of a line that failed: a response if it was run, else only the reason."""
+    """Return the result of a line that failed: a response if it ran, otherwise only the reason."""
     asked = line.refusal is None and not isinstance(error, NotRun)
     reply = _shortened(error)
     response = _Response(error.http_status, request_id(job_id, line.place), reply) if asked else None
@@ -279,7 +279,7 @@ def refused(job_id: str, line: BatchLine, error: FulcrumError) -> Result:
 def fitting(result: Result, line: BatchLine) -> Result:
     """Return the result, or an error for its line if no record can hold it.
 
-    A record that the broker refuses would stop all others that are committed with it.
+    A record refused by the broker would stop all others in its transaction.
     """
     if (size := result.ByteSize()) <= MAX_RESULT_BYTES:
         return result
@@ -287,7 +287,7 @@ def fitting(result: Result, line: BatchLine) -> Result:
 
 
 def stand_in(result: Result, error: TooLargeForTopic) -> bytes:
-    """Return the error that a client's topic gets in place of an answer that is too large for it."""
+    """Return the error that a client's topic gets instead of an answer that is too large for it."""
     text = f"{error.message}: what it does not take is in the job's files alone"[:MAX_ERROR_TEXT_CHARS]
     reason = _LineError(AnswerTooLarge.code, text, result.place + 1)
     return _encoder.encode(_Answer(_id(result.job_id, result.place), result.custom_id or None, None, reason))
@@ -306,12 +306,13 @@ def _id(job_id: str, place: int) -> str:
 
 # Bound on remembered jobs; a forgotten one is detected again.
 MAX_REFUSED = 1_000
-# After this many oversized answers in a row, a topic counts as refusing all: each costs its lane a new producer.
+# After this many oversized answers in a row, a topic counts as refusing all, because each costs its lane a new
+# producer.
 MAX_TOO_LARGE = 20
 
 
 async def check_topics(bus: WorkBus, created: Created) -> None:
-    """Raise TopicNotFound that names the field, or BrokerUnavailable."""
+    """Raise TopicNotFound, which names the field, or BrokerUnavailable."""
     for field in ("output_topic", "error_topic"):
         if name := getattr(created, field):
             await bus.check_topic(name, param=field)
@@ -323,7 +324,7 @@ class AnswerCopies:
     def __init__(self) -> None:
         self._refused: dict[str, OutputRefused] = {}
         self._too_large: Counter[str] = Counter()
-        """The answers, by job, that were too large for their topic since the last one that it took."""
+        """The number of consecutive answers, by job, that were too large for their topic."""
 
     def of(self, share: Share, results: Iterable[Result]) -> list[Raw]:
         """Return the copies that are committed with the results."""
@@ -339,7 +340,7 @@ class AnswerCopies:
         return [Raw(share.error_topic, result.custom_id.encode(), stand_in(result, error)) for result in results]
 
     def taken(self, job_id: str) -> None:
-        """Record that a job's topics took its answers, or that there were none to take."""
+        """Record that a job's topics accepted its answers, or that there were none."""
         self._too_large.pop(job_id, None)
 
     def too_large(self, job_id: str) -> bool:
@@ -350,7 +351,7 @@ class AnswerCopies:
         return self._too_large[job_id] > MAX_TOO_LARGE
 
     def refuse(self, job_id: str, error: TopicRefused) -> None:
-        """Keep the job's answers in its files alone and stop running its lines."""
+        """Keep the job's answers only in its files, and stop running its lines."""
         self._refused[job_id] = OutputRefused(error.message)
         if len(self._refused) > MAX_REFUSED:
             del self._refused[next(iter(self._refused))]

@@ -1,8 +1,8 @@
-"""A job's two output files, written from the results topic: each line once, in the order in which answers came.
+"""A job's two output files, written from the results topic: each line once, in order of arrival.
 
-Answers are stored in part files of PART_BYTES. Beside them a file of places says which lines they answer. An event
-names the parts and the offsets that they reach, from which another keeper can go on. Names of parts are random, so
-that no two keepers write the same part: a keeper that was replaced and does not know it yet overwrites nothing.
+Answers are stored in part files of PART_BYTES, with a file of the lines that they answer. An event names the parts and
+the offsets that they reach, from which another keeper can continue. Names of parts are random, so that no two keepers
+write the same part: a replaced keeper that does not know it yet overwrites nothing.
 """
 
 import re
@@ -85,12 +85,12 @@ OUTPUT_PURPOSE = "batch_output"
 
 
 class Output:
-    """The file `file-JOB-KIND`, as a context manager whose exit discards lines that were written but not kept."""
+    """The file `file-JOB-KIND`, as a context manager whose exit discards lines that were written but not stored."""
 
     def __init__(
         self, files: FileStore, parts: Parts, job: Job, kind: str, before: AssembledFile, *, max_bytes: int
     ) -> None:
-        """`before` holds the parts that are kept already."""
+        """Create the file; `before` holds the parts stored earlier."""
         self._files = files
         self._parts = parts
         self._job_id = job.id
@@ -122,7 +122,9 @@ class Output:
             await self._flush()
 
     async def keep_part(self) -> AssembledFile:
-        """Store the lines since the last part as a new one; it stays once the result is published. Raise StoreFull."""
+        """Store the lines since the last part as a new part, which stays once the result is published. Raise
+        StoreFull.
+        """
         if self.open_bytes:
             await self._flush()
             part = self._parts.draw(self._kind)
@@ -142,7 +144,7 @@ class Output:
     async def keep(self) -> str:
         """Join the parts into one file and return its id; returns "" and writes no file when there is no line.
 
-        Where there are parts, every line must be in them. Raise StoreFull, and FileNotFound when a part is gone.
+        If there are parts, every line must be in them. Raise StoreFull, and FileNotFound if a part is gone.
         """
         if not self.lines:
             return ""
@@ -180,7 +182,7 @@ PART_BYTES = 16 * 1024 * 1024
 """The bytes of a part of both files together; a keeper that takes over reads and writes at most this much again."""
 
 Save = Callable[[pb.Assembled], Awaitable[None]]
-"""Publishes an event; raises unless it is known to be on the broker."""
+"""A function that publishes an event; raises unless the event is known to be on the broker."""
 
 
 class WrittenLines:
@@ -191,7 +193,7 @@ class WrittenLines:
         self._bits = bytearray(before.ljust((lines + 7) // 8, b"\0"))
 
     def add(self, place: int) -> bool:
-        """Add a line; returns False where the job has no such line, or it was there before."""
+        """Add a line; return False if the job has no such line, or it was added before."""
         byte, bit = divmod(place, 8)
         if place >= self._lines or self._bits[byte] >> bit & 1:
             return False
@@ -234,15 +236,18 @@ class Assembly:
         self._bad = Output(files, self._parts, job, "errors", self._published.errors, max_bytes=max_bytes)
 
     async def run(self) -> pb.Finished:
-        """Assemble until every line has its answer. Raise StoreFull, FileTooLarge or StoreUnavailable; the next
-        attempt goes on from the last part, or from the job's first answer where a part is gone."""
+        """Assemble until every line has its answer.
+
+        Raise StoreFull, FileTooLarge or StoreUnavailable. The next attempt continues from the last part, or from the
+        job's first answer if a part is gone.
+        """
         good, bad = self._good, self._bad
         try:
             async with good, bad:
                 await self._recall()
                 await self._read()
                 if self._published.places:
-                    # The copies below read from published parts, so that another attempt writes no part again.
+                    # The copies below read from published parts, so that another attempt writes no part twice.
                     await self._keep_parts()
                     # Check now, rather than copy at each attempt until the store is full.
                     await self._files.need_room(await good.kept_bytes() + await bad.kept_bytes())
@@ -259,7 +264,7 @@ class Assembly:
         )
 
     async def _recall(self) -> None:
-        """Read which lines are in parts already, as their answers may come again."""
+        """Read which lines are already in parts, since their answers may arrive again."""
         if self._published.places:
             pieces = [piece async for piece in self._parts.read("places", self._published.places)]
             self._places = WrittenLines(self._lines, b"".join(pieces))
@@ -314,6 +319,6 @@ class Assembly:
         return int(self._lines) - self._good.lines - self._bad.lines
 
     def _outcome(self) -> pb.Outcome:
-        if self._cancelled:  # at least one line; a cancellation after the last answer cancels nothing
+        if self._cancelled:  # at least one line; a cancellation after the last answer has no effect
             return pb.OUTCOME_CANCELLED
         return pb.OUTCOME_EXPIRED if self._expired else pb.OUTCOME_COMPLETED

@@ -201,7 +201,7 @@ def page_parameters(*more: str) -> dict[str, Any]:
     }
 
 
-# Nobody is left to receive it.
+# The client has left.
 CLIENT_GONE_STATUS = 499
 MAY_BE_THERE = (
     "the batch may have been created, so look at the list of batches before you ask again; with a header "
@@ -222,7 +222,7 @@ def make_batch_router(
     max_line_bytes: int,
     bounds: TenantBounds | None = None,
 ) -> APIRouter:
-    """Return the routes. Without `bounds` no tenant has any."""
+    """Return the routes. Without `bounds`, tenants are unbounded."""
     router, shelf = APIRouter(responses=ERRORS), Shelf(files, clock, bounds or TenantBounds())
     _add_files(router, shelf, view, max_file_bytes=max_file_bytes, max_line_bytes=max_line_bytes)
     _add_batches(router, bus, shelf, view, clock, topics=topics)
@@ -248,7 +248,7 @@ class Shelf:
     async def find(self, file_id: str, caller: Caller) -> FileInfo:
         """Return a file that the caller may see; raise FileNotFound for absent files and other tenants' alike."""
         info = await self.files.info(file_id)
-        # Parts belong to a job that is still being answered: they are no client's files yet.
+        # Parts belong to a job that is still being answered, so they are not a client's files yet.
         hidden = caller.role == "user" and info.purpose == PART_PURPOSE
         if not caller.may_read(info.tenant) or hidden or self.over(info):
             raise FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")
@@ -257,7 +257,7 @@ class Shelf:
     async def of(
         self, caller: Caller, purpose: str | None, tenant: str | None, *, ascending: bool = False
     ) -> Iterator[FileInfo]:
-        """Yield the files that the caller may see, youngest first or last, checking each as it is consumed.
+        """Yield the files that the caller may see, youngest first or last, checking each when it is consumed.
 
         None selects any purpose or any tenant.
         """
@@ -277,7 +277,7 @@ class Shelf:
         if caller.role != "user":
             return await self.files.infos()
         found = await self.files.of(caller.tenant)
-        # Those of older versions name no tenant.
+        # Files of older versions name no tenant.
         return found if caller.tenant != DEFAULT_TENANT else youngest_first([*found, *await self.files.of("")])
 
 
@@ -394,7 +394,7 @@ def _add_batches(
 
     @router.post("/v1/batches/{batch_id}/cancel", tags=["batches"], summary="Answer no further lines of a batch.")
     async def cancel(batch_id: str, request: Request) -> dict[str, Any]:
-        """Cancel a batch. Lines without an answer get an error that says so."""
+        """Cancel a batch. Unanswered lines get an error with that reason."""
         caller = caller_of(request.scope)
         job = await _job(view, shelf, batch_id, caller)
         caller.check_write(job.created.tenant, job.id)

@@ -1,4 +1,4 @@
-"""The batch part of a gateway: its view of all jobs, its lanes of jobs and shares, its routes."""
+"""The batch part of a gateway: its view of all jobs, its lanes of jobs and shares, and its routes."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,7 @@
-"""Runs shares: lines are read as there is capacity, and answers are committed together with the share's progress.
+"""The runners of shares, which read lines as there is capacity and commit answers together with the share's progress.
 
-A share's offset is committed only once all its lines are answered. Until then each commit carries a note beside the
-offset with the answered lines, so whoever gets the share next continues with the others.
+A share's offset is committed only once all its lines are answered. Until then, each commit carries a note with the
+answered lines, so the next owner of the share continues with the others.
 """
 
 import asyncio
@@ -55,15 +55,15 @@ def _key(line: BatchLine) -> tuple[str, bytes]:
 
 log = structlog.get_logger()
 
-# Bound on the jobs of a lane remembered as having all their events read.
+# The bound on the jobs of a lane that are known to have all their events read.
 MAX_LOOKED = 10_000
-# Interval between commits of a lane: answers that arrive meanwhile share one transaction.
+# The interval between commits of a lane; answers that arrive in between share one transaction.
 COMMIT_PAUSE_S = 0.1
-# Above this many bytes of uncommitted answers a lane reads no further lines.
+# The uncommitted bytes of answers above which a lane reads no further lines.
 MAX_WAITING_BYTES = 4 * 1024 * 1024
-# Backoff between attempts to read from a store that does not answer.
+# The backoff between attempts to read from a store that does not answer.
 STORE_FIRST_S, STORE_MAX_S = 0.2, 10.0
-# Running lines end within this time once their job is cancelled or its window has ended.
+# Running lines end within this time after their job is cancelled or its window has ended.
 WATCH_S = 0.25
 
 
@@ -79,7 +79,9 @@ class LaneRunner:
         metrics: BatchMetrics,
         by_prefix: bool,
     ) -> None:
-        """`by_prefix` runs lines whose prompts begin alike one after the other, rather than in the file's order."""
+        """Create the runner. With `by_prefix`, lines whose prompts begin alike run consecutively, not in the file's
+        order.
+        """
         self.files = files
         self.metrics = metrics
         self.by_prefix = by_prefix
@@ -97,7 +99,7 @@ class LaneRunner:
             for record in batch:
                 share = record.value
                 assert isinstance(share, Share)
-                # Shares of a job follow it: one that is not known yet may be read a moment later.
+                # Shares of a job follow its events, so an unknown job may be read a moment later.
                 unsure = record.offset < lane.end or not self._view.knows(share.job_id)
                 if unsure and share.job_id not in looked:
                     await look_back(self._view, self._clock, lane, share.job_id, next_offset=record.offset, note=text)
@@ -105,7 +107,7 @@ class LaneRunner:
                 notes = (ShareNote.read(text, share.lines), self._view.note(share.job_id, share.number, share.lines))
                 note = max(notes, key=lambda note: note.answered.bit_count())
                 forgotten = share.job_id in looked and not self._view.knows(share.job_id)
-                if note.whole or forgotten:  # a job that ended long ago, or that nobody created
+                if note.whole or forgotten:  # a job that ended long ago, or that was never created
                     await lane.commit([], next_offset=record.offset + 1)
                 else:
                     await _ShareRun(self, lane, record, share, note).run()
@@ -163,7 +165,7 @@ class _ShareRun:
             raise failures.exceptions[0] from None
 
     async def _start_lines(self, group: asyncio.TaskGroup) -> None:
-        # First a slot, then the lines: what is read has somewhere to go.
+        # First a slot, then the lines, so that lines can run as soon as they are read.
         has_slot: bool | None = await self._take_slot()
         try:
             lines = await self._read_lines()
@@ -242,7 +244,7 @@ class _ShareRun:
             await self._publish(ready, copies.of(share, results))
         except TooLargeForTopic as error:
             if len(ready) > 1:
-                for one in ready:  # the broker does not say which answer is too large
+                for one in ready:  # the broker does not report which answer is too large
                     await self._commit([one])
             elif copies.too_large(share.job_id):
                 await self._publish_refused(ready, error)

@@ -1,4 +1,4 @@
-"""Cuts a job's shares out of its file, line by line in little memory, as they are dealt to runners.
+"""The cutting of a job's shares out of its file, line by line in little memory, as they are dealt to runners.
 
 One window of shares is dealt at a time.
 """
@@ -37,8 +37,8 @@ class Cutter:
     """A cutter that collects the spans of a file as its parts arrive."""
 
     def __init__(self, first: ShareSpan | None = None, on_line: Callable[[bytes], None] = lambda _: None) -> None:
-        """`first` is where the first span begins, by default the file's start. `on_line` receives each line that is
-        not blank.
+        """Create a cutter. `first` is the position of the first span, by default the file's start. `on_line` receives
+        each line that is not blank.
         """
         first = first or ShareSpan(0, 1, 0, 0)
         self.spans: list[ShareSpan] = []
@@ -61,7 +61,7 @@ class Cutter:
 
     def _add(self, line: bytes) -> None:
         # A line includes its end, and excludes the byte order mark that some editors write. A blank line is not part of
-        # the job, and goes with the share before it, if any.
+        # the job, and belongs to the preceding share, if there is one.
         span = self.spans[-1] if self.spans else None
         if not self._next.first_byte and span is None and line.startswith(BOM_UTF8):
             self._next.first_byte, line = len(BOM_UTF8), line[len(BOM_UTF8) :]
@@ -114,9 +114,9 @@ class LineSplitter:
             self._rest.clear()
 
 
-# Bytes of a file read at once; twice as many if they hold no whole share.
+# The bytes of a file read at once; doubled if they contain no whole share.
 WINDOW_BYTES = 1024 * 1024
-# Bound on the shares of a deleted file that are made at once.
+# The bound on the shares of a deleted file that are made at once.
 SHARES_WITHOUT_FILE = 64
 
 
@@ -124,7 +124,7 @@ class Dealer:
     """The shares of a started job that are still to be dealt."""
 
     def __init__(self, job: Job, files: FileStore, repeats: Sequence[int]) -> None:
-        """`repeats` holds the indices of lines that repeat an earlier custom_id, in order."""
+        """Create a dealer; `repeats` holds the indices of lines that repeat an earlier custom_id, in order."""
         self.job = job
         self._files = files
         self._repeats = repeats
@@ -193,7 +193,7 @@ class Dealer:
             await self._check_end(first.first_byte + read_bytes)
             cutter.flush()
             return cutter.spans or self._without_file()
-        return cutter.spans[:-1]  # the last one may go on
+        return cutter.spans[:-1]  # the last one may continue
 
     async def _check_end(self, end_byte: int) -> None:
         """Raise StoreUnavailable if the store reports that the file exists and continues."""
@@ -203,11 +203,11 @@ class Dealer:
 
     @property
     def _gone(self) -> bool:
-        # After a share without text the rest must have none either: a file that came back would shift the lines.
+        # After a share without text, the rest must have none either: a file that reappeared would shift the lines.
         return not self._ready[-1].bytes if self._ready else self.job.dealt.gone
 
     def _next(self) -> ShareSpan:
-        """Return an empty span where the first share begins that is not ready."""
+        """Return an empty span at the start of the first share that is not ready."""
         dealt = self.job.dealt
         return (
             after(self._ready[-1])
@@ -216,7 +216,7 @@ class Dealer:
         )
 
     def _without_file(self) -> list[ShareSpan]:
-        """Return the next shares of a file that is gone or ends too soon. Runners refuse each line of them."""
+        """Return the next shares of a file that is gone or too short. Runners refuse each of their lines."""
         first, lines = self._next(), self.job.lines
         places = range(first.first_place, lines, SHARE_LINES)[:SHARES_WITHOUT_FILE]
         return [

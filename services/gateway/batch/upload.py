@@ -1,4 +1,4 @@
-"""Uploads of files. Parses and stores multipart/form-data as it arrives, so memory does not grow with the file."""
+"""Uploads of files. Multipart/form-data is parsed and stored as it arrives, so memory does not grow with the file."""
 
 import asyncio
 import uuid
@@ -26,24 +26,24 @@ PURPOSES = ("batch",)
 MAX_FIELD_BYTES = 1024
 MAX_HEADER_BYTES = 4096
 MAX_PARTS = 8
-# Bound on the form's bytes other than the file's.
+# The bound on the form's bytes other than the file's.
 MAX_OVERHEAD_BYTES = 64 * 1024
 MAX_NAME_CHARS = 256
 # The bounds of OpenAI's API.
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
 Room = Callable[[], Awaitable["FileRoom"]]
-# The least rate of an upload, since slots for uploads are few.
+# The minimum rate of an upload, since slots for uploads are few.
 MIN_BYTES_PER_S = 64 * 1024
-# An upload may lag behind that rate by this much, and so be silent for as long.
+# The time by which an upload may lag behind that rate, and so the longest silence.
 MAX_SILENT_S = 10.0
-# Bound on the time spent waiting for the client, whatever the file's size.
+# The bound on the time spent waiting for the client, regardless of the file's size.
 MAX_UPLOAD_S = 3600.0
 
 
 async def chunks(request: Request) -> AsyncIterator[bytes]:
     """Yield the body as it arrives; raise InvalidRequest if it is too slow, ClientGone if the client disconnects.
 
-    For a file of N bytes the client is waited for at most MAX_SILENT_S plus N / MIN_BYTES_PER_S.
+    For a file of N bytes, the wait for the client is at most MAX_SILENT_S plus N / MIN_BYTES_PER_S.
     """
     now_s = asyncio.get_running_loop().time
     patience_s, left_s = MAX_SILENT_S, MAX_UPLOAD_S
@@ -89,9 +89,9 @@ async def receive_file(
 ) -> FileInfo:
     """Store the form's file as `tenant`'s.
 
-    `room` returns how large the file may be besides what the tenant has. It is called before and after the
-    transfer, since other files may arrive meanwhile. Raise InvalidRequest, FileTooLarge, StoreFull or the errors of
-    `room`, keeping nothing.
+    `room` returns the size that the file may have in addition to the tenant's other files. It is called before and
+    after the transfer, since other files may arrive during it. Raise InvalidRequest, FileTooLarge, StoreFull or the
+    errors of `room`, keeping nothing.
     """
     check_encoding(dict(request.headers.raw))
     length = request.headers.get("content-length", "")
@@ -136,7 +136,7 @@ async def _keep(draft: Draft, form: "_Form", lines: "_LineCheck", tenant: str) -
 
 
 def _expiry(fields: dict[str, str]) -> int:
-    """Return the seconds after which the file is deleted, from OpenAI's form fields; 0 for never. Raise
+    """Return the seconds after which the file is deleted, from OpenAI's form fields; 0 if it is not. Raise
     InvalidRequest.
     """
     anchor, text = fields.pop("expires_after[anchor]", None), fields.pop("expires_after[seconds]", None)
@@ -159,7 +159,7 @@ class _LineCheck:
         self.bytes = 0
 
     def add(self, content: bytes) -> None:
-        """Check the next content; raise InvalidRequest that names the line."""
+        """Check the next content; raise InvalidRequest, which names the line."""
         self.bytes += len(content)
         first, *others = content.split(b"\n")
         self._check(self._line_bytes + len(first))

@@ -1,4 +1,4 @@
-"""This gateway's view of every job in the cluster, a moment behind the broker: the fold of the jobs' events.
+"""This gateway's view of every job in the cluster, slightly behind the broker: the fold of the jobs' events.
 
 Folding is pure, and applying an event twice changes nothing.
 
@@ -77,11 +77,13 @@ def revive(job_id: str, stored: pb.Snapshot) -> Job:
 
 
 MAX_JOBS = 10_000
-"""Jobs kept in memory. Beyond it the tenant with most finished ones loses its oldest; where none is finished the new
-one is dropped. `view.py` bounds the unfinished ones that gateways accept."""
+"""Jobs kept in memory. Beyond it, the tenant with most finished jobs loses its oldest; if none is finished, the new one
+is dropped. `view.py` limits the unfinished jobs that gateways accept.
+"""
 MAX_EARLY = 10_000
-"""Events kept for jobs that are not known yet. A snapshot is published a moment after it was taken, so a reader that
-begins there reads the events of that moment before the snapshot."""
+"""Events kept for unknown jobs. A snapshot is published a moment after it was taken, so a reader that begins there
+reads the events of that moment before the snapshot.
+"""
 
 
 class JobTable:
@@ -106,7 +108,7 @@ class JobTable:
         return iter(list(self._jobs.values()))
 
     def apply(self, event: pb.JobEvent) -> Job | None:
-        """Apply an event and return its job; None where the job is not known."""
+        """Apply an event and return its job; None if the job is unknown."""
         job = self._jobs.get(event.job_id)
         match event.WhichOneof("event"):
             case "created" if job is None:
@@ -114,7 +116,7 @@ class JobTable:
             case "snapshot" if job is None:
                 job = self._add(revive(event.job_id, event.snapshot))
             case "snapshot" if job is not None:
-                # A repeated `created` made the job known before its snapshot.
+                # A repeated `created` introduced the job before its snapshot.
                 _merge(job, revive(event.job_id, event.snapshot))
             case _ if job is not None:
                 _apply(job, event)
@@ -141,9 +143,9 @@ class JobTable:
         return self._jobs.get(job.id)
 
     def _drop_one(self, new: Job) -> None:
-        """Drop the oldest finished job of the tenant that has most of them, or `new` where none is finished."""
+        """Drop the oldest finished job of the tenant that has most of them, or `new` if none is finished."""
         finished = [job for job in self._jobs.values() if job.finished]
-        if not finished:  # no gateway accepts so many that are not finished
+        if not finished:  # gateways do not accept that many unfinished jobs
             self.dropped += 1
             del self._jobs[new.id]
             return
@@ -175,7 +177,7 @@ def _apply(job: Job, event: pb.JobEvent) -> None:
 
 
 def _merge(job: Job, stored: Job) -> None:
-    """Add what a snapshot's job, `stored`, knows beyond the events that were read."""
+    """Add the facts of a snapshot's job, `stored`, that the events read so far do not contain."""
     job.created, job.created_unix_ns = stored.created, stored.created_unix_ns
     if job.started is None:
         job.started, job.started_unix_ns = stored.started, stored.started_unix_ns
@@ -205,8 +207,9 @@ def _extent(assembled: pb.Assembled) -> tuple[int, int]:
 
 
 KEEPERS = "batch-keepers.v2"
-"""The consumer group of the jobs topic. The name holds a version, as groups of different versions would fence each
-other. Readers begin at its committed offsets: snapshots of all jobs follow them."""
+"""The consumer group of the jobs topic. The name contains a version, since groups of different versions would fence
+each other. Readers begin at its committed offsets: snapshots of all jobs follow them.
+"""
 READY_TIMEOUT_S = 5.0
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
 RETRY_AFTER_S = 2.0
@@ -234,7 +237,7 @@ class JobView:
         self._awaited: dict[int, asyncio.Event] = {}
         """The events that are set once their token is read back."""
         self.replayed = asyncio.Event()
-        """Set once all events from before the start are read: a job that is unknown then does not exist."""
+        """Set once all events from before the start are read. A job that is unknown then does not exist."""
 
     async def follow(self) -> None:
         since = await self._begins()
@@ -243,7 +246,7 @@ class JobView:
             self.apply(record.value)
 
     async def _begins(self) -> list[int]:
-        """Return the offsets to begin at, after which snapshots hold everything earlier."""
+        """Return the offsets to begin at; snapshots after them hold everything earlier."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         while True:
             try:
@@ -268,7 +271,7 @@ class JobView:
             return
         if event.job_id in self._unread and event.HasField("created"):
             self._unread.remove(event.job_id)
-            # Another gateway may have created the same job first; the first one counts.
+            # Another gateway may have created the same job first; the first event counts.
             if (job := self._book.get(event.job_id)) is not None:
                 job.created, job.created_unix_ns = event.created, event.at_unix_ns
         self._fold(event)
@@ -286,7 +289,7 @@ class JobView:
             if not self._working:
                 self._rate.work_begins(event.at_unix_ns)
             self._working.add(job.id)
-        # A snapshot counts lines answered long ago, and lines of a stopped job are no work.
+        # A snapshot counts lines answered long ago, and lines of a stopped job are not work.
         if not event.HasField("snapshot") and job.stopped(event.at_unix_ns) is None:
             self._rate.add(event.at_unix_ns, max(job.completed + job.failed - answered, 0))
 
@@ -317,7 +320,7 @@ class JobView:
             del self._awaited[token]
 
     def note(self, job_id: str, share: int, lines: int) -> ShareNote:
-        """Return which of a share's lines are answered, as far as this gateway knows."""
+        """Return the answered lines of a share, as far as this gateway knows."""
         job = self._book.get(job_id)
         if job is not None and (job.finished or job.counts.whole(share)):
             return ShareNote(lines, answered=(1 << lines) - 1)
@@ -376,7 +379,7 @@ class JobView:
         """
         await self.ready()
         loop = asyncio.get_running_loop()
-        # No gateway makes an id of another form, so it is not worth a wait.
+        # No gateway makes an id of another form, so waiting for it is pointless.
         deadline_s = loop.time() + (SEEN_TIMEOUT_S if JOB_ID.fullmatch(job_id) else -1.0)
         while True:
             job = self._book.get(job_id)
@@ -390,15 +393,15 @@ class JobView:
 log = structlog.get_logger()
 
 LOOK_BACK_S = 30.0
-"""A token that was not read back after this long is published again."""
+"""The time after which a token that was not read back is published again."""
 
 
 async def look_back(view: JobView, clock: Clock, lane: Lane, job_id: str, *, next_offset: int, note: str = "") -> None:
     """Return once the gateway knows all earlier events of the job. Call it before work on the record at `next_offset`.
 
-    Raises the error that ended the lane. It waits without a limit: lanes of other partitions go on meanwhile.
+    Raise the error that ended the lane. The wait has no limit, since lanes of other partitions continue.
     """
-    # A gateway that begins at the snapshots knows every job only after it has read all that was there at its start.
+    # A gateway that begins at the snapshots knows every job only after it has read all records from before its start.
     await view.replayed.wait()
     while True:
         token = secrets.randbits(64)

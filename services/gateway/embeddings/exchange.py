@@ -1,4 +1,4 @@
-"""The routes that turn texts into vectors: a request's prompts, and the answer made of their vectors."""
+"""The routes that turn texts into vectors: a request's prompts, and the answers made from their vectors."""
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
@@ -39,13 +39,13 @@ Vectors = NDArray[np.float32]
 
 
 def shaped(packed: Sequence[bytes], embedding: Embedding, dimensions: int | None = None) -> Vectors:
-    """Return what a model's own files make of its prompts' vectors: shortened, then normalised. Pure."""
+    """Return the vectors after the model's own steps: shortening, then normalisation. Pure."""
     vectors = np.stack([np.frombuffer(each, dtype="<f4") for each in packed])[:, :dimensions]
     return unit(vectors) if embedding.normalizes else vectors
 
 
 def unit(vectors: Vectors) -> Vectors:
-    """Return the vectors with length 1. A vector of zeros stays one."""
+    """Return the vectors with length 1. A zero vector stays unchanged."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     found: Vectors = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
     return found
@@ -90,7 +90,9 @@ class PooledExchange:
         signal: OutputSignal,
         headers: Mapping[str, str],
     ) -> None:
-        """Raise InvalidRequest if the model cannot shorten its vectors to `dimensions`; None keeps their length."""
+        """Create the exchange. Raise InvalidRequest if the model cannot shorten its vectors to `dimensions`; None keeps
+        their length.
+        """
         self._embedding = model.info.embedding
         if fault := self._embedding.fault(dimensions):
             raise InvalidRequest(f"dimensions: {dimensions} for model {model.info.name!r}: {fault}", param="dimensions")
@@ -102,11 +104,11 @@ class PooledExchange:
         self._headers = headers
 
     async def whole(self, wire: Wire) -> None:
-        """Send one JSON object once every vector is there."""
+        """Send one JSON object once every vector is available."""
         await wire.json(200, await self.reply(), self._headers)
 
     async def reply(self) -> object:
-        """Return the whole answer once every vector is there."""
+        """Return the whole answer once every vector is available."""
         while not all(choice.text.done for choice in self._choices):
             await self._signal.wait()
             self._raise_error()
@@ -120,7 +122,7 @@ class PooledExchange:
         return self._render(pooled)
 
     async def stream(self, wire: Wire) -> None:
-        """Send the same: these routes have no streams."""
+        """Send the same as `whole`, since these routes have no streams."""
         await self.whole(wire)
 
     def _raise_error(self) -> None:

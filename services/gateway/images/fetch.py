@@ -1,4 +1,4 @@
-"""Fetching of images that a request names by address, from listed hosts and within bounds."""
+"""Fetching of images that a request names by address, from allowed hosts and within bounds."""
 
 import asyncio
 import socket
@@ -30,7 +30,7 @@ _INSTEAD: Final = "send the file itself as data:image/png;base64,"
 _HEADERS: Final = {"accept": "image/png, image/jpeg, image/webp, image/gif", "accept-encoding": "identity"}
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Returns the addresses of a host. Raises OSError."""
+"""A function that returns the addresses of a host. Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FetchBounds:
     """The maximum time for an image, redirects included."""
     max_redirects: int
     max_fetches: int
-    """The maximum number of images that are fetched at a time."""
+    """The maximum number of images fetched at a time."""
 
 
 class _Failed(Exception):
@@ -66,7 +66,7 @@ class ImageFetcher:
         tenants: Tenancy | None = None,
         resolve: Resolve = resolve,
     ) -> None:
-        """`tenants` share the fetches at a time; None treats all requests alike."""
+        """Create the fetcher; `tenants` share the concurrent fetches. None treats all requests alike."""
         self._hosts = hosts
         self._bounds = bounds
         self._metrics = metrics
@@ -74,13 +74,13 @@ class ImageFetcher:
         full = f"{bounds.max_fetches} images are being fetched and too many wait: send the files themselves"
         self.slots = FairSlots(bounds.max_fetches, MAX_WAITING, full, tenants=tenants, max_wait_s=bounds.max_s)
         self._tls: SSLContext | None = None
-        # A fetch as a whole has a bound. An address that never answers leaves time for the next one.
+        # A fetch as a whole has a time limit. An address that never answers leaves time for the next one.
         self._timeout = httpx.Timeout(None, connect=bounds.max_s / MAX_ADDRESSES)
 
     async def fetch(
         self, images: Sequence[SentImage], tenant: str, hold: Callable[[int], None]
     ) -> tuple[SentImage, ...]:
-        """Return the images, those at addresses with their files. Each address is fetched once.
+        """Return the images, with files for those at addresses. Each address is fetched once.
 
         `hold` is called with the size of each part before it is kept. Raise InvalidRequest, with its field, for the
         first image that cannot be had, and QueueFull.
@@ -105,7 +105,7 @@ class ImageFetcher:
         finally:
             for each in fetching:
                 each.cancel()
-            # Those that were cancelled still close their connections.
+            # Cancelled fetches still close their connections.
             await asyncio.gather(*fetching, return_exceptions=True)
         return tuple(image._replace(file=files.get(image.url, b"")) for image in images)
 
@@ -141,9 +141,9 @@ class ImageFetcher:
                 self._metrics.ended(outcome, size_bytes, time.monotonic() - began_s)
 
     async def _file(self, url: httpx.URL, hold: Callable[[int], None]) -> bytes:
-        if self._tls is None:  # in a thread, since it reads the certificates of all authorities
+        if self._tls is None:  # in a thread, because it reads the certificates of all authorities
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
-        # A kept connection would serve another name at the same address, whose certificate was not compared.
+        # A kept connection would serve another name at the same address without a check of its certificate.
         kept = httpx.Limits(max_keepalive_connections=0)
         async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=self._timeout, limits=kept) as client:
             for _ in range(self._bounds.max_redirects + 1):
@@ -167,10 +167,10 @@ class ImageFetcher:
 
     @asynccontextmanager
     async def _opened(self, client: httpx.AsyncClient, url: httpx.URL) -> AsyncIterator[httpx.Response]:
-        """Yield the answer's head, from the first address of the host that connects."""
+        """Yield the start of the answer from the host's first address that connects."""
         error: Exception | None = None
         for address in await self._targets(url):
-            # Connect to the address that was checked, since a second look-up could return another one.
+            # Connect to the checked address, because a second look-up could return another one.
             headers = {**_HEADERS, "host": url.netloc.decode("ascii"), "user-agent": f"fulcrum/{release()}"}
             names = {"sni_hostname": host_of(url)}
             try:

@@ -16,7 +16,7 @@ from libs.engine.port import PromptImage
 from libs.model.pictures import UnservedPicture, read_picture
 from libs.model.vision import FORMATS, Vision, expand, spans
 
-# The bound on all images of a request, so that a frame with them fits gRPC's limit for a message.
+# The bound on all images of a request, so that they fit into a frame within gRPC's message limit.
 MAX_TOTAL_BYTES: Final = 8 * 1024 * 1024
 _DATA_URL: Final = re.compile(r"data:image/[A-Za-z0-9.+-]{1,64};base64,")
 MAX_REASON_CHARS: Final = 200
@@ -72,9 +72,9 @@ def max_file_bytes(images: Sequence[SentImage], limits: ImageLimits) -> int:
 
 
 def read_images(images: Sequence[SentImage], limits: ImageLimits) -> list[bytes]:
-    """Return the images' files. Raise InvalidRequest, with its field, for one that is too large or broken.
+    """Return the images' files. Raise InvalidRequest, with its field, for an image that is too large or broken.
 
-    Every image is decoded here as workers do it, so that no worker gets one that cannot be decoded.
+    Every image is decoded here in the same way as by workers, so that no worker gets an undecodable one.
     """
     files: list[bytes] = []
     for url, field, fetched in images:
@@ -117,7 +117,7 @@ def _check(data: bytes, field: str, limits: ImageLimits) -> None:
     except UnidentifiedImageError:
         text = f"{field}: the file is not an image in a known format: send {', '.join(FORMATS)}"
         raise InvalidRequest(text, param=field) from None
-    except Exception as error:  # Pillow raises SyntaxError, struct.error and others beside OSError
+    except Exception as error:  # Pillow raises SyntaxError, struct.error and others in addition to OSError
         reason = one_line(error, MAX_REASON_CHARS)
         raise InvalidRequest(f"{field}: the image is broken: {reason}", param=field) from None
 

@@ -16,7 +16,7 @@ _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 
 
 class RefusedUrl(Exception):
-    """An address that is not fetched; the message says why and what to do."""
+    """An address that is not fetched; the message explains why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class ImageHosts:
     addresses: frozenset[IPv4Address | IPv6Address] = frozenset()
     """The addresses among `names`, to which other names may resolve even if they are private."""
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Networks of such addresses, each of them a host too."""
+    """Networks of such addresses, each of which is also allowed as a host."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse names, addresses and networks, separated by commas. Raise ValueError that names the entry."""
+        """Parse names, addresses and networks, separated by commas. Raise ValueError, which names the entry."""
         entries = [entry for entry in map(str.strip, text.split(",")) if entry]
         names = [_authority(entry) for entry in entries if "/" not in entry]
         addresses = [address for host, _ in names if (address := _literal(host)) is not None]
@@ -56,9 +56,9 @@ class ImageHosts:
         raise RefusedUrl(f"images are fetched only from hosts in {SETTING} of the gateway, and {shown} is none of them")
 
     def allows_target(self, address: str) -> bool:
-        """Return whether a listed name may resolve to `address`: one of the internet's, or one that is listed itself.
+        """Return whether a listed name may resolve to `address`, which must be public or listed itself.
 
-        An IPv6 address that leads to an IPv4 address is judged by that too.
+        An IPv6 address that embeds an IPv4 address is judged by both.
         """
         found = ip_address(address)
         if self._lists(found):
@@ -73,7 +73,7 @@ class ImageHosts:
 
 
 def read_url(text: str) -> URL:
-    """Parse an address of an image. Raise RefusedUrl if it is none of http or https."""
+    """Parse the address of an image. Raise RefusedUrl unless its scheme is http or https."""
     if len(text) > MAX_URL_CHARS:
         raise RefusedUrl(f"the address is over {MAX_URL_CHARS} characters")
     try:
@@ -101,7 +101,7 @@ def _network(entry: str) -> IPv4Network | IPv6Network:
 
 
 def _authority(entry: str) -> tuple[str, int | None]:
-    """Return an entry's host as addresses spell it, and its port."""
+    """Return an entry's host as written in addresses, and its port."""
     if entry.count(":") > 1 and not entry.startswith("["):
         entry = f"[{entry}]"
     try:
@@ -124,7 +124,7 @@ def _literal(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that a mapped, translated or 6to4 address leads to."""
+    """Return the IPv4 address that is embedded in a mapped, translated or 6to4 address."""
     if isinstance(address, IPv4Address):
         return None
     if address in _NAT64:
@@ -133,7 +133,8 @@ def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | None:
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
-    # Outside this network Python takes addresses for global that lead to private hosts, such as those of fec0::/10.
+    # Outside this network, Python considers some addresses global that lead to private hosts, such as those of
+    # fec0::/10.
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
         return False
     return address.is_global and not address.is_multicast

@@ -38,8 +38,8 @@ def message_error(status: int, error: ErrorBody, request_id: str | None) -> Mess
 
 
 def _in_known_words(message: str) -> str:
-    # Agents read the words of Anthropic's API: by the first Claude Code asks for fewer tokens, by the second it
-    # compacts its history.
+    # Agents match the words of Anthropic's API. After the first, Claude Code requests fewer tokens; after the second,
+    # it compacts its history.
     found = _BEYOND.fullmatch(message)
     if found is None:
         return f"prompt is too long: {message}"
@@ -55,10 +55,10 @@ def refused_body(error: FulcrumError, path: str) -> object:
 
 
 class MessagesDialect:
-    """The middleware of Anthropic's routes: a key in `x-api-key` becomes a bearer's, and errors get their form.
+    """The middleware of Anthropic's routes. It turns a key in `x-api-key` into a bearer token and converts errors.
 
-    It stands outside the key gate, so that the gate and everything behind it see one kind of key, and its own errors
-    are converted too.
+    It is outside the key check, so that all inner parts see one kind of key, and the check's own errors are converted
+    too.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -93,7 +93,7 @@ def with_bearer(headers: Headers) -> Headers:
 
 
 class _ErrorSender:
-    """Sends messages on, with the body of an error converted. An error's start waits for its body."""
+    """A sender of messages that converts the body of an error. An error's start waits for its body."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -122,14 +122,16 @@ class _ErrorSender:
 
 
 def _named(start: Message) -> Message:
-    """Return the start with the request's id under the name that Anthropic's clients read, too."""
+    """Return the start with the request's id also under the header name of Anthropic's clients."""
     headers: Headers = list(start.get("headers", ()))
     own = dict(headers).get(b"x-request-id")
     return {**start, "headers": headers if own is None else [*headers, (b"request-id", own)]}
 
 
 def _converted(start: Message, message: Message) -> Message:
-    """Return the body in Anthropic's form and set the start's content-length, unless it is no error of the gateway."""
+    """Return the body in Anthropic's form and set the start's content-length, unless it is not an error of the
+    gateway.
+    """
     body: bytes = message.get("body", b"")
     if message.get("more_body", False) or len(body) > MAX_BODY_BYTES:
         return message

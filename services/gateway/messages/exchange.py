@@ -1,4 +1,4 @@
-"""Sends one message as a stream of events or one JSON object, in Anthropic's order."""
+"""The sending of one message as a stream of events or one JSON object, in Anthropic's order."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -49,7 +49,7 @@ _REASONS: Final[Mapping[ApiFinishReason, StopReason]] = {
 
 
 class MessageOutput:
-    """The content blocks of one message. The last is open until another begins."""
+    """The content blocks of one message. The last one is open until another begins."""
 
     def __init__(self) -> None:
         self.blocks: list[OutputBlock] = []
@@ -101,7 +101,9 @@ def _delta(run: AnswerRun) -> TextDelta | ThinkingDelta | InputDelta:
 
 
 def _input(text: str) -> Any:
-    """Return the object that a call's text is, as the model wrote it; an empty one if it is none or was cut off."""
+    """Return the object in a call's text, as the model wrote it. Return an empty one if the text is not an object or
+    was cut off.
+    """
     try:
         msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -110,8 +112,6 @@ def _input(text: str) -> Any:
 
 
 class MessageExchange(OneChoiceExchange):
-    """The sending of one message."""
-
     def __init__(
         self, choice: Choice, model: str, request_id: str, *, signal: OutputSignal, headers: Mapping[str, str]
     ) -> None:

@@ -1,4 +1,4 @@
-"""Conversion of a message's body into a chat request. Pure; raises InvalidRequest that names the field."""
+"""Conversion of a message's body into a chat request. Pure; raises InvalidRequest, which names the field."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -48,18 +48,18 @@ from services.gateway.request.schema import (
     fit,
 )
 
-# Fields that are not served, with the values, besides null, that request the default behaviour.
+# Fields that are not served, with the values, in addition to null, that request the default behaviour.
 _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "standard_only"),
     "mcp_servers": ([],),
     "speed": ("standard",),
 }
-# Claude Code's first block of system text, for Anthropic's accounting. It differs in each request, so it would keep
-# every prefix from being found cached.
+# Claude Code's first block of system text, for Anthropic's accounting. It differs in each request and would prevent
+# prefixes from being found in the cache.
 _BILLING: Final = "x-anthropic-billing-header:"
 _ERROR: Final = "Error: "
 _EFFORTS: Final[Mapping[str, Effort]] = {"max": "xhigh"}
-# The name of an answer's schema, which the chat route requires and no model sees.
+# The name of an answer's schema, which the chat route requires and which no model sees.
 _SCHEMA_NAME: Final = "output"
 
 
@@ -90,7 +90,7 @@ def parse_count(body: bytes) -> ParsedRequest:
 
 
 def _tidy(body: dict[str, Any]) -> dict[str, Any]:
-    """Drop fields that request nothing; refuse by name the kinds of tools and blocks that are not served."""
+    """Drop fields that request nothing. Refuse kinds of tools and blocks that are not served, by name."""
     kept = {
         key: value
         for key, value in body.items()
@@ -144,10 +144,10 @@ def _dicts(plain: Any) -> list[dict[str, Any]]:
 
 
 def _convert(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
-    """Complete a chat by the conversation, its tools and its form."""
+    """Complete a chat request with the conversation, its tools and its form."""
     output, thinking, choice = request.output_config, request.thinking, request.tool_choice
     chat.messages = read_messages(request)
-    # The API's rule: an answer goes on from the text of a last message that is the model's.
+    # By the API's rule, an answer continues the text of a last message written by the model.
     chat.continue_final_message = _is_begun(chat.messages[-1]) or None
     chat.tools = [
         Tool(Function(tool.name, tool.description, tool.input_schema, tool.strict), "function")
@@ -159,12 +159,12 @@ def _convert(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
         chat.response_format = ResponseFormat("json_schema", JsonSchema(_SCHEMA_NAME, output.format.schema))
     parsed = replace(convert_chat(chat), ordered=True, chat_field="messages", schema_field="output_config.format")
     if parsed.images:
-        # A chat's turns and parts are not those of the body.
+        # The turns and parts of a chat differ from those of the body.
         parsed = replace(parsed, images=tuple(image._replace(field="messages") for image in parsed.images))
     thinks = None if thinking is None or thinking.type == "adaptive" else thinking.type == "enabled"
     if output is None or output.effort is None or thinks is False:
         return parsed if thinks is None else replace(parsed, thinking=thinks)
-    # Claude Code names an effort in every request, whatever the model.
+    # Claude Code names an effort in every request, regardless of the model.
     return replace(parsed, effort=_EFFORTS.get(output.effort, output.effort), effort_is_hint=True, thinking=thinks)
 
 
@@ -185,7 +185,7 @@ def _tool_choice(choice: MessageToolChoice | None) -> Any:
 def read_messages(request: CountRequest) -> list[Message]:
     """Convert the system text and the messages into turns of a chat.
 
-    Each tool's result becomes a turn. Consecutive turns of the user become one, as the API has it.
+    Each tool's result becomes a turn. Consecutive turns of the user become one, as in the API.
     """
     turns: list[Message] = []
     system = _system(request.system)
@@ -229,7 +229,7 @@ def _content(texts: Sequence[str]) -> str | list[ContentPart]:
 
 
 def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -> list[Message]:
-    # Claude Code sends system text behind the question, where many templates refuse the role or leave it out.
+    # Claude Code sends system text after the question, where many templates refuse the role or omit it.
     turns: list[Message] = []
     parts: list[ContentPart] = []
     for place, block in enumerate(blocks):
@@ -259,7 +259,7 @@ def _result(block: ToolResultBlock) -> str | list[ContentPart]:
     given = block.content or ""
     texts = [given] if isinstance(given, str) else [part.text for part in given]
     if block.is_error:
-        texts = [_ERROR + (texts[0] if texts else ""), *texts[1:]]  # a chat has no other mark of a failed call
+        texts = [_ERROR + (texts[0] if texts else ""), *texts[1:]]  # chats have no other mark of a failed call
     return _content(texts)
 
 

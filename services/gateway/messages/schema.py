@@ -44,7 +44,7 @@ class ImageBlock(Struct, tag="image", forbid_unknown_fields=True):
 
 
 class ThinkingBlock(Struct, tag="thinking", forbid_unknown_fields=True):
-    """Reasoning of an earlier answer. No signature is checked: reasoning is not encrypted here."""
+    """Reasoning of an earlier answer. Signatures are not checked, since reasoning is not encrypted here."""
 
     thinking: str
     signature: str | None = None
@@ -112,7 +112,9 @@ ThinkingType = Literal["enabled", "disabled", "adaptive"]
 
 
 class ThinkingOptions(Struct, forbid_unknown_fields=True):
-    """True if the model is to reason. `adaptive` leaves it to the chat template; a budget has no effect."""
+    """The option that makes the model reason. `adaptive` leaves the choice to the chat template; a budget has no
+    effect.
+    """
 
     type: ThinkingType
     budget_tokens: AtLeastOne | None = None
@@ -133,13 +135,13 @@ class OutputOptions(Struct, forbid_unknown_fields=True):
 
 
 class Metadata(Struct, forbid_unknown_fields=True):
-    """`user_id` has no effect: a tenant is identified by its key."""
+    """The client's metadata. `user_id` has no effect: a tenant is identified by its key."""
 
     user_id: Label | None = None
 
 
 class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/messages/count_tokens, and what /v1/messages shares with it.
+    """The body of POST /v1/messages/count_tokens, and the fields that /v1/messages shares with it.
 
     `context_management` has no effect: no context is edited.
     """
@@ -215,7 +217,7 @@ class MessageUsage(Struct):
 
 
 class MessageOut(Struct, tag="message", kw_only=True):
-    """A whole answer. In a stream's first event it has no content and no reason to stop yet."""
+    """A whole answer. In a stream's first event it has neither content nor a stop reason."""
 
     id: str
     role: str = "assistant"

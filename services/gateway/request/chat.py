@@ -1,4 +1,4 @@
-"""The tools that a chat may or must call. Pure; raises InvalidRequest that names the field."""
+"""The tools that a chat may or must call. Pure; raises InvalidRequest, which names the field."""
 
 import json
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     tools: tuple[dict[str, Any], ...]
-    """The tools in OpenAI's shape, which chat templates take."""
+    """The tools in OpenAI's shape, which chat templates expect."""
     parallel: bool
     """True if one answer may have several calls."""
     chars: int
     """The approximate length of the tools' text."""
     required: bool = False
-    """True if the model has to call at least one tool."""
+    """True if the model must call at least one tool."""
     named: str | None = None
-    """The only tool that the model may call, and has to."""
+    """The only tool that the model may call, and must call."""
     strict: frozenset[str] = frozenset()
     """The tools whose whole schema must be enforced."""
 
@@ -60,7 +60,7 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
         raise InvalidRequest(f"tool_choice: {quoted(named)} is not among the tools", param="tool_choice")
     return ToolUse(
         tools=tuple(_tool(tool) for tool in tools),
-        # A named one is called once, as OpenAI and vLLM have it.
+        # A named tool is called once, as with OpenAI and vLLM.
         parallel=named is None and request.parallel_tool_calls is not False,
         chars=len(msgspec.json.encode(tools)),
         required=named is not None or choice == "required",

@@ -1,4 +1,4 @@
-"""One choice as its client sees it: the decoding of tokens, stop strings, and pieces that wait to be sent."""
+"""One choice from its client's point of view: the decoding of tokens, stop strings, and pieces that wait to be sent."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class PromptShown:
     scored: bool = False
     """True if the request wants the prompt's logprobs."""
     only: bool = False
-    """True if the request wants the prompt alone; the one token that is generated is dropped."""
+    """True if the request wants only the prompt; the one generated token is dropped."""
     ids: bool = False
     """True if the ids of prompt and answer are shown."""
     total_logprob: float = 0.0
@@ -46,7 +46,7 @@ class PromptShown:
     def pieces(self) -> list[str]:
         """Return the text of each token; joined, the texts are the prompt's.
 
-        The bytes of a character spread over several tokens are given to the last of them.
+        A character that is spread over several tokens belongs to the last of them.
         """
         decoder = self.tokenizer.decoder()
         texts = [decoder.push(token_id) for token_id in self.token_ids]
@@ -85,12 +85,12 @@ class AnswerRun(NamedTuple):
 
 @dataclass(slots=True)
 class Piece:
-    """The output that has arrived since the last piece was taken."""
+    """The output that has arrived since the last call of `take`."""
 
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reasoning: list[str] | None = None
-    # None in place of empty lists, which most answers would create for each token.
+    # None instead of empty lists, which most answers would create for each token.
     calls: list[CallPiece] | None = None
     finish: ApiFinishReason | None = None
     runs: list[AnswerRun] | None = None
@@ -110,11 +110,11 @@ class PartReaders:
     reasons: bool
     """True if usage reports the number of reasoning tokens."""
     new_call_id: Callable[[str, int], str]
-    """Makes a call's id from its name and its index among the answer's calls."""
+    """A function that makes a call's id from its name and its index among the answer's calls."""
     max_calls: int
     """The bound on calls; further ones are dropped."""
     only_calls: bool = False
-    """True if the answer consists of calls alone. Text before a call that was cut off then belongs to it and is not
+    """True if the answer consists only of calls. Text before a call that was cut off then belongs to it and is not
     shown.
     """
     hides_reasoning: bool = False
@@ -122,11 +122,10 @@ class PartReaders:
 
 
 class ChoiceText:
-    """The sink of one generation's tokens.
+    """The text of one generation's tokens.
 
-    Tokens are decoded when a piece is taken. A client that reads slowly gets fewer and larger pieces, and at most
-    the whole output waits. Only stop strings require decoding each token as it arrives, since one of them may be
-    the last.
+    Tokens are decoded in `take`. A client that reads slowly gets fewer and larger pieces, and at most the whole output
+    waits. Only stop strings require decoding each token on arrival, since one of them may be the last.
     """
 
     def __init__(
@@ -144,15 +143,14 @@ class ChoiceText:
         record: AnswerRecord | None = None,
         changed: Callable[[], None],
     ) -> None:
-        """`silent_token_ids` end the text and are no part of it. No stop string ends within the text of the first
-        `min_tokens` tokens, whichever workers generate them.
+        """Create the text. `silent_token_ids` end the text and are not part of it. No stop string ends within the text
+        of the first `min_tokens` tokens, whichever workers generate them.
 
-        `parts` is None if the answer is all content; otherwise logprobs and stop strings concern the content alone.
-        `ordered` makes pieces record the order of their parts. `prompt` holds what is shown of the prompt and of
-        token ids. `record` gathers the whole answer.
+        `parts` is None if the answer is all content; otherwise logprobs and stop strings concern only the content. With
+        `ordered`, pieces record the order of their parts. `prompt` holds the shown parts of the prompt and of token
+        ids. `record` gathers the whole answer.
 
-        `changed` is called once the choice is complete and, with `in_pieces`, also whenever there may be a new
-        piece.
+        `changed` is called once the choice is complete and, with `in_pieces`, also whenever there may be a new piece.
         """
         self.error: FulcrumError | None = None
         self.done = False
@@ -164,7 +162,7 @@ class ChoiceText:
         self._min_tokens = min_tokens
         self._read_tokens = 0
         self._early = ""
-        """Text of the first `min_tokens` tokens that the parser was still holding back after the last of them."""
+        """Text of the first `min_tokens` tokens that the parser still held back after the last of them."""
         self._in_pieces = in_pieces
         self._parts = parts
         self._kept: list[tuple[int, Logprob]] = []
@@ -194,7 +192,7 @@ class ChoiceText:
 
     @property
     def stop_string(self) -> str | None:
-        """Return the stop string that ended the text, or None if another end came first."""
+        """Return the stop string that ended the text, or None if the text ended in another way."""
         return self._stops.matched
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
@@ -240,7 +238,7 @@ class ChoiceText:
         return piece
 
     def _shown(self, prompt: PromptShown, token_id: int, logprob: Logprob | None) -> bool:
-        """Return whether the choice is complete, because the request wants the prompt alone."""
+        """Return whether the choice is complete, because the request wants only the prompt."""
         prompt.add_logprob(logprob)
         if self._echoes:
             self._echoes = False
@@ -339,15 +337,15 @@ class ChoiceText:
 
     def _push(self, text: str) -> bool:
         """Add content up to a stop string; return whether one ended the text."""
-        # vLLM's detokenizer has the same rule, and searches from the text of token min_tokens + 1 on.
+        # vLLM's detokenizer has the same rule, and searches from the text of token min_tokens + 1.
         exempt_chars = len(text) if self._read_tokens <= self._min_tokens else self._take_early(text)
         shown, self._stopped = self._stops.push(text, exempt_chars)
         self._add(shown)
         return self._stopped
 
     def _take_early(self, text: str) -> int:
-        """Return how many characters of `text` come from the first `min_tokens` tokens."""
-        for early in (self._early, self._early.lstrip()):  # readers drop white space after reasoning and calls
+        """Return the number of characters of `text` that come from the first `min_tokens` tokens."""
+        for early in (self._early, self._early.lstrip()):  # parsers drop white space after reasoning and calls
             if early and (text.startswith(early) or early.startswith(text)):
                 self._early = early[len(text) :]
                 return min(len(early), len(text))

@@ -1,5 +1,6 @@
-"""The generating routes (chat, completions, responses) as plain ASGI callables. Each reads, checks, tokenises and
-queues a request, then answers it.
+"""The generating routes (chat, completions, responses) as plain ASGI callables.
+
+Each route reads, checks, tokenises and queues a request, then answers it.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ from services.gateway.turns import IntakeRounds
 
 WAIT_HEADER = "x-fulcrum-expected-wait-ms"
 """The header with the expected wait for a model that had to be loaded, as estimated when the request arrived."""
-# Appears in metrics only: the client is no longer there to receive it.
+# Appears only in metrics, since the client has left.
 CLIENT_GONE_STATUS = 499
 
 
@@ -75,7 +76,7 @@ class AnswerFactory(Protocol):
 
 
 class Reader(Protocol):
-    """The part in which the routes differ: parsing a body and rendering its answer."""
+    """The interface in which the routes differ: parsing a body and rendering its answer."""
 
     async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
         """Parse a body; raise FulcrumError if it is invalid."""
@@ -125,7 +126,9 @@ class CompletionEndpoint:
         limits: TenantLimiter | None = None,
         rounds: IntakeRounds | None = None,
     ) -> None:
-        """`limits` is None if tenants have none. `rounds` is shared by all routes; None makes one for this route."""
+        """Create the endpoint. `limits` is None if tenants have none. `rounds` is shared by all routes; None makes one
+        for this route.
+        """
         self._route = route
         self._reader = reader
         self._intake = intake
@@ -162,7 +165,7 @@ class CompletionEndpoint:
                 hold = partial(self._stalls.hold, read_deadline)
                 arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance, hold)
                 wire = Wire(send, read_deadline)
-                # Body and request lose their names before the answer: they may be large, and it may take long.
+                # Body and request are dropped before the answer, because they may be large and answers may take long.
                 body = demand.read(await read_body(receive, raw, self._max_body_bytes, read_deadline, self._stalls))
                 parsed, answer = await self._reader.read(body, arrival)
                 serving = self._serve(parsed, answer, arrival, body=body, receive=receive, wire=wire, demand=demand)
@@ -198,7 +201,7 @@ class CompletionEndpoint:
         key = request_key(arrival.headers.tenant, body) if self._dispatcher.wants_keys else b""
         del body
         demand.model, demand.choices = model.routed, parsed.choices
-        await arrival.allowance.choices(parsed.choices)  # before anything waits anywhere
+        await arrival.allowance.choices(parsed.choices)  # before any waiting
         with (
             nullcontext(0.0)
             if self._models is None
@@ -215,14 +218,14 @@ class CompletionEndpoint:
                 await arrival.allowance.prompt(sum(choice.generation.prompt_tokens for choice in choices[:: parsed.n]))
                 exchange = answer(choices, model, arrival, signal=signal, headers=_headers(arrival, wait_s))
                 streamed = parsed.stream
-                del parsed  # the last reference: an answer may take long
+                del parsed  # the last reference, because an answer may take long
                 generations = [choice.generation for choice in choices]
                 self._dispatcher.submit(generations, key)
                 demand.admitted(generations)
                 await (exchange.stream(wire) if streamed else exchange.whole(wire))
             finally:
                 watch.cancel()
-                # Nobody waits any more for a choice that has not ended by now.
+                # A choice that has not ended by now is no longer needed.
                 error = first_error(choices)
                 if error is not None:
                     self._metrics.failed_answers.labels(self._route, error.code).inc()
@@ -263,7 +266,7 @@ def _headers(arrival: Arrival, wait_s: float) -> dict[str, str]:
 
 
 class AnswerFields(NamedTuple):
-    # Only what the answer needs of a request: the request itself may be large, and an answer may take long.
+    # Only the parts of a request that the answer needs: the request may be large, and an answer may take long.
 
     model: str
     n: int

@@ -1,6 +1,6 @@
 """One request's HTTP exchange: its body within bounds, its answer as a stream of chunks or one JSON object.
 
-One sweep a second checks all waits for clients, in place of a timer for each: an answer waits once per token.
+One sweep a second checks all waits for clients instead of a timer for each, since an answer waits once per token.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from services.gateway.request.unchecked import check_answers
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 STREAM_HEADERS: Final[Mapping[str, str]] = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-# Waits end at most this long after their limit.
+# The maximum time for which a wait continues beyond its limit.
 SWEEP_S = 1.0
 
 
@@ -87,8 +87,8 @@ class Stalls:
     """
 
     def __init__(self, most: int, most_body_bytes: int, tenants: Tenancy | None = None) -> None:
-        """`tenants`: the tenants that share both bounds, each leaving room to the others; None treats all requests
-        alike.
+        """Create the record of open requests. `tenants` share both bounds, each leaving room to the others; None treats
+        all requests alike.
         """
         self._most = most
         self._most_body_bytes = most_body_bytes
@@ -114,13 +114,13 @@ class Stalls:
             raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
 
     def hold(self, read_deadline: ReadDeadline, size_bytes: int) -> None:
-        """Count `size_bytes` more of a request's body; raise QueueFull at the bound for all bodies or at its tenant's
+        """Count `size_bytes` more of a request's body; raise QueueFull at the bound on all bodies or at the tenant's
         part.
         """
         if self.body_bytes + size_bytes > self._most_body_bytes:
             message = f"the bodies of open requests take {self._most_body_bytes} bytes already"
             raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
-        others_bytes = self._bytes[read_deadline.tenant] - read_deadline.body_bytes  # one body alone may be of any size
+        others_bytes = self._bytes[read_deadline.tenant] - read_deadline.body_bytes  # a single body may have any size
         if others_bytes and not self._has_room(self._most_body_bytes, self._bytes, read_deadline.tenant, size_bytes):
             held = self._bytes[read_deadline.tenant]
             message = f"the bodies of open requests of tenant {read_deadline.tenant} take {held} bytes already"
@@ -135,7 +135,7 @@ class Stalls:
 
     @contextmanager
     def watched(self, tenant: str = "") -> Iterator[ReadDeadline]:
-        """Yield the current task's waits. A wait that is broken leaves the context as its error."""
+        """Yield the deadline of the current task's waits. A broken wait leaves the context as its error."""
         task = asyncio.current_task()
         assert task is not None
         read_deadline = ReadDeadline(task, tenant)
@@ -166,7 +166,7 @@ class Stalls:
             read_deadline.check(now_s)
 
 
-# Time that a client has to send its whole body.
+# The time that a client has to send its whole body.
 BODY_TIMEOUT_S = 30.0
 
 
@@ -208,7 +208,7 @@ def _too_slow() -> InvalidRequest:
 
 
 DONE = b"data: [DONE]\n\n"
-# Time for which a client may leave its socket unread before its connection is closed.
+# The time for which a client may leave its socket unread before its connection is closed.
 WRITE_STALL_S = 120.0
 encode = msgspec.json.Encoder().encode
 
@@ -244,7 +244,7 @@ class Wire:
         await self.part(body, more=False)
 
 
-# Occurs inside no JSON string, where its quotes would be escaped.
+# Occurs in no JSON string, where its quotes would be escaped.
 NO_CHOICES = b'"choices":[]'
 
 
@@ -302,7 +302,7 @@ class Exchange:
 
     @cached_property
     def _around(self) -> list[bytes]:
-        """Return the bytes with which every chunk begins and ends."""
+        """Return the bytes at the start and at the end of every chunk."""
         none: list[ChatChunkChoice] = []
         around = self._envelope(self._format.chunk_object, none)
         if self._frame.include_usage:
@@ -367,7 +367,7 @@ class Exchange:
                 prompt = choice.text.prompt
                 opening = self._format.opening(choice.index)
                 if opening is not None:
-                    # Only what differs from all other chunks has to be encoded apart.
+                    # Only the parts that differ from other chunks must be encoded separately.
                     plain = prompt is None and (len(opened) > 1 or not choice.tools_as_text)
                     yield self._chunk(opening, choice) if plain else self._first(prompt, opening, choice, len(opened))
                     prompt = None
@@ -404,7 +404,7 @@ class Exchange:
     ) -> bytes:
         """Return the first chunk of a choice, with the parts of its prompt that the request wants shown.
 
-        `opened` is the number of choices opened so far, as the first of them carries the notes.
+        `opened` is the number of choices opened so far; the first of them carries the notes.
         """
         envelope = self._envelope(self._format.chunk_object, [shown])
         if self._frame.continuous_usage:

@@ -1,4 +1,4 @@
-"""The answers of the two completion routes, as defined by OpenAI's API, and their making from choices. Pure."""
+"""The answers of the two completion routes, as defined by OpenAI's API, and their construction from choices. Pure."""
 
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -38,7 +38,7 @@ class Notes(Struct):
     """Notes on deviations from the request, an extension that is present only if there are any."""
 
     tools_as_text: str | UnsetType = UNSET
-    """The format in which tools, calls and results were written into the prompt, as the chat template takes none."""
+    """The format in which tools, calls and results were written into the prompt, since the chat template has none."""
     unchecked: list[Unchecked] | UnsetType = UNSET
     """The constraints that the grammars left out, and whether the answers satisfy them; at the end of a stream."""
 
@@ -89,7 +89,7 @@ class ToolCallDelta(Struct, omit_defaults=True):
 
 
 class Delta(Struct, omit_defaults=True):
-    """The content that a chunk adds. `reasoning` repeats `reasoning_content` under its newer name."""
+    """The content that a chunk adds. `reasoning` repeats `reasoning_content` under the newer name."""
 
     role: str = ""
     content: str | None = None
@@ -120,7 +120,9 @@ class ToolCallOut(Struct):
 
 
 class ChatMessageOut(Struct):
-    """A whole answer. Reasoning and calls are present if the model wrote any; content is null beside calls alone."""
+    """A whole answer. Reasoning and calls are present if the model wrote any; content is null if there are only
+    calls.
+    """
 
     content: str | None
     role: str = "assistant"
@@ -150,7 +152,7 @@ class PromptLogprob(Struct):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""One entry for each token of a prompt, by token id. The first token has none."""
+"""One entry for each token of a prompt, by token id. The first token's entry is null."""
 
 
 class CompletionLogprobs(Struct):
@@ -268,8 +270,8 @@ class ChatFormat:
         return ChatLogprobs([self.token(entry) for entry in piece.logprobs])
 
     def token(self, entry: TokenLogprob) -> ChatTokenLogprob:
-        """Return a token with the requested number of likeliest tokens, which need not include the token itself."""
-        assert entry.logprob is not None  # a prompt's first token alone has none, and chats echo no prompt
+        """Return a token with the requested number of likeliest tokens, which may not include the token itself."""
+        assert entry.logprob is not None  # only a prompt's first token has none, and chats echo no prompt
         top = [ChatTopLogprob(*self._named(token_id, value)) for token_id, value in entry.logprob.top]
         return ChatTokenLogprob(*self._named(entry.token_id, entry.logprob.logprob), top)
 
@@ -309,7 +311,7 @@ class CompletionFormat:
         )
 
     def _top(self, entry: TokenLogprob) -> dict[str, float] | None:
-        """Return the likeliest tokens and always the sampled one, which may exceed the requested number by one."""
+        """Return the likeliest tokens and the sampled one, which may exceed the requested number by one."""
         if entry.logprob is None:
             return None
         top = {self._name(token_id): value for token_id, value in entry.logprob.top}
@@ -344,7 +346,7 @@ def _message(piece: Piece) -> ChatMessageOut:
 
 
 def prompt_logprobs(shown: PromptShown) -> PromptLogprobs:
-    """Return the prompt's logprobs as vLLM shows them: the likeliest tokens, and always the prompt's own."""
+    """Return the prompt's logprobs in vLLM's form: the likeliest tokens, and always the prompt's own."""
 
     def named(token_id: int, value: float, rank: int | None) -> PromptLogprob:
         return PromptLogprob(value, rank, shown.tokenizer.token_bytes(token_id).decode(errors="replace"))
@@ -431,7 +433,7 @@ def _of_reasoning(tokens: list[int | None]) -> CompletionTokensDetails | UnsetTy
 
 
 def notes(*choices: Choice) -> Notes | UnsetType:
-    """Return what an answer says once about how its request was served, or UNSET."""
+    """Return the notes on how a request was served, or UNSET."""
     found = end_notes(*choices)
     if choices[0].tools_as_text:
         found = found or Notes()
@@ -440,13 +442,13 @@ def notes(*choices: Choice) -> Notes | UnsetType:
 
 
 def end_notes(*choices: Choice) -> Notes | UnsetType:
-    """Return the result of checking whole answers, or UNSET if nothing was left out."""
+    """Return the result of checking whole answers, or UNSET if no constraint was left out."""
     found = [each for choice in choices if choice.text.record is not None for each in choice.text.record.found]
     return Notes(unchecked=found) if found else UNSET
 
 
 def details(generation: Generation) -> Details:
-    """Return which workers served a choice and its timings."""
+    """Return the workers that served a choice, and its timings."""
     timeline = generation.timeline
     later_tokens = len(generation.output) - 1
     return Details(

@@ -1,4 +1,4 @@
-"""Turns a checked request into choices that are ready to wait for workers."""
+"""The conversion of a checked request into choices that are ready to wait for workers."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ class RequestSchemas:
 
 
 async def check_schemas(parsed: ParsedRequest, check: SchemaCheck, tenant: str = "") -> RequestSchemas:
-    """Convert a request's schemas; raise InvalidRequest that names the field and the reason a schema cannot be
+    """Convert a request's schemas; raise InvalidRequest, which names the field, and the reason if a schema cannot be
     enforced.
 
     `tenant` shares the checker's slots with other tenants.
@@ -80,7 +80,7 @@ async def check_schemas(parsed: ParsedRequest, check: SchemaCheck, tenant: str =
 async def _check(
     schema: Mapping[str, Any] | str, named: str, check: SchemaCheck, tenant: str, *, strict: bool = False
 ) -> SchemaVerdict:
-    """Return the verdict on a schema or a rule. `strict` refuses one with keywords that are not enforced."""
+    """Return the verdict on a schema or a rule. With `strict`, refuse one with keywords that are not enforced."""
     text = json.dumps(schema)
     if len(text) > MAX_SCHEMA_CHARS:
         raise InvalidRequest(f"{named} is over {MAX_SCHEMA_CHARS} characters", param=named)
@@ -115,7 +115,7 @@ _POOLINGS = {
 }  # fmt: skip
 _NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
 TOKENISE_THREADS = 2
-# Bound on long prompts that wait for one of the few tokeniser threads.
+# The bound on long prompts that wait for one of the few tokeniser threads.
 MAX_ARRIVING = 256
 
 
@@ -134,16 +134,18 @@ def _unbounded(_size_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The facts about a request besides its body."""
+    """The facts about a request other than its body."""
 
     request_id: str
     arrival_ns: int
     headers: Headers
     models: AbstractSet[str] = frozenset()
-    """The models that the request may name; empty allows all."""
+    """The models that the request may name; an empty set allows all."""
     allowance: Allowance = FREE
     hold: Callable[[int], None] = _unbounded
-    """Counts bytes that arrive for the request after its body. Raises QueueFull if too many are held."""
+    """A function that counts bytes that arrive for the request after its body. Raises QueueFull if too many are
+    held.
+    """
 
 
 class Intake:
@@ -160,9 +162,9 @@ class Intake:
         tenants: Tenancy | None = None,
         fetcher: ImageFetcher | None = None,
     ) -> None:
-        """`cache_salt` maps a tenant to the salt that separates its KV blocks from others': its name if tenants have
-        no secrets. `tenants` take turns at the threads; None treats all requests alike. Without a `fetcher` images
-        come as data URLs alone.
+        """Create the intake. `cache_salt` maps a tenant to the salt that separates its KV blocks from others'; this is
+        its name if tenants have no secrets. `tenants` take turns at the threads; None treats all requests alike.
+        Without a `fetcher`, images come only as data URLs.
         """
         self._catalog = catalog
         self._fleet = fleet
@@ -173,7 +175,7 @@ class Intake:
         self._cache_salt = cache_salt
         self._fetcher = fetcher
         full = f"{MAX_ARRIVING} requests may wait to be tokenised, and too many are waiting: try again"
-        # Nobody is held to a part of the threads: each prompt has them for moments, so turns are enough.
+        # Threads are not divided between tenants: each prompt needs them only briefly, so turns suffice.
         self.tokenising = FairSlots(TOKENISE_THREADS, MAX_ARRIVING, full, tenants=tenants, shared=False)
         self.schemas = SchemaCheck(tenants)
 
@@ -191,7 +193,7 @@ class Intake:
         return self._catalog.need(parsed.model, allowed)
 
     async def fetched(self, parsed: ParsedRequest, model: ServedModel, arrival: Arrival) -> ParsedRequest:
-        """Return the request with the files of images that it names by address. Raise InvalidRequest, or QueueFull."""
+        """Return the request with the files of images given by address. Raise InvalidRequest, or QueueFull."""
         if self._fetcher is None or not parsed.images:
             return parsed
         self._check_images(parsed, model)
@@ -224,7 +226,7 @@ class Intake:
         hints = await self._cached(parsed, model, prompts, context.cache_salt, images=images)
         choices: list[Choice] = []
         as_text = bool(parsed.messages) and gives_tools_as_text(parsed, model)
-        # A prompt that is text or tokens is its client's own, and so is the format of what follows it.
+        # A prompt of text or tokens belongs to its client, and so does the format of its continuation.
         make_parts = partial(_parts, parsed, model) if parsed.messages else None
         for prompt, cached_hints in zip(prompts, hints, strict=True):
             packed = pack_u32(prompt)
@@ -268,7 +270,7 @@ class Intake:
         return choices
 
     def _check_images(self, parsed: ParsedRequest, model: ServedModel) -> None:
-        """Raise InvalidRequest for too many images, UnsupportedField if the model or a worker's engine takes none."""
+        """Raise InvalidRequest for too many images, UnsupportedField if the model or a worker's engine accepts none."""
         check_vision(parsed.images, model.info.name, model.info.vision)
         check_count(parsed.images, self._limits.images)
         workers = [link.worker for link in self._fleet.links if link.worker and link.model == model.routed]
@@ -291,7 +293,7 @@ class Intake:
         return AnswerRecord(index, schemas.omitted, partial(self.schemas.satisfied, tenant=tenant))
 
     def _wanted(self, model: ServedModel) -> Defaults:
-        # Absent headers take the model's own targets before the gateway's.
+        # Without headers, the model's own targets apply, then the gateway's.
         if model.ttft_ms is None and model.tpot_ms is None:
             return self._defaults
         own = self._defaults
@@ -307,7 +309,7 @@ class Intake:
         *,
         images: tuple[PromptImage, ...] = (),
     ) -> list[dict[str, int]]:
-        """Return the tokens of each prompt that workers hold, if the request can use them."""
+        """Return the number of each prompt's tokens cached on workers, if the request can use them."""
         pools_all = parsed.pooled and model.info.embedding.pooling != "last"
         if parsed.prompt_logprobs is not None or pools_all:
             return [{} for _ in prompts]
@@ -333,9 +335,9 @@ class Intake:
 
 
 def as_served(parsed: ParsedRequest, model: ServedModel) -> tuple[ParsedRequest, pb.Pooling]:
-    """Return the request with the prompts that the model's kind reads, and their pooling.
+    """Return the request with the prompts for the model's kind, and their pooling.
 
-    Raise UnsupportedField if the model gives nothing of the requested kind.
+    Raise UnsupportedField if the model cannot produce the requested kind.
     """
     name, own = model.info.name, model.info.embedding
     scores = own.pooling == "score"
@@ -376,7 +378,7 @@ def _parts(parsed: ParsedRequest, model: ServedModel, prompt: list[int], decoder
 
 
 def _call_ids(calls: str, parsed: ParsedRequest) -> Callable[[str, int], str]:
-    # Templates show ids of calls again in the next turn, and some models expect a form of their own.
+    # Templates show ids of calls again in the next turn, and some models expect a certain form.
     if calls == "mistral":
         return lambda _name, _place: secrets.token_hex()[:MISTRAL_ID_CHARS]
     if calls == "kimi-k2":

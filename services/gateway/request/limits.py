@@ -1,6 +1,6 @@
-"""Enforces tenants' limits and shares decode places over all gateways, through the ledger in Redis.
+"""The enforcement of tenants' limits, and shares of decode places over all gateways, through the ledger in Redis.
 
-The limits are on requests and tokens a minute, GPU time, and concurrent choices. While the ledger is away each gateway
+The limits are on requests and tokens a minute, GPU time, and concurrent choices. While the ledger is away, each gateway
 enforces its share of them by itself.
 """
 
@@ -25,13 +25,13 @@ from libs.stores.limits import SPANS, Kind, Ledger, LedgerDown
 
 log = structlog.get_logger()
 
-# Interval at which leases are settled and places renewed.
+# The interval at which leases are settled and places renewed.
 SWEEP_S: Final = 0.5
 # Requests would wait for the ledger, so after a failure none calls it for this long.
 AWAY_S: Final = 1.0
-# A tenant that was refused is refused without another call for this long, so that retries cost little.
+# The time for which a refused tenant is refused without another call, so that retries cost little.
 REFUSED_S: Final = 0.1
-# Retry-After while too many requests run at once: nobody knows when they end.
+# The Retry-After while too many requests run at once, since their ends are unknown.
 BUSY_RETRY_S: Final = 1.0
 
 
@@ -43,7 +43,7 @@ class _TenantUse:
     """This gateway's own use, by which it enforces its share while the ledger is away."""
     lease: Lease = field(default_factory=Lease)
     refused: tuple[float, int, float] = (0.0, 0, 0.0)
-    """The ledger's last refusal: until when it counts here, the units needed, and its announced end."""
+    """The ledger's last refusal: the end of its validity here, the units needed, and its announced end."""
     left: int = 0
     """The remainder over all gateways, as of the ledger's last answer."""
 
@@ -75,7 +75,7 @@ class _Tenant:
 
 
 class Allowance:
-    """The use that one request makes of its tenant's limits; this class is for tenants without any."""
+    """The use of a tenant's limits by one request. This class is for tenants without limits."""
 
     async def choices(self, _count: int) -> None:
         """Count this many choices as running.
@@ -87,7 +87,7 @@ class Allowance:
         """Count the prompt's tokens; raise RateLimited."""
 
     def output(self, _tokens: int) -> None:
-        """Count the answer's tokens, whether they exceed the limit or not."""
+        """Count the answer's tokens, even beyond the limit."""
 
     def headers(self) -> Mapping[str, str]:
         """Return the state of the limits in the headers that OpenAI's clients read."""
@@ -100,7 +100,7 @@ FREE: Final = Allowance()
 
 
 class _Limited(Allowance):
-    """The use that one request makes of its tenant's limits."""
+    """The use of a tenant's limits by one request."""
 
     def __init__(self, limiter: "TenantLimiter", tenant: str, found: _Tenant) -> None:
         self._limiter = limiter
@@ -159,7 +159,7 @@ class TenantLimiter:
         return _Limited(self, tenant, found)
 
     async def use(self, tenant: str, found: _Tenant, kind: Kind, units: int) -> None:
-        """Use units of a limit; raise RateLimited that names it."""
+        """Use units of a limit; raise RateLimited, which names the limit."""
         if found.limit(kind) is not None and found.uses[kind].lease.need(units) > 0:
             async with found.asking:
                 if found.uses[kind].lease.need(units) > 0:
@@ -167,7 +167,7 @@ class TenantLimiter:
         self.count(found, kind, units)
 
     def count(self, found: _Tenant, kind: Kind, units: int) -> None:
-        """Count units, whether they exceed the limit or not."""
+        """Count units, even beyond the limit."""
         if found.limit(kind) is not None:
             found.uses[kind].lease.spend(units, self._now_s)
             found.uses[kind].own.add(units, self._now_s)
@@ -183,7 +183,7 @@ class TenantLimiter:
             await self.use(tenant, found, "gpu_ms", 1)
 
     def spent_gpu_ms(self, tenant: str, spent_ms: int) -> None:
-        """Count the GPU time of a choice that has ended, whether it exceeds the limit or not."""
+        """Count the GPU time of a choice that has ended, even beyond the limit."""
         found = self._known(tenant)
         if found is not None and spent_ms > 0:
             self.count(found, "gpu_ms", spent_ms)
@@ -243,7 +243,7 @@ class TenantLimiter:
             self._tenants.pop(tenant, None)
 
     async def enter(self, tenant: str, found: _Tenant, count: int = 1, *, choices: int = 1) -> None:
-        """Let `count` more sequences of a request with `choices` in all run.
+        """Admit `count` more sequences of a request with `choices` in total.
 
         Raise RateLimited, or InvalidRequest if the request alone exceeds the limit.
         """
@@ -322,13 +322,13 @@ class TenantLimiter:
         return self._clock.now_ns() / 1e9
 
 
-# Interval between two exchanges.
+# The interval between two exchanges.
 TELL_S: Final = 0.25
-# A gateway with nothing to report reads the others' reports at one of this many intervals.
+# A gateway with nothing to report reads the others' reports once in this many intervals.
 LISTEN_EVERY: Final = 4
-# Bound on a tenant's choices and places; a report with more does not come from a gateway.
+# The bound on a tenant's choices and places; a report with more does not come from a gateway.
 MAX_COUNT: Final = 1_000_000
-# Bound on tenants and on models in one report: shares are computed over all of them at each turn.
+# The bound on tenants and models in one report, since shares are computed over all of them each time.
 MAX_TENANTS: Final = 4096
 _MODELS: Final = msgspec.json.Decoder(dict[str, ModelPlaces])
 
@@ -340,7 +340,7 @@ class PlaceExchange:
         self._tenants = tenants
         self._gateway_id = gateway_id
         self._has_report = False
-        """True if others may hold a report of this gateway."""
+        """True if other gateways may hold a report of this one."""
         self._quiet_intervals = 0
         """The number of consecutive intervals without an exchange."""
         self._left = False
@@ -356,8 +356,8 @@ class PlaceExchange:
     async def tell(self) -> None:
         """Exchange reports once.
 
-        A gateway with nothing to share reports that once and then only reads now and then. While the ledger is away
-        each gateway shares what it holds itself.
+        A gateway with nothing to share reports that once and then only reads occasionally. While the ledger is away,
+        each gateway shares only its own places.
         """
         async with self._exchanging:
             own = self._dispatcher.places_here()
@@ -381,7 +381,7 @@ class PlaceExchange:
         self._left = True
         async with self._exchanging:
             if self._has_report:
-                with suppress(LedgerDown):  # the ledger drops the report soon by itself
+                with suppress(LedgerDown):  # the report expires soon by itself
                     await self._ledger.exchange(self._gateway_id, b"")
                 self._has_report = False
 

@@ -1,4 +1,4 @@
-"""The catalogue's models at one gateway: which exist, when they are expected to serve, and how they are used here."""
+"""The catalogue's models at one gateway: their names, the times at which they should serve, and their use here."""
 
 import asyncio
 import math
@@ -26,7 +26,7 @@ from services.gateway.request.prompt import Catalog, ServedModel
 
 # Assumed for a model that was never loaded, if no planner gives an estimate.
 GUESSED_BYTES_PER_S: Final = 1e9
-# Clients are asked to return after the expected wait times a factor between this and `SPREAD`.
+# The range of a random factor by which the expected wait is multiplied when clients are asked to return.
 MARGIN: Final = 1.1
 SPREAD: Final = 1.3
 FAILED_RETRY_S: Final = 30.0
@@ -51,7 +51,7 @@ class Expected:
 
 
 def gives_up(expected: Expected, waited_s: float, most_s: float, now_ms: float, draw: float) -> FulcrumError | None:
-    """Return the error that ends a request's wait for a model, or None if it may go on waiting.
+    """Return the error that ends a request's wait for a model, or None if it may continue to wait.
 
     `draw` in 0..1 spreads the times at which clients are asked to return.
     """
@@ -81,15 +81,15 @@ def spread(seconds: float, draw: float) -> float:
 
 log = structlog.get_logger()
 
-# Interval between reports of use. The first request to a model without a worker is reported at once.
+# The interval between reports of use. The first request to a model without a worker is reported at once.
 REPORT_S: Final = 0.2
 LEASE_MS: Final = 3_000
 RENEW_S: Final = 1.0
-# Time that an arriving request takes to reach the queue.
+# The time that an arriving request takes to reach the queue.
 ARRIVING_MS: Final = 300
-# Clients that were asked to return may be this late.
+# The time by which returning clients may be late.
 GRACE_MS: Final = 3_000
-# Bound on models whose counts are kept although nothing runs there.
+# The bound on models whose counts are kept although nothing runs there.
 MAX_SPENT: Final = 2_000
 
 
@@ -107,11 +107,11 @@ class _Use:
     lines_alone: bool = False
     """True if only batch lines waited at the last report."""
     cold_ms: int = 0
-    """The time of the last request for which no worker had the model."""
+    """The time of the last request that found no worker with the model."""
 
 
 class LoadableModels:
-    """The follower of the catalogue and reporter of use, run as tasks of the gateway."""
+    """The gateway's task that follows the catalogue and reports use."""
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class LoadableModels:
         served: Callable[[str], bool],
         draw: Callable[[], float],
     ) -> None:
-        """`waiting` counts requests for a model that no worker has. `served` says whether workers serve a model.
-        `draw` returns a number in 0..1.
+        """Create the follower. `waiting` counts requests for a model that no worker has. `served` returns whether
+        workers serve a model. `draw` returns a number in 0..1.
         """
         self._store = store
         self._catalog = catalog
@@ -140,14 +140,14 @@ class LoadableModels:
         self._is_emptied = False
         self._broken: dict[str, str] = {}
         """The models whose tokenizer is unavailable, with the reason."""
-        # By the model's folder and the file of its chat template, which is empty for its own.
+        # By the model's folder and the file of its chat template, which is empty for the model's own.
         self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
         self._uses: dict[str, _Use] = {}
         self._news = asyncio.Event()
         self.refused = 0
         """The number of requests that were asked to return because their model would take too long."""
 
-    # ------------------------------------------------------------ what requests ask
+    # ------------------------------------------------------------ for requests
 
     @property
     def has_models(self) -> bool:
@@ -189,7 +189,7 @@ class LoadableModels:
 
     @contextmanager
     def _counted(self, adapter: str) -> Iterator[None]:
-        """Count a request to an adapter apart from its model. It waits for the model alone."""
+        """Count a request to an adapter separately from its model. It waits only for the model."""
         if adapter not in self._found.entries:
             yield
             return
@@ -219,11 +219,11 @@ class LoadableModels:
             raise error
         return expected.wait_s(self._now_ms())
 
-    # ------------------------------------------------------------ what batch jobs ask
+    # ------------------------------------------------------------ for batch jobs
 
     @contextmanager
     def line(self, name: str, adapter: str = "") -> Iterator[None]:
-        """Count a batch line as use until it ends. It may wait longer than a person's request."""
+        """Count a batch line as use until it ends. It may wait longer than an interactive request."""
         with self._counted(adapter), self._line(name):
             yield
 
@@ -263,16 +263,16 @@ class LoadableModels:
         outlook = expected.outlook
         return self._broken.get(name) or (outlook.error if outlook else "")
 
-    # ------------------------------------------------------------ what the queue asks
+    # ------------------------------------------------------------ for the queue
 
     def covers(self, name: str) -> bool:
         """Return whether waits for the model are decided here, because it is not one of the settings' models."""
         return name not in self._catalog.own
 
     def ends(self, name: str, waited_s: float, *, begun: bool = False) -> FulcrumError | None:
-        """Return the error that ends a request's wait for a model without a worker, or None if it may go on.
+        """Return the error that ends a request's wait for a model without a worker, or None if it may continue.
 
-        If the answer has `begun`, an estimate alone does not end it.
+        If the answer has `begun`, an estimate alone does not end the wait.
         """
         expected = self._expected(name)
         if expected is None:
@@ -291,8 +291,8 @@ class LoadableModels:
     async def take(self, found: Catalogued) -> None:
         """Apply a new state of the catalogue.
 
-        An empty catalogue after one that was not counts only if it stays empty: the planner refills a Redis that
-        was emptied.
+        An empty catalogue that follows a filled one counts only if it stays empty, since the planner refills a Redis
+        that was emptied.
         """
         if self._found.entries and not found.entries and not self._is_emptied:
             self._is_emptied = True
@@ -347,7 +347,7 @@ class LoadableModels:
         self._catalog.broken.pop(name, None)
 
     async def report(self) -> None:
-        """Report the use of models until cancelled: whenever it changes, and as long as anything runs."""
+        """Report the use of models until cancelled: whenever it changes, and while anything runs."""
         said: Mapping[str, ModelUse] = {}
         said_s = 0.0
         loop = asyncio.get_running_loop()
@@ -370,11 +370,12 @@ class LoadableModels:
         found = {}
         for name, use in self._uses.items():
             waiting = min(self._waiting(name) + use.lines, use.in_flight)
-            # One that has just come may not be in the queue yet; answers that a worker ends before it leaves wait not.
+            # A new request may not be in the queue yet. Answers that a worker ends before it leaves do not wait.
             waiting = max(waiting, int(use.in_flight > 0 and now_ms - use.cold_ms < ARRIVING_MS))
-            # People are no more than those that are not lines; lines that a worker handed back wait in the queue.
+            # The interactive requests are at most those that are not lines. Lines returned by a worker wait in the
+            # queue.
             lines_waiting = min(max(use.lines, waiting - (use.in_flight - use.lines_in_flight)), waiting)
-            # The time that people have waited; batch lines that came before them do not count.
+            # The waiting time of interactive requests; earlier batch lines do not count.
             began = (use.waiting_since_ms or now_ms) if waiting else 0
             use.waiting_since_ms = now_ms if use.lines_alone and waiting > lines_waiting else began
             use.lines_alone = 0 < waiting == lines_waiting

@@ -10,7 +10,7 @@ from services.gateway.request.unchecked import check_answers
 
 
 class OneChoiceExchange(ABC):
-    """The sending of one choice's answer, as one JSON object or as events of an API of its own.
+    """The sending of one choice's answer, as one JSON object or as events of its own API.
 
     The choice's error is raised only while nothing has been sent.
     """
@@ -62,15 +62,15 @@ class OneChoiceExchange(ABC):
 
     @abstractmethod
     async def _answer(self, piece: Piece) -> object:
-        """Return the whole answer, all of which is in the piece."""
+        """Return the whole answer, given its only piece."""
 
     @abstractmethod
     def _opening(self) -> bytes:
-        """Return the events before the first token's."""
+        """Return the events that precede the first token."""
 
     @abstractmethod
     def _further(self, piece: Piece) -> bytes:
-        """Return the events of further parts of the answer."""
+        """Return the events for further parts of the answer."""
 
     @abstractmethod
     def _failed(self, error: FulcrumError) -> bytes:

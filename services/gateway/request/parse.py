@@ -1,4 +1,4 @@
-"""Parsing of headers and a body into a checked request. Pure; raises InvalidRequest that names the field."""
+"""Parsing of headers and a body into a checked request. Pure; raises InvalidRequest, which names the field."""
 
 import json
 import re
@@ -77,7 +77,7 @@ class Headers:
 def read_headers(found: Mapping[bytes, bytes], caller: Caller = ANYBODY) -> Headers:
     """Parse headers, keyed by lowercase name as in ASGI.
 
-    Raise InvalidRequest that names the header, or PermissionDenied for a tenant or class that is not the caller's.
+    Raise InvalidRequest, which names the header, or PermissionDenied for a tenant or class that is not the caller's.
     """
     traceparent = found.get(b"traceparent", b"").decode("latin-1")
     return Headers(
@@ -86,7 +86,7 @@ def read_headers(found: Mapping[bytes, bytes], caller: Caller = ANYBODY) -> Head
         service_class=caller.class_of(named_in(found, CLASS_HEADER), DEFAULT_CLASS),
         ttft_deadline_ms=_milliseconds(found, "x-fulcrum-ttft-deadline-ms"),
         tpot_target_ms=_milliseconds(found, "x-fulcrum-tpot-target-ms"),
-        # W3C: who cannot read it goes on without.
+        # W3C: a receiver that cannot parse it continues without it.
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
         details=found.get(b"x-fulcrum-details") == b"1",
     )
@@ -124,7 +124,7 @@ class Constraint(NamedTuple):
 
 
 def constraint_of(request: Common) -> Constraint | None:
-    """Return the request's constraint, or None if its answer is free."""
+    """Return the request's constraint, or None if its answer is unconstrained."""
     own = request.structured_outputs or StructuredOutputs()
     given = {
         "structured_outputs.json": own.json,
@@ -207,22 +207,22 @@ class ParsedRequest:
     effort: str | None = None
     """The requested reasoning effort, as the client named it."""
     effort_is_hint: bool = False
-    """True if a model whose template takes no effort answers anyway."""
+    """True if a model whose template has no effort should answer anyway."""
     thinking: bool | None = None
     """True to reason, without a named effort; None leaves the choice to the chat template."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
-    """The JSON schema with which the answer has to comply."""
+    """The JSON schema with which the answer must comply."""
     schema_field: str = "response_format"
-    """The field that errors about the schema name."""
+    """The field named by errors about the schema."""
     strict: bool = False
-    """True if the grammar must enforce the whole schema; else the answer may be checked once it is whole."""
+    """True if the grammar must enforce the whole schema; otherwise the answer may be checked once it is complete."""
     rule: str = ""
-    """A grammar rule that the answer has to match, used in place of a schema."""
+    """A grammar rule that the answer has to match, used instead of a schema."""
     ordered: bool = False
     """True if the answer keeps the order of its parts."""
     chat_field: str = ""
-    """The field that errors about the prompt name; empty names one message of the chat route, or `prompt`."""
+    """The field named by errors about the prompt; empty for a message of the chat route, or `prompt`."""
     echo: bool = False
     """True if the answer begins with the prompt."""
     prompt_logprobs: int | None = None
@@ -235,9 +235,9 @@ class ParsedRequest:
     best: int | None = None
     """The number of the `n` choices of each prompt to show, likeliest first; None shows all as they arrive."""
     only_prompt: bool = False
-    """True if the request wants no tokens: one is generated and dropped."""
+    """True if the request wants no tokens; one is generated and dropped."""
     hides_reasoning: bool = False
-    """True if the answer's reasoning is left out of what the client sees."""
+    """True if the answer's reasoning is hidden from the client."""
     raw: bool = False
     """True if prompts are tokenised without the special tokens that begin and end a text."""
     opens_answer: bool = True
@@ -247,7 +247,7 @@ class ParsedRequest:
     images: tuple[SentImage, ...] = ()
     """The images of a chat, in order."""
     pooled: bool = False
-    """True if each prompt becomes a vector, in place of an answer."""
+    """True if each prompt becomes a vector, instead of an answer."""
     pairs: tuple[TextPair, ...] = ()
     """The texts that are compared, as the prompts of a cross-encoder; empty if only vectors are requested."""
 
@@ -295,10 +295,10 @@ def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
 def pooled_request(
     model: str, prompts: tuple[Prompt, ...], field: str, *, raw: bool = False, pairs: tuple[TextPair, ...] = ()
 ) -> ParsedRequest:
-    """Return the request that has each prompt become a vector. Errors about prompts name `field`."""
+    """Return a request that turns each prompt into a vector. Errors about prompts name `field`."""
     if not prompts or not all(prompts):
         raise InvalidRequest(f"{field} is empty, or has an empty part", param=field)
-    # A vector takes the place of the one token.
+    # A vector replaces the single token.
     parsed = _convert(CompletionRequest(model=model, prompt=""), Sampling(), max_tokens=1)
     return replace(parsed, prompts=prompts, chat_field=field, raw=raw, pooled=True, pairs=pairs)
 
@@ -367,7 +367,7 @@ def parse_completion(body: bytes) -> ParsedRequest:
 
 
 def _with_prompt(parsed: ParsedRequest, request: CompletionRequest, *, only_prompt: bool) -> ParsedRequest:
-    """Add the fields about prompts and best_of that only text completions have."""
+    """Add the fields for prompts and best_of, which only text completions have."""
     n, best_of = request.n or 1, request.best_of
     if best_of is not None and best_of < n:
         raise InvalidRequest("best_of is less than n", param="best_of")
@@ -383,7 +383,7 @@ def _with_prompt(parsed: ParsedRequest, request: CompletionRequest, *, only_prom
 
 
 def _scored(parsed: ParsedRequest, most: int) -> ParsedRequest:
-    """Request logprobs of the prompt, which arrive with the first token's."""
+    """Request logprobs of the prompt, which arrive with those of the first token."""
     parsed.sampling.logprobs = parsed.sampling.prompt_logprobs = True
     parsed.sampling.prompt_top_logprobs = most
     return replace(parsed, prompt_logprobs=most)
@@ -488,7 +488,7 @@ def _is_token_id(key: str) -> bool:
 
 
 def prompts_of(prompt: str | list[str | int | list[int]], field: str = "prompt") -> tuple[Prompt, ...]:
-    """Return the prompts in a field of that name."""
+    """Return the prompts in the field of that name."""
     if isinstance(prompt, str):
         return (prompt,)
     tokens = [item for item in prompt if isinstance(item, int)]

@@ -1,4 +1,4 @@
-"""The tokens of a request's prompts: served models, tokenisation, length, and workers that hold a prefix.
+"""The tokens of a request's prompts: served models, tokenisation, length, and workers that cache a prefix.
 
 Long texts are encoded in a thread pool. Prefixes are looked up in one request to the KV index per turn of the event
 loop.
@@ -54,7 +54,7 @@ class ServedModel:
     names: FormatNames = NO_NAMES
     """The answer formats that are configured by hand."""
     base: str = ""
-    """The base model whose workers compute this adapter; empty for a model of its own."""
+    """The base model whose workers compute this adapter; empty for a base model."""
     adapter_source: str = ""
     """The folder of an adapter from the catalogue; empty if workers were started with the adapter."""
     format: AnswerFormat = field(init=False)
@@ -65,7 +65,7 @@ class ServedModel:
 
     @property
     def adapter_name(self) -> str:
-        """Return the adapter's name to clients; empty for a model of its own."""
+        """Return the adapter's name to clients; empty for a base model."""
         return self.info.name if self.base else ""
 
     @property
@@ -73,7 +73,7 @@ class ServedModel:
         """Return the adapter's name on workers; empty if there is none."""
         if not self.base:
             return ""
-        # One that is removed and added again from elsewhere shares no weights and no KV with what it was.
+        # A model that is removed and added again from elsewhere shares no weights and no KV with the former one.
         return f"{self.info.name}@{crc32(self.adapter_source.encode()):08x}" if self.adapter_source else self.info.name
 
     def __post_init__(self) -> None:
@@ -92,13 +92,13 @@ class Catalog:
         self.own = dict(self._models)
         """The models named in the settings, which are never removed."""
         self.names = list(self._models)
-        """The names in the order of the settings, then those added. The list object never changes."""
+        """The model names in the order of the settings, followed by added ones. The list object never changes."""
 
         self.broken: dict[str, str] = {}
-        """The reason why each added model that cannot be served here is broken."""
+        """The reason for each added model that cannot be served here."""
 
     def replace_added(self, models: Iterable[ServedModel]) -> None:
-        """Replace the models that were added earlier; those of the settings stay."""
+        """Replace the models that were added earlier. Models of the settings stay."""
         self._models = {**{model.info.name: model for model in models}, **self.own}
         self.names[:] = [*self.own, *sorted(self._models.keys() - self.own.keys())]
 
@@ -108,8 +108,8 @@ class Catalog:
     def need(self, name: str, allowed: AbstractSet[str]) -> ServedModel:
         """Return the model if it is one of `allowed`; an empty set allows all.
 
-        Raise NoWorkers if the model's files are broken. Raise UnknownModel otherwise, which does not reveal whether
-        a model that is not allowed exists.
+        Raise NoWorkers if the model's files are broken, otherwise UnknownModel. The error does not reveal whether a
+        disallowed model exists.
         """
         is_allowed = not allowed or name in allowed
         model = self._models.get(name) if is_allowed else None
@@ -128,9 +128,9 @@ def load_catalog(
 ) -> Catalog:
     """Load the models of `folders` (name to folder) and their `adapters` (name to model's name).
 
-    Raise StartupError that says what is missing.
+    Raise StartupError, which names what is missing.
     """
-    for file in names.templates.values():  # those too that only a model from the catalogue will use
+    for file in names.templates.values():  # including those that only a model from the catalogue will use
         read_template(file)
     infos = [load_model_info(folder, name) for name, folder in folders.items()]
     models = {
@@ -149,13 +149,13 @@ def load_catalog(
 
 # Requests up to this length are encoded inline: handing them to a thread would cost more.
 INLINE_CHARS = 4096
-# Template variables that switch reasoning on and off: Qwen3's and GLM's, then DeepSeek V3.1's.
+# Template variables that enable reasoning: Qwen3's and GLM's, then DeepSeek V3.1's.
 _SWITCHES = ("enable_thinking", "thinking")
-# gpt-oss accepts low, medium and high only.
+# gpt-oss accepts only low, medium and high.
 _HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
-# Logprobs of one prompt, including alternatives. The worker sends them in one frame.
+# The bound on logprobs of one prompt, including alternatives. The worker sends them in one frame.
 MAX_SCORES = 262_144
-# Counted for each message besides its content, since the template adds marks around it.
+# Added for each message to its content, since the template writes marks around it.
 MESSAGE_CHARS = 64
 
 
@@ -167,13 +167,14 @@ async def tokenise(
     most_tokens: int | None = None,
     slot: Callable[[int], AbstractAsyncContextManager[None]] = lambda _chars: nullcontext(),
 ) -> list[list[int]]:
-    """Return the token ids of each prompt; raise InvalidRequest that names the field.
+    """Return the token ids of each prompt; raise InvalidRequest, which names the field.
 
     Prompts that certainly reach `most_tokens` are refused without being fully encoded; None refuses none. `slot` opens
-    a context that a request of so many characters holds while a thread encodes it.
+    a context, given the number of characters, that is held while a thread encodes them.
     """
     check_chat(parsed, model)
-    if len(parsed.messages) >= model.info.max_context_tokens:  # before they are rendered: each is a token at least
+    # before rendering, since each message has at least one token
+    if len(parsed.messages) >= model.info.max_context_tokens:
         text = f"{len(parsed.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
         raise ContextTooLong(text, param=parsed.prompt_field)
     if parsed.images:
@@ -335,7 +336,7 @@ def _encode(parsed: ParsedRequest, model: ServedModel, most_tokens: int | None) 
         return [_encode_prompt(each, parsed, model, most_tokens) for each in parsed.prompts]
     text = _render(parsed, model)
     _check_length(text, parsed, model, most_tokens)
-    # The template has put the special tokens where they belong.
+    # The template has already placed the special tokens.
     prompt, own = model.tokenizer.encode(text, add_special_tokens=False), model.tokenizer.added_tokens
     return [expanded(prompt, len(parsed.images), model.info.vision, own) if parsed.images else prompt]
 
@@ -358,9 +359,7 @@ def _check_length(text: str, parsed: ParsedRequest, model: ServedModel, most_tok
 
 
 MAX_PROBES = 64
-"""The blocks of one prompt that are looked up. They lie evenly over a longer prompt, so a prefix is found to within
-this share of the prompt's length.
-"""
+"""The number of blocks of one prompt that are looked up. In a longer prompt they are evenly spaced."""
 # Longer prompts are hashed in a thread (8,192 tokens take about half a millisecond).
 INLINE_TOKENS = 8192
 
@@ -394,18 +393,18 @@ class _PromptQuery:
     """The result, filled in by `fill`: tokens by worker id."""
 
     def fill(self, held: Mapping[str, int]) -> None:
-        """Record how many leading probes each worker holds."""
+        """Record the number of leading probes that each worker holds."""
         for worker, count in held.items():
             self.found[worker] = self.depths[count - 1] * self.kind.block_size_tokens
 
 
 class PrefixHints:
-    """The look-ups of prompts' prefixes. A store that is away looks like an empty one."""
+    """The look-ups of prompts' prefixes. A store that is away is treated as empty."""
 
     def __init__(
         self, index: KvIndex, fleet: WorkerLinks, tasks: TaskOwner, threads: Executor, *, max_hold_ms: float
     ) -> None:
-        """A request waits at most `max_hold_ms`. Later answers still serve the binding rounds for which it waits."""
+        """Create the look-ups. A request waits at most `max_hold_ms`. Later answers still serve later rounds."""
         self._max_hold_s = max_hold_ms / 1000
         self._index = index
         self._fleet = fleet
@@ -414,12 +413,12 @@ class PrefixHints:
         self._pending: list[_PromptQuery] = []
         self._look_up: asyncio.Task[None] | None = None
         self.late = 0
-        """The number of requests that went on before their look-up was answered."""
+        """The number of requests that continued before their look-up was answered."""
 
     async def cached_tokens(
         self, model: str, prompt: Sequence[int], salt: str, adapter: str = "", images: Sequence[ImageSpan] = ()
     ) -> dict[str, int]:
-        """Return the tokens of the prompt's start, with the images in it, that each worker holds, by worker id.
+        """Return, by worker id, the number of leading prompt tokens (with their images) that each worker holds.
 
         Answers after `max_hold_ms` are filled into the same dict. `salt` is the tenant's. The result is empty, and
         immediate, if there is no choice of worker.
@@ -433,7 +432,7 @@ class PrefixHints:
             task = self._join(_prompts(kinds, lookup, found))
         else:
             task = self._tasks.spawn("hash prompt", self._hash_and_join(kinds, lookup, found))
-        # A client that leaves must not take the others' look-up with it: `wait` cancels nothing.
+        # A client that leaves must not cancel the others' look-up; `wait` cancels nothing.
         _, late = await asyncio.wait({task}, timeout=self._max_hold_s)
         self.late += len(late)
         return found
@@ -483,7 +482,7 @@ class PrefixHints:
 
 
 def _prompts(kinds: Mapping[_Kind, list[str]], lookup: _PrefixLookup, found: dict[str, int]) -> list[_PromptQuery]:
-    """Return the prompt as each kind of worker hashes it."""
+    """Return the prompt as hashed by each kind of worker."""
     prompts: list[_PromptQuery] = []
     for kind, workers in kinds.items():
         root = chain_root(

@@ -135,22 +135,23 @@ def _gpus(link: WorkerLink) -> int:
 
 
 QUEUES_EVERY_S: Final = 0.2
-# Interval between checks while requests are live: the planner needs to see a growing queue at once.
+# The interval between checks while requests are live, since the planner needs to see a growing queue at once.
 LOOK_S: Final = 0.05
-# A queue that grew by this factor since its last report is reported at once.
+# The growth of a queue since its last report, as a factor, that is reported at once.
 GROWN: Final = 1.25
-# Reports are due after this long: `QUEUES_EVERY_S` less the error of timers.
+# The time after which a report is due: `QUEUES_EVERY_S` minus the error of timers.
 QUEUES_EVERY_NS: Final = 180_000_000
-# An empty queue is reported again after this long: readers count a gateway as silent after 2 s.
+# The time after which an empty queue is reported again; readers count a gateway as silent after 2 s.
 EMPTY_QUEUES_EVERY_NS: Final = 500_000_000
 MAX_MODELS: Final = 64
-# Above this the broker counts as away. Reports of queues are dropped: they would be useless later, and the buffer
-# keeps its room for request events. Counts of arrivals are cumulative, so one later record replaces those skipped.
+# The number of unsent records above which the broker counts as away. Reports of queues are dropped: they would be
+# useless later, and the buffer keeps its room for request events. Counts of arrivals are cumulative, so one later
+# record replaces those skipped.
 MAX_UNSENT: Final = 256
 
 
 class Waiting(Protocol):
-    """The dispatcher as a reporter sees it."""
+    """The dispatcher from a reporter's point of view."""
 
     @property
     def live(self) -> int:
@@ -226,7 +227,7 @@ def _tokens(queues: list[Queue]) -> int:
 
 DEMAND_EVERY_S: Final = 2.0
 NO_ROOM: Final = frozenset({429, 503})
-"""Statuses of arrivals that were refused for want of room rather than for their content."""
+"""Statuses of arrivals that were refused for lack of room rather than for their content."""
 
 
 class DemandPublisher:
@@ -291,8 +292,9 @@ class DemandArrival:
         self._admitted = True
 
     def failed(self, error: FulcrumError) -> None:
-        """Record an error as the answer. A refusal for want of room still counts as demand."""
-        if error.http_status in NO_ROOM and not isinstance(error, RateLimited):  # limits are no lack of room
+        """Record an error as the answer. A refusal for lack of room still counts as demand."""
+        # exceeded limits are not a lack of room
+        if error.http_status in NO_ROOM and not isinstance(error, RateLimited):
             full = isinstance(error, QueueFull)
             now_ns = self._clock.now_ns()
             self._counter.refused(self._key, self.choices, self._mark, now_ns, known=self._admitted, full=full)

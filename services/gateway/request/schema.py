@@ -13,10 +13,10 @@ from msgspec import Meta, Struct
 
 from libs.contracts.errors import MAX_QUOTED_CHARS, InvalidRequest, UnsupportedField, quoted
 
-# OpenAI's API takes 4 and vLLM any number; vLLM's users send lists of beginnings of code.
+# OpenAI's API allows 4 and vLLM any number; users of vLLM send lists of beginnings of code.
 MAX_STOPS = 64
 MAX_STOP_CHARS = 256
-# Over all stop strings of a request: each token's text is compared with every beginning of each of them.
+# The bound on all stop strings of a request together, since each token's text is compared with every prefix of each.
 MAX_STOPS_CHARS = 1024
 MAX_TOP_LOGPROBS = 20
 # The bound for one prompt in OpenAI's API. A gateway's settings may lower it.
@@ -184,7 +184,7 @@ class FunctionChoice(Struct, forbid_unknown_fields=True):
 
 
 class NamedToolChoice(Struct, forbid_unknown_fields=True):
-    """The one tool that the model has to call."""
+    """The one tool that the model must call."""
 
     function: FunctionChoice
     type: Literal["function"]
@@ -262,7 +262,7 @@ class CompletionRequest(Common, kw_only=True):
     best_of: Choices | None = None
 
 
-# Values, besides null, that request the default behaviour.
+# Values, in addition to null, that request the default behaviour.
 _COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -294,7 +294,9 @@ _NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
 
 
 def drop_harmless(body: dict[str, Any], served: frozenset[str]) -> dict[str, Any]:
-    """Return the body without unserved fields that request nothing; refuse by name anything left beside `served`."""
+    """Return the body without unserved fields that request nothing; refuse, by name, others that are not in
+    `served`.
+    """
     kept = {key: value for key, value in body.items() if key in served or not _is_harmless(key, value)}
     messages = kept.get("messages")
     if isinstance(messages, list):
@@ -327,7 +329,7 @@ def _with_refusal(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal_as_text(part: Any, kind: str) -> Any:
-    """Return a part of type refusal as a text part of type `kind`, and any other part as it is."""
+    """Return a part of type refusal as a text part of type `kind`, and any other part unchanged."""
     if not isinstance(part, dict) or part.get("type") != "refusal" or "text" in part:
         return part
     kept = {key: value for key, value in part.items() if key != "refusal"}
@@ -337,7 +339,7 @@ def refusal_as_text(part: Any, kind: str) -> Any:
 MAX_REASON_CHARS = 200
 _T = TypeVar("_T", bound=msgspec.Struct)
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
-# A field, or a flat object under one, whose number is NaN, infinite or too large.
+# A field, or a flat object within one, whose number is NaN, infinite or too large.
 _NOT_FINITE = re.compile(
     rb'"([a-z_]{1,64})"\s*:\s*(?:\{[^{}]{0,256}:\s*)?(?:NaN|-?Infinity|-?[0-9.]{1,32}[eE]\+?[0-9]{3,})'
 )
@@ -388,10 +390,10 @@ def _second_look(
     tidy: Callable[[dict[str, Any]], dict[str, Any]],
     values: Callable[[str], KnownValues | None],
 ) -> _T:
-    # Clients send null or a default for fields they do not use: those are dropped before the verdict.
+    # Clients send null or a default for fields they do not use; these are dropped before the verdict.
     try:
         plain: Any = msgspec.json.decode(body)
-    except msgspec.ValidationError as error:  # without a type to fit: a number out of range
+    except msgspec.ValidationError as error:  # not a mismatch of types: a number out of range
         raise _malformed(body, error) from None
     except _NO_JSON:
         raise _explain(str(first), kind, {}, values) from None

@@ -1,4 +1,4 @@
-"""Tools, earlier calls and results as text, in Hermes's form, for chat templates that take none. Pure."""
+"""Tools, earlier calls and results as text, in Hermes's form, for chat templates without tools. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Final
 from libs.model.chat import PART_JOINER, ChatMessage
 
 FORMAT: Final = "hermes"
-"""The format in which a model that was given its tools as text is asked to call them."""
+"""The format that a model is asked to use for calls if its tools were given as text."""
 _SYSTEM_ROLES: Final = ("system", "developer")
 
 
@@ -15,7 +15,8 @@ def as_text(
     messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, shows_system: bool
 ) -> list[ChatMessage]:
     """Return the messages with calls, results and `tools` in their texts, using only roles that every template knows.
-    Results become a user's message. Without `shows_system` the tools go into the user's first message.
+
+    Results become a user's message. Without `shows_system`, the tools go into the user's first message.
     """
     names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
     turns: list[ChatMessage] = []
@@ -24,7 +25,7 @@ def as_text(
         is_result = message["role"] == "tool"
         turn = _result(message, names) if is_result else _answer(message)
         if after_result and turn["role"] == "user":
-            # Many templates refuse two messages of the user in a row.
+            # Many templates refuse two consecutive messages of the user.
             turns[-1] = {**turns[-1], "content": _joined(turns[-1]["content"], turn["content"], "\n")}
         else:
             turns.append(turn)
@@ -59,7 +60,7 @@ def _listed(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _answer(message: ChatMessage) -> ChatMessage:
-    """Return a message with its calls in its text, as a guide has the model write them."""
+    """Return a message with its calls in its text, in the form that a guide enforces."""
     calls = message.get("tool_calls")
     if not calls:
         return message

@@ -1,4 +1,4 @@
-"""Constraints of schemas that no grammar enforces, and whether whole answers satisfy them."""
+"""Constraints of schemas that no grammar enforces, and the check of whole answers against them."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ class Unchecked(Struct):
 
     choice: int
     field: str
-    """The request's field that holds the schema."""
+    """The request's field that contains the schema."""
     keywords: list[str]
     """JSON pointers within the schema."""
     satisfied: bool | None
@@ -33,7 +33,7 @@ Satisfied = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], Awaitable[list[b
 
 @dataclass(slots=True)
 class AnswerRecord:
-    """The text and calls of one choice, for a check once it is whole."""
+    """The text and calls of one choice, for a check once it is complete."""
 
     index: int
     omitted: Sequence[Omitted]
@@ -45,7 +45,9 @@ class AnswerRecord:
     """The results, available after `check`."""
 
     async def check(self) -> None:
-        """Check the whole answer. A schema whose tool was not called, or beside calls the text's, has no result."""
+        """Check the whole answer. A schema of a tool that was not called has no result, nor has the text's schema if
+        there are calls.
+        """
         parts = [(each, text) for each in self.omitted if (text := self._texts(each))]
         pairs = [(text, each.schema) for each, texts in parts for text in texts]
         results = iter(await self.satisfied(pairs) if pairs else ())
@@ -67,7 +69,7 @@ def _all(results: Sequence[bool | None]) -> bool | None:
 
 
 async def check_answers(records: Iterable[AnswerRecord | None]) -> None:
-    """Check all answers of a request, one at a time, since each check is a process."""
+    """Check all answers of a request, one at a time, since each check starts a process."""
     for record in records:
         if record is not None:
             await record.check()

@@ -1,6 +1,6 @@
-"""Sends one response as a stream of events or one JSON object, and stores it before its end is announced.
+"""The sending of one response as a stream of events or one JSON object, stored before its end is announced.
 
-The answer's pieces become items and their events in OpenAI's order.
+The answer's pieces become items and events in OpenAI's order.
 """
 
 import secrets
@@ -50,10 +50,12 @@ _TEXTS: Final = {MessageItem: "response.output_text", ReasoningItem: "response.r
 
 
 class ResponseOutput:
-    """The items of one response. The last is open until another begins."""
+    """The items of one response. The last one is open until another begins."""
 
     def __init__(self, new_id: Callable[[str], str], named: Callable[[TokenLogprob], ChatTokenLogprob] | None) -> None:
-        """`new_id` makes an item's id from a prefix. `named` renders a token's logprob; None shows no logprobs."""
+        """Create the output. `new_id` makes an item's id from a prefix. `named` renders a token's logprob; None shows
+        no logprobs.
+        """
         self._new_id = new_id
         self._named = named
         self.items: list[Item] = []
@@ -174,11 +176,13 @@ class ResponseExchange(OneChoiceExchange):
         keep: Callable[[Response], Awaitable[bool]] | None,
         headers: Mapping[str, str],
     ) -> None:
-        """`keep` stores the response and returns whether that succeeded. With None it is not stored."""
+        """Create the exchange. `keep` stores the response and returns whether that succeeded. With None, it is not
+        stored.
+        """
         super().__init__(choice, signal, headers)
         self._shown = shown
         shown.x_fulcrum = notes(choice)
-        # A stream's first events must not announce storage that its last event would have to deny.
+        # A stream's first events must not announce storage that its last event would have to retract.
         shown.store = False
         self._output = output
         self._keep = keep
@@ -209,7 +213,7 @@ class ResponseExchange(OneChoiceExchange):
         shown.x_fulcrum = notes(self._choice)
         self._fill()
         if self._keep is not None:
-            shown.store = True  # so that the stored copy reads true
+            shown.store = True  # so that the stored copy is complete
             shown.store = await self._keep(shown)
         return [*events, Whole(type=f"response.{shown.status}", response=shown)]
 
@@ -252,7 +256,7 @@ class ResponseReader:
         request = parse_response(body)
         previous = request.previous_response_id
         earlier = await self._kept.items(arrival.headers.tenant, previous) if previous else []
-        # The id is made here and never the client's request id, because clients retrieve the response by it.
+        # The id is generated here and is never the client's request id, because clients retrieve the response by it.
         found = response_asked(request, earlier, _new_id("resp_"), arrival.arrival_ns // 1_000_000_000)
         return found.parsed, partial(
             self._answer,

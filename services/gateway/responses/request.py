@@ -1,6 +1,6 @@
 """Conversion of a response's body into a chat request, and the stored responses that later ones continue.
 
-Conversion is pure; it raises InvalidRequest that names the field.
+Conversion is pure; it raises InvalidRequest, which names the field.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -141,7 +141,7 @@ def _part(part: InputPart, role: str, where: str) -> ContentPart:
 
 
 def _image_fields(items: Sequence[Mapping[str, Any]], earlier: int) -> list[str]:
-    """Return the field of each image of checked items, of which the first `earlier` come from earlier responses."""
+    """Return the field of each image of checked items, the first `earlier` of which come from earlier responses."""
     return [
         f"input[{place - earlier}].content[{at}].image_url" if place >= earlier else "previous_response_id"
         for place, item in enumerate(items)
@@ -155,7 +155,7 @@ def _text(content: str | Sequence[InputText]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-# Fields that are not served, with the values, besides null, that request the default behaviour.
+# Fields that are not served, with the values, in addition to null, that request the default behaviour.
 _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "background": (False,),
     "truncation": ("disabled",),
@@ -305,10 +305,12 @@ class StoredResponses:
     store: ResponseStore
     keep_s: int
     home: Callable[[str], str] = str
-    """Maps a tenant to the name under which its responses are stored, which changes when the tenant is deleted."""
+    """A function that maps a tenant to the name under which its responses are stored, which changes when the tenant is
+    deleted.
+    """
 
     async def keep(self, tenant: str, items: Items, response: Response) -> bool:
-        """Store a response; return False on failure, which does not cost the client its answer."""
+        """Store a response; return False on failure, in which case the client still gets its answer."""
         if not self.keep_s:
             return False
         value = msgspec.json.encode({"items": items, "response": response})
@@ -346,7 +348,7 @@ class StoredResponses:
             raise _absent(response_id, field)
         try:
             return msgspec.json.decode(value, type=_StoredResponse)
-        except msgspec.MsgspecError:  # a stranger's
+        except msgspec.MsgspecError:  # another tenant's
             raise _absent(response_id, field) from None
 
 
@@ -357,7 +359,7 @@ def _absent(response_id: str, field: str) -> ResponseNotFound:
 RESPONSE_ROUTES: Final = (
     Declared("/v1/responses", "Answer a chat as a response that others can go on from.", ResponseRequest, Response),
 )
-_ABSENT: dict[int | str, dict[str, Any]] = {404: {"description": "None of this tenant is kept by this id."}}
+_ABSENT: dict[int | str, dict[str, Any]] = {404: {"description": "No response of this tenant is kept under this id."}}
 
 
 def make_responses_router(kept: StoredResponses) -> APIRouter:

@@ -41,7 +41,7 @@ class ResponseTool(Struct, forbid_unknown_fields=True):
 
 
 class ResponseToolChoice(Struct, forbid_unknown_fields=True):
-    """The one tool that the model has to call."""
+    """The one tool that the model must call."""
 
     type: Literal["function"]
     name: FunctionName
@@ -70,7 +70,7 @@ class ReasoningOptions(Struct, forbid_unknown_fields=True):
 
 
 class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
-    """The options of a stream. Padding against observers is accepted but never sent."""
+    """The options of a stream. Padding is accepted but never sent."""
 
     include_obfuscation: bool | None = None
 
@@ -214,7 +214,7 @@ Item = MessageItem | ReasoningItem | CallItem
 
 
 class CachedTokens(Struct):
-    """The number of the input's tokens whose KV was found cached. Nothing is charged for writing it."""
+    """The number of the input's tokens whose KV was found cached. Writing to the cache is not charged."""
 
     cached_tokens: int
     # The types of OpenAI's client for Python require it.
@@ -261,7 +261,7 @@ class TextShown(Struct):
 
 
 class Response(Struct, kw_only=True):
-    """A response. `store` says whether it is stored once it has ended."""
+    """A response. `store` is true if it is stored once it has ended."""
 
     id: str
     object: str = "response"

@@ -59,7 +59,7 @@ class Occupancy:
     """True if a step that still runs is counted, as far as it is known to have run."""
     gpu_ns: GpuTime
     due_gpu_ns: int
-    """GPU-nanoseconds that telemetry should cover; `coverage` is the share that it does."""
+    """GPU-nanoseconds that telemetry should cover; `coverage` is the covered share."""
     estimate: EstimatedPrefill | None = None
     """Null where times are measured, and for sums by node and group."""
 
@@ -87,9 +87,10 @@ class Utilisation:
     """A phase's use of the device relative to its peaks; null where that is unknown."""
 
     mfu: float | None
-    """FLOPs that the model needs, over what the device could compute in the phase's time."""
+    """FLOPs that the model needs, divided by the device's capacity over the phase's time."""
     mbu: float | None
-    """The bytes of weights and KV that the model needs, over what the device's memory could move in that time."""
+    """The bytes of weights and KV that the model needs, divided by the capacity of the device's memory over that time.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ class WorkerOccupancy(Occupancy):
     waiting_prefill_tokens: int
     awaiting_kv: int
     places: int
-    """Sequences that the worker runs at a time; 0 if it does not report that."""
+    """Sequences that the worker runs at a time; 0 if the worker does not report it."""
     starved: float | None
     """The share of the worker's time, a part of `idle`, in which all awaited KV was still being computed elsewhere.
 
@@ -257,8 +258,7 @@ class ClusterOccupancy(Occupancy):
     as_of_unix_ns: int
     """End of the window in Unix ns."""
     age_ms: int | None
-    """Age of the newest data that the service shows: now, less the instant until which half of its workers have
-    reported.
+    """Age of the newest data that the service shows: now minus the time up to which half of its workers have reported.
 
     Null without any worker, and for a time in the past.
     """

@@ -123,12 +123,12 @@ async def cluster_occupancy_in_turns(
     queues: Sequence[PhaseQueue] = (),
     age_ms: int | None = None,
 ) -> ClusterOccupancy:
-    """Compute the same, yielding to the event loop every `WORKERS_A_TURN` workers."""
+    """Compute the same as `cluster_occupancy`, yielding to the event loop every `WORKERS_A_TURN` workers."""
     span = spent_in(fleet, rollups, members, end_ns, window_ns)
     workers, known = list[WorkerOccupancy](), list[PartsByRole | None]()
     for first in range(0, len(span.workers), WORKERS_A_TURN):
         turn = span.workers[first : first + WORKERS_A_TURN]
-        known += [_known_parts(fleet, each) for each in turn]  # read once, as it may grow at any turn
+        known += [_known_parts(fleet, each) for each in turn]  # read once, because it may grow at any turn
         workers += [_worker(fleet, *each, span) for each in zip(turn, known[first:], strict=True)]
         await asyncio.sleep(0)
     return _cluster(fleet, span, workers, known, end_ns, queues=queues, age_ms=age_ms)

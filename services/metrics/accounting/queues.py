@@ -26,7 +26,7 @@ class PhaseQueue:
 
     model: str
     phase: str
-    """The phase: prefill, or decode for the roles decode and mixed."""
+    """The phase: prefill, or decode (roles decode and mixed)."""
     requests: int | None
     """Requests that wait at workers and at gateways."""
     prompt_tokens: int | None
@@ -85,7 +85,7 @@ def _queues(
 
 
 def at_gateways(waiting: ModelBacklog, phase: str) -> tuple[int, int]:
-    """Return a phase's waiting requests at gateways, and their prompt tokens that are still to be computed."""
+    """Return a phase's requests that wait at gateways, and their prompt tokens that are still to be computed."""
     if phase == "prefill":
         return waiting.prefill_requests, waiting.prefill_tokens
     return waiting.decode_requests, waiting.decode_prompt_tokens
@@ -95,7 +95,7 @@ def are_heard(loads: Loads, indices: Ints, offsets_ns: dict[str, int], now_ns: i
     """Check that the reports of the workers at `indices` are recent; `offsets_ns` are clock offsets by node."""
     covered_to_ns, gpus = loads.covered_to_ns[indices], loads.listing.gpus[indices]
     surely_ns = now_ns - FRESH_NS + max(offsets_ns.values(), default=0)
-    if (covered_to_ns > surely_ns).all():  # nearly always
+    if (covered_to_ns > surely_ns).all():  # true in nearly all cases
         return True
     nodes = [loads.listing.workers[index].node for index in indices.tolist()]
     to_ns = covered_to_ns - np.array([offsets_ns.get(node, 0) for node in nodes], np.int64)

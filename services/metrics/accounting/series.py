@@ -48,11 +48,13 @@ class Scope:
 
     @property
     def role(self) -> int | None:
-        """The number of the pool's role in roll-ups; None where workers of every role count."""
+        """The number of the pool's role in roll-ups; None if workers of every role count."""
         return ROLE_NUMBERS[self.name] if self.kind == "pool" else None
 
     def of(self, members: Members, worker_ids: Sequence[str]) -> list[str]:
-        """Return those of the workers that may count. Raise InvalidRequest if the scope's name does not exist."""
+        """Return the workers among `worker_ids` that may count. Raise InvalidRequest if the scope's name does not
+        exist.
+        """
         attribute = _OF_WORKER.get(self.kind)
         if attribute is None:
             return list(worker_ids)
@@ -140,7 +142,7 @@ def sums(members: Members, rollups: RollUps, scope: Scope, tier: Tier, bounds_ns
     gpus = {worker_id: member.gpus for worker_id in ids if (member := members.get(worker_id))}
     low_ns, high_ns = bounds_ns
     step_ns = max(CELLS_AT_ONCE // max(len(ids), 1), 1) * tier.window_ns
-    for start_ns in range(low_ns, max(high_ns, low_ns + 1), step_ns):  # at least one piece
+    for start_ns in range(low_ns, max(high_ns, low_ns + 1), step_ns):  # yields at least one piece
         yield _sum(rollups.read(tier.window_ns, start_ns, min(start_ns + step_ns, high_ns), ids), gpus, scope.role)
 
 
@@ -228,6 +230,6 @@ def parse_span_ns(text: str, tier: Tier) -> int:
 
 
 def _parse_ns(text: str) -> int:
-    """Return the duration in ns; 0 if the text is none."""
+    """Return the duration in ns; 0 if the text is not a duration."""
     match = _PATTERN.fullmatch(text.strip())
     return round(float(match[1]) * _UNIT_NS[match[2]]) if match else 0

@@ -100,7 +100,7 @@ def steps_of(fleet: FleetTelemetry, worker_id: str, end_ns: int, window_ns: int,
 
 def _step(spent: StepShare) -> ReportedStep:
     step, counts = spent.step, spent.step.counts
-    # A step that was cut off has no counts, and one that encodes has images only.
+    # A step that was cut off has no counts, and one that encodes contains images only.
     encodes = counts.prefill_sequences > 0 == counts.prefill_tokens and not counts.decode_sequences
     kinds = {FULL_SHARE: ENCODE if encodes else "prefill", 0: "decode"}
     return ReportedStep(

@@ -51,7 +51,7 @@ def take_snapshot(
 
 
 class _Depths(NamedTuple):
-    """The queues of all pools at one moment."""
+    """The queue depths of all pools at one moment."""
 
     loads: Loads
     at_gateways: dict[str, ModelBacklog] | None
@@ -117,7 +117,7 @@ def _waiting(loads: Loads, phase: str) -> Ints:
 
 def _workers(fleet: FleetTelemetry, loads: Loads, offsets_ns: dict[str, int], now_ns: int) -> list[WorkerReport]:
     listing = loads.listing
-    # On the clock of each worker's node, as far as its offset is known.
+    # In the clock of each worker's node, as far as its offset is known.
     ahead_ns = np.array([offsets_ns.get(worker.node, 0) for worker in listing.workers], np.int64)
     silent_ns = np.maximum(now_ns + ahead_ns - loads.covered_to_ns, 0).tolist()
     since_step_ns = np.maximum(loads.covered_to_ns - fleet.last_step_ends_ns(listing.ids), 0).tolist()
@@ -130,7 +130,7 @@ def _workers(fleet: FleetTelemetry, loads: Loads, offsets_ns: dict[str, int], no
             model=worker.model,
             silent_ns=silent_ns[index],
             left=worker.left,
-            # An observed server may have worked all the while.
+            # An observed server may have worked all the time.
             at_hand=0 if fleet.estimates.is_unknown(worker.worker_id) else at_hand[index],
             since_step_ns=since_step_ns[index],
             reader=worker.reader,
@@ -152,7 +152,7 @@ class AlertEvaluator:
         """The number of workers at the last evaluation."""
         self.observers: list[Callable[[list[Alert]], None]] = []
         self.judged: Callable[[int], tuple[Sequence[Cause], frozenset[str]]] = lambda _: ((), frozenset())
-        """Returns the verdict's causes at a moment, and the models for which enough is known to judge."""
+        """Returns the causes of the verdicts at a moment, and the models for which enough is known."""
         self.lost_copies: Callable[[], LostCopies | None] = lambda: None
         """A reader of the topics' copies that brokers lack."""
         self.unreachable_brokers: Callable[[], UnreachableBrokers | None] = lambda: None
@@ -164,7 +164,7 @@ class AlertEvaluator:
 
     @property
     def unfollowed_signs(self) -> int:
-        """Signs of subjects for which there was no room."""
+        """The number of signs whose subjects were dropped for lack of room."""
         return self._watch.machine.unfollowed_signs
 
     def foresee(self, ahead: Sequence[Condition]) -> None:

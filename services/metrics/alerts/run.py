@@ -47,16 +47,18 @@ class AlertCollector(Collector):
         yield gauge
         yield GaugeMetricFamily(names.ALERTS_SILENCED, "Alerts that fire and are silenced.", len(alerts) - len(loud))
         held_back = GaugeMetricFamily(
-            names.ALERTS_HELD_BACK, "1 while it neither fires nor ends, its telemetry being old.", labels=("alert",)
+            names.ALERTS_HELD_BACK, "1 while the alert is frozen because its telemetry is old.", labels=("alert",)
         )
         for name in ON_TELEMETRY:
             held_back.add_metric((name,), name in self._desk.book.held_back)
         yield held_back
         yield CounterMetricFamily(names.ALERT_CHANGES_TOTAL, "Alerts that fired or ended.", self._desk.book.count)
         yield CounterMetricFamily(
-            names.ALERT_UNFOLLOWED_TOTAL, "Signs of subjects for which there was no room.", self._desk.unfollowed_signs
+            names.ALERT_UNFOLLOWED_TOTAL,
+            "Signs whose subjects were dropped for lack of room.",
+            self._desk.unfollowed_signs,
         )
-        posts = CounterMetricFamily(names.ALERT_POSTS_TOTAL, "Posts to webhooks.", labels=("result",))
+        posts = CounterMetricFamily(names.ALERT_POSTS_TOTAL, "Posts to webhooks by outcome.", labels=("result",))
         for result in ("ok", "failed"):
             posts.add_metric((result,), sum(webhook.posts[result] for webhook in self._webhooks))
         yield posts

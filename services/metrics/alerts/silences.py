@@ -140,7 +140,7 @@ def silence_message(silence: Silence) -> AlertSilence:
 
 
 def silence_of(message: AlertSilence) -> Silence:
-    """Convert a record of the topic without checking it; the book does that."""
+    """Convert a record of the topic without checking it; the silence book validates it."""
     return Silence(
         id=message.silence_id,
         made_ns=message.made_unix_ns,
@@ -155,7 +155,7 @@ def silence_of(message: AlertSilence) -> Silence:
     )
 
 
-AlertLimit = Annotated[int, Query(ge=0, le=MAX_RECENT, description="How many of the last changes, the newest first.")]
+AlertLimit = Annotated[int, Query(ge=0, le=MAX_RECENT, description="The number of changes to list, newest first.")]
 Authorization = Annotated[str, Header()]
 REFUSED: dict[int | str, dict[str, Any]] = {401: {"description": "the token is missing or wrong"}}
 
@@ -234,14 +234,14 @@ class AlertRoutes:
 
         @router.post("/alerts/acks", responses=REFUSED)
         async def acknowledge(wanted: WantedAck, request: Request, authorization: Authorization = "") -> SilenceAnswer:
-            """Acknowledge an alert until it is over. Needs what silencing needs."""
+            """Acknowledge an alert until it is over. Needs the same permission as silencing."""
             actor = self._allow(request, authorization, wanted.actor)
             made = self._silencer.acknowledge(wanted.alert_id, actor=actor, reason=wanted.reason)
             return self._answer(made)
 
         @router.delete("/alerts/silences/{silence_id}", responses=REFUSED | {404: {"description": "none holds"}})
         async def end(silence_id: str, request: Request, authorization: Authorization = "") -> SilenceAnswer:
-            """End a silence or an acknowledgement before its time. Needs what silencing needs."""
+            """End a silence or an acknowledgement before its time. Needs the same permission as silencing."""
             self._allow(request, authorization)
             return self._answer(self._silencer.end(silence_id))
 

@@ -111,7 +111,7 @@ class Webhook:
     def enter(self, changed: Iterable[Alert]) -> None:
         """Record changed alerts and post them at once."""
         for alert in changed:
-            self._ended.pop(alert.id, None)  # an alert that fires again is no longer over
+            self._ended.pop(alert.id, None)  # an alert that fires again is not over
             if alert.state == "resolved" and self.loud([alert]):
                 self._ended[alert.id] = alert
                 if len(self._ended) > MAX_ENDED:

@@ -30,11 +30,11 @@ from services.metrics.state import MetricsState
 log = structlog.get_logger()
 
 MOST_ASKED: Final = 8
-"""The maximum number of plans that may wait their turn; more are refused."""
+"""The maximum number of plans that may wait; further ones are refused."""
 MOST_MODELS: Final = 4
-"""The maximum number of models that are planned for periodically, those with most requests first."""
+"""The maximum number of models that are planned for periodically, the busiest first."""
 HORIZON_S: Final = 86_400.0
-"""The time by which capacity alerts look ahead."""
+"""The time that capacity alerts look ahead."""
 LEAST_EVERY_S: Final = 5.0
 REPEAT_S: Final = 30.0
 """The interval at which plans are published again, for planners that have started meanwhile."""
@@ -97,7 +97,9 @@ class Capacity(Collector):
         return await asyncio.to_thread(lambda: input_json(input_of(demand, kind, there, outlook)))
 
     async def plan(self, model: str, asked: dict[str, Any], device: str = "", *, check: bool = True) -> dict[str, Any]:
-        """Make a plan in turn (see `make_plan_row`). Raise InvalidRequest, or QueueFull if too many wait."""
+        """Make a plan once earlier ones are done (see `make_plan_row`). Raise InvalidRequest, or QueueFull if too many
+        wait.
+        """
         if self._asked >= MOST_ASKED:
             raise QueueFull(f"{MOST_ASKED} plans are being made or wait already", retry_after_s=30)
         self._asked += 1
@@ -156,7 +158,7 @@ class Capacity(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges of the last plans behind alerts."""
         gauge = GaugeMetricFamily(
-            names.CAPACITY_SHORT_GPUS, "GPUs that four of five forecasts miss within a day.", labels=("model", "phase")
+            names.CAPACITY_SHORT_GPUS, "GPUs that four of five forecasts lack within a day.", labels=("model", "phase")
         )
         for model, row in self.plans.items():
             for each in pools_ahead(row, 0.0):
@@ -173,7 +175,7 @@ class Capacity(Collector):
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-# Planning imports the lab, 6 MiB that the service's own process needs only once there is a plan.
+# Planning imports the lab, which costs 6 MiB; the service imports it only when a plan is made.
 
 
 def _step_back() -> None:

@@ -29,7 +29,7 @@ from services.metrics.demand.keeping import DAY_S, DemandKeeper
 LOOK_NS: Final = 30_000_000_000
 """The interval at which a worker's reported step times are read."""
 MAX_WORKERS: Final = 256
-"""The maximum number of workers of a model that are remembered, those read last."""
+"""The maximum number of workers of a model that are remembered, the most recently read."""
 MAX_MODELS: Final = 64
 MOST_CHUNK_TOKENS: Final = 8192
 KV_BLOCK_TOKENS: Final = 16
@@ -99,7 +99,7 @@ class WorkerKinds:
 
 
 def workers_there(fleet: FleetTelemetry, model: str, now_ns: int) -> dict[Phase, int]:
-    """Count the live workers that serve each phase; empty if there are none."""
+    """Count the live workers that serve each phase; return an empty dict if there are none."""
     loads = fleet.directory.loads(now_ns)
     there: dict[Phase, int] = {}
     for phase in PHASES:
@@ -112,7 +112,7 @@ COARSE_FROM_S: Final = 43_200.0
 """The age of history from which forecasts use bins of a quarter of an hour instead of a minute."""
 LOOK_BACK_S: Final = 56 * DAY_S
 FRESH_S: Final = 300.0
-"""The time for which a forecast is reused, in a day of usual length."""
+"""The time for which a forecast is reused, if a day has its usual length."""
 MOST_HORIZON_S: Final = 14 * DAY_S
 MAX_WAITING: Final = 16
 """The maximum number of forecasts in progress or waiting their turn; more are refused."""

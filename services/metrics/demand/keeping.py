@@ -1,6 +1,6 @@
 """Demand from gateways' records, folded as it arrives and written every few seconds to a SQLite file.
 
-The file keeps fine bins of a month and coarse ones of a year over restarts, and has one writer, off the event loop. A
+The file keeps a month of fine bins and a year of coarse ones over restarts. Its only writer runs off the event loop. A
 bin is one compressed row with the counts of each series that is not zero. The marks of the gateway records in the bins
 are written in the same transaction. A restart therefore counts no record twice and loses none.
 """
@@ -34,7 +34,7 @@ from libs.runtime.paths import PRIVATE_FILE, PRIVATE_FOLDER
 LAYOUT: Final = 1
 FINE_S: Final = 60
 COARSE_S: Final = 900
-"""Lengths of bins, in a day of 86,400 s."""
+"""Lengths of bins, for a day of 86,400 s."""
 FINE_BINS: Final = 30 * 1440
 COARSE_BINS: Final = 400 * 96
 TIMES: Final = COARSE_S // FINE_S
@@ -66,10 +66,10 @@ FINE, COARSE = range(2)
 
 
 class DemandFile:
-    """The demand file of one cluster; ":memory:" keeps nothing over restarts."""
+    """The demand file of one cluster; ":memory:" does not survive restarts."""
 
     def __init__(self, path: str, cluster: str) -> None:
-        """Open the file. Raise StartupError if it is not writable, in use, or another cluster's."""
+        """Open the file. Raise StartupError if it is not writable, in use, or of another cluster."""
         try:
             if path != ":memory:":
                 Path(path).parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class DemandFile:
         """The times of the marks that are written, by gateway."""
 
     def marks(self) -> dict[GatewayKey, Mark]:
-        """Return the mark up to which each gateway is counted."""
+        """Return, by gateway, the mark up to which its records are counted."""
         found = self._database.execute("SELECT gateway, incarnation, at_ns, data FROM marks ORDER BY at_ns").fetchall()
         return {(name, began): Mark(at_ns, _rows(msgspec.msgpack.decode(data))) for name, began, at_ns, data in found}
 
@@ -125,7 +125,7 @@ class DemandFile:
         self._marked = {gateway: mark.at_ns for gateway, mark in marks.items()}
 
     def fill(self, rows: Mapping[int, Mapping[DemandKey, Counts]]) -> int:
-        """Import fine bins where none are known; return how many were taken."""
+        """Import fine bins where none are known and return the number taken."""
         taken = 0
         with self._database:
             query = "SELECT number FROM bins WHERE tier = ? AND heard"
@@ -179,7 +179,7 @@ class DemandFile:
         )
 
     def _make_coarse(self, numbers: Iterable[int]) -> None:
-        """Sum fine bins. If half of them are known, these stand for the rest as well."""
+        """Sum fine bins into coarse ones. If half of the fine bins are known, they stand for the rest as well."""
         for number in numbers:
             heard, rows, others = 0, dict[int, Counts](), dict[int, Counts]()
             unknown = self._unknown(number)
@@ -200,13 +200,13 @@ class DemandFile:
             self._database.executemany("INSERT INTO unknown VALUES (?, ?, ?)", masked)
 
     def _whole(self, series: int, counts: Counts, heard: int, unknown: Mapping[str, int]) -> Counts:
-        """Scale counts of the fine bins of a coarse one that are known to all of it."""
+        """Scale the counts of the known fine bins to the whole coarse bin."""
         key = self._keys.get(series)
         known = max(heard - (0 if key is None else unknown.get(key.model, 0)), 1)
         return Counts(*(each * TIMES // known for each in counts))
 
     def _unknown(self, number: int) -> dict[str, int]:
-        """Return in how many fine bins of a coarse one each model is unknown."""
+        """Return, by model, the number of a coarse bin's fine bins that are unknown."""
         query = "SELECT model, count(*) FROM unknown WHERE tier = ? AND number >= ? AND number < ? GROUP BY model"
         return dict(self._database.execute(query, (FINE, number * TIMES, (number + 1) * TIMES)).fetchall())
 
@@ -276,10 +276,10 @@ class DemandKeeper(Collector):
     """The only writer of a demand file."""
 
     def __init__(self, file: DemandFile, clock: Clock, day_s: float = DAY_S) -> None:
-        """Open the keeper; a `day_s` below 86,400 shortens bins and seasons alike, to try a day out in minutes."""
+        """Open the keeper; a `day_s` below 86,400 shortens bins and seasons alike, to simulate a day in minutes."""
         self.bin_ns = round(FINE_S * 1e9 * day_s / DAY_S)
         self.speed = DAY_S / day_s
-        """Factor by which time passes faster for seasons than by the clock."""
+        """The factor by which seasonal time runs faster than the clock."""
         self._file = file
         self._clock = clock
         self._fold = DemandFold(self.bin_ns, file.marks())
@@ -298,7 +298,7 @@ class DemandKeeper(Collector):
                 self._fold.take(gateway, mark)
 
     def add(self, deltas: Deltas) -> None:
-        """Enter counts of bins that no record of a gateway brings."""
+        """Enter counts of bins that no gateway's records contain."""
         self._fold.add(deltas)
 
     async def run(self) -> None:
@@ -319,17 +319,17 @@ class DemandKeeper(Collector):
         return await self._in_turn(lambda: self._file.read(tier, last - span_ns // bin_ns, last, bin_ns))
 
     async def first_ns(self, *, coarse: bool = False) -> int | None:
-        """Return the beginning of the kept demand; None if there is none."""
+        """Return the beginning of the kept demand, or None if there is none."""
         span = await self._in_turn(lambda: self._file.span(COARSE if coarse else FINE))
         return None if span is None else span[0] * (self.bin_ns * TIMES if coarse else self.bin_ns)
 
     @property
     def now_bin(self) -> int:
-        """The present fine bin, which is not over."""
+        """The current fine bin, which is not complete."""
         return self._clock.now_ns() // self.bin_ns
 
     async def fill(self, rows: Mapping[int, Mapping[DemandKey, Counts]]) -> int:
-        """Import bins from elsewhere where none are known; return how many were taken."""
+        """Import bins from elsewhere where none are known and return the number taken."""
         return await self._in_turn(lambda: self._file.fill(rows))
 
     async def close(self) -> None:
@@ -340,7 +340,7 @@ class DemandKeeper(Collector):
     async def _in_turn(self, work: Callable[[], Read]) -> Read:
         """Run `work` in a thread, one at a time, after writing what has changed so far.
 
-        It goes on when its caller is cancelled.
+        The work continues if its caller is cancelled.
         """
         return await asyncio.shield(self._turn(work))
 
@@ -365,9 +365,7 @@ class DemandKeeper(Collector):
         return None
 
     def collect(self) -> Iterator[Metric]:
-        records = CounterMetricFamily(
-            names.DEMAND_RECORDS_TOTAL, "Records of demand, by what they brought.", labels=("brought",)
-        )
+        records = CounterMetricFamily(names.DEMAND_RECORDS_TOTAL, "Records of demand by outcome.", labels=("brought",))
         fold = self._fold
         for brought, count in (("news", fold.records), ("nothing", fold.known_records), ("future", self._ahead)):
             records.add_metric((brought,), count)

@@ -30,7 +30,7 @@ MOST_BROUGHT_BINS: Final = 400 * 1440
 MOST_RATE: Final = 1e12
 IMPORTED: Final = "imported"
 """Class and tenant of history imported from elsewhere."""
-BAD: dict[int | str, dict[str, Any]] = {400: {"description": "the error names what is allowed"}}
+BAD: dict[int | str, dict[str, Any]] = {400: {"description": "the error names the allowed values"}}
 
 
 class BroughtHistory(BaseModel):
@@ -45,7 +45,7 @@ class BroughtHistory(BaseModel):
 
 
 def brought_rows(history: BroughtHistory, bin_ns: int) -> dict[int, dict[DemandKey, Counts]]:
-    """Spread imported rates evenly over fine bins, as whole numbers that add up to the total."""
+    """Spread imported rates evenly over fine bins, as integers that add up to the total."""
     key = DemandKey(history.model, IMPORTED, IMPORTED)
     columns = (history.requests_per_s, history.prefill_tokens_per_s, history.decode_tokens_per_s)
     if len({len(column) for column in columns}) != 1:
@@ -91,20 +91,20 @@ class DemandRoutes:
     async def plan_input(
         self,
         model: Model = "",
-        horizon: Annotated[str, Query(description="How far ahead its forecast among other models goes.")] = "24h",
+        horizon: Annotated[str, Query(description="Length of the forecast among other models.")] = "24h",
     ) -> dict[str, Any]:
         """Return the input of a model's capacity plan: its history, the shape of its requests, its workers."""
         return await self._capacity.input(model, parse_span_s(horizon))
 
     async def plans(self) -> list[dict[str, Any]]:
-        """Return the plans behind the last capacity alerts, one for each model; none without a capacity SLO."""
+        """Return the plans behind the last capacity alerts, one per model; empty without a capacity SLO."""
         return list(self._capacity.plans.values())
 
     async def plan(
         self,
         *,
         model: Model = "",
-        horizon: Annotated[str, Query(description="How far ahead, e.g. 24h or 7d.")] = "24h",
+        horizon: Annotated[str, Query(description="Time to plan ahead, e.g. 24h or 7d.")] = "24h",
         slo: Annotated[str, Query(max_length=200)] = "ttft=2s,tpot=50ms",
         confidence: Annotated[float, Query(ge=0.5, le=0.999)] = 0.95,
         traffic: Annotated[float, Query(ge=0.01, le=100)] = 1.0,
@@ -137,7 +137,7 @@ class DemandRoutes:
         self,
         model: Model = "",
         window: Annotated[Literal["1m", "15m"], Query(description="Length of bins.")] = "1m",
-        span: Annotated[str, Query(description="How far back, e.g. 6h or 14d.")] = "6h",
+        span: Annotated[str, Query(description="Time to look back, e.g. 6h or 14d.")] = "6h",
     ) -> dict[str, Any]:
         """Return arrivals by model, class and tenant, bin by bin: whole numbers, null where arrivals are unknown."""
         coarse = window == "15m"
@@ -160,8 +160,10 @@ class DemandRoutes:
     async def forecast(
         self,
         model: Model = "",
-        horizon: Annotated[str, Query(description="How far ahead, e.g. 24h or 7d.")] = "24h",
-        by: Annotated[Literal["", "model", "tenant", "class"], Query(description="Parts to add, none if empty.")] = "",
+        horizon: Annotated[str, Query(description="Time to look ahead, e.g. 24h or 7d.")] = "24h",
+        by: Annotated[
+            Literal["", "model", "tenant", "class"], Query(description="The parts to add; none if empty.")
+        ] = "",
     ) -> dict[str, Any]:
         """Predict requests and tokens per second with bands, the busy GPUs that they need, and the recent trend.
         Medians of all models add up to those of the fleet, and those of a model's tenants or classes to the model's.
@@ -211,7 +213,7 @@ class DemandService:
             tasks.spawn("capacity plans", self.capacity.repeat())
 
     def count_also(self, source: Callable[[], Deltas], tasks: TaskOwner) -> None:
-        """Take the bins of a source every few seconds, and the last of them at the end."""
+        """Collect the bins of a source every few seconds, and once more at the end."""
         self.sources.append(source)
         tasks.spawn("demand of others", self._take_forever(source))
 
@@ -241,7 +243,9 @@ def open_demand(
     guard: ChangeGuard,
     publish: PublishPlan,
 ) -> DemandService:
-    """Assemble demand, kept in memory without a file; `publish` sends capacity plans to planners."""
+    """Assemble the demand part. Demand is kept in memory if `file` is None; `publish` sends capacity plans to
+    planners.
+    """
     keeper = DemandKeeper(file or DemandFile(":memory:", settings.cluster), clock, settings.day_s)
     kinds = WorkerKinds()
     forecasts = Forecasts(keeper, kinds, clock)

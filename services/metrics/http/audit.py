@@ -1,4 +1,6 @@
-"""The audit trail: its last events from the topic, changes of keys published there, and the route that lists them."""
+"""The audit trail: its last events from the topic, the changes of keys that are published to it, and the route that
+lists them.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -22,14 +24,14 @@ from libs.runtime.tasks import TaskOwner
 Group = Literal["operators", "users", "planner"]
 """The kind of actor: operators of the suite, tenants at gateways, or a planner at workers."""
 MAX_CHANGES: Final[Mapping[Group, int]] = {"operators": 4_500, "users": 2_500, "planner": 2_000}
-"""The maximum number of changes held in memory by group; the topic has more. No group displaces another's events."""
+"""The maximum number of changes held in memory per group; the topic holds more. No group displaces another's events."""
 MAX_REFUSED: Final[Mapping[Group, int]] = {"operators": 400, "users": 400, "planner": 200}
-"""The maximum number of refused requests held in memory by group."""
+"""The maximum number of refused requests held in memory per group."""
 MAX_TENANTS: Final = 10_000
-"""The maximum number of tenants whose dropped events are tracked one by one."""
+"""The maximum number of tenants whose dropped events are tracked individually."""
 MAX_ANSWERED: Final = 1_000
 READ_RECORDS: Final = 2_000
-"""Records of the topic that are read at a time, the newest first."""
+"""Records read from the topic at a time, newest first."""
 MAX_READ_RECORDS: Final = 50_000
 """The maximum number of records read for one answer; the next page continues from there."""
 MAX_READERS: Final = 2
@@ -38,10 +40,10 @@ READ_S: Final = 10.0
 LOOK_S: Final = 1.0
 """The interval between two checks for changes of keys."""
 _KEY_ID: Final = "key_"
-Limit = Annotated[int, Query(ge=1, le=MAX_ANSWERED, description="How many events, the newest.")]
-Named = Annotated[str, Query(max_length=200, description="Of these alone; empty: of all.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_ANSWERED, description="The number of events to list, newest first.")]
+Named = Annotated[str, Query(max_length=200, description="Only these; all if empty.")]
 Since = Annotated[int | None, Query(ge=0, le=2**53, description="Read the topic back to this time, Unix ms.")]
-Before = Annotated[int | None, Query(ge=0, le=2**62, description="With since: `next` of the page before.")]
+Before = Annotated[int | None, Query(ge=0, le=2**62, description="With since: `next` of the previous page.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,8 @@ class AuditAnswer:
 class AuditPage:
     """Events, the newest first.
 
-    `older` says whether others may exist that were not read or are not shown. From `complete_since_unix_ms` on none is
-    missing. `next` is where the next page begins if this one was read from the topic; null at the end.
+    `older` says whether others may exist that were not read or are not shown. No event after `complete_since_unix_ms`
+    is missing. `next` is where the next page begins if this one was read from the topic; null at the end.
     """
 
     events: list[AuditAnswer]
@@ -84,7 +86,7 @@ class AuditFilter:
     refused: bool = False
 
     def has(self, event: AuditEvent) -> bool:
-        """Report whether the event matches; an actor matches whatever name was given with it."""
+        """Report whether the event matches; an actor matches regardless of the name given with it."""
         return (
             changed_nothing(event.status) == self.refused
             and self.actor in ("", event.actor, event.actor.partition(" ")[0])
@@ -104,7 +106,7 @@ class RecentEvents:
         self._others_given_up_ns = 0
 
     def take(self, event: AuditEvent) -> None:
-        """Keep an event; a known one changes nothing."""
+        """Add an event; duplicates are ignored."""
         own = self._by_tenant.setdefault(event.tenant, {})
         if event.event_id in own:
             return
@@ -151,7 +153,7 @@ class AuditLog:
         self._readers = 0
 
     def publish(self, event: AuditEvent) -> None:
-        """Publish an event of this service, which is listed at once even while the broker is unreachable."""
+        """Publish an event of this service, which is listed at once, even while the broker is unreachable."""
         self.take(event)
         self._bus.publish(AUDIT, event)
 
@@ -177,7 +179,7 @@ class AuditLog:
             await asyncio.sleep(LOOK_S)
 
     def take(self, event: AuditEvent) -> None:
-        """Keep an event; a known one changes nothing."""
+        """Add an event; duplicates are ignored."""
         self._kept(event).take(event)
 
     def _kept(self, event: AuditEvent) -> RecentEvents:
@@ -197,10 +199,10 @@ class AuditLog:
     async def read_back(self, limit: int, wanted: AuditFilter, since_ms: int, before: int | None) -> AuditPage:
         """Read the topic back to a time, the newest first.
 
-        Raise QueueFull if too many others do so now, and StoreUnavailable if the broker does not answer.
+        Raise QueueFull if too many readers do so now, and StoreUnavailable if the broker does not answer.
         """
         if self._readers >= MAX_READERS:
-            raise QueueFull("others read the audit trail back now: ask again", retry_after_s=READ_S)
+            raise QueueFull("too many readers of the audit trail: try again", retry_after_s=READ_S)
         self._readers += 1
         try:
             async with asyncio.timeout(READ_S):
@@ -299,7 +301,7 @@ def _answer(event: AuditEvent) -> AuditAnswer:
         actor=event.actor,
         tenant=event.tenant,
         role=event.role,
-        action=masked(event.action),  # older versions recorded paths as they came
+        action=masked(event.action),  # older versions recorded paths unchanged
         detail=masked(event.detail),
         status=event.status,
         repeats=event.repeats,

@@ -1,7 +1,7 @@
 """The page: its static files and the runbook, and the login that exchanges an operator's key for a session cookie.
 
-An EventSource can send a cookie where it cannot send a header. Files are served without a build step, foreign
-resources or inline scripts.
+An EventSource can send a cookie but no header. Files are served without a build step, foreign resources or inline
+scripts.
 """
 
 from collections.abc import Callable, Iterable
@@ -86,7 +86,7 @@ PUBLIC: Final = frozenset({"/login", "/logout", "/style.css", "/icon.svg"})
 REPORTS_PATH: Final = "/v1/observed/steps"
 """The path to which observed servers send their telemetry, several times a second."""
 LOGGED_IN: Final = "fulcrum_logged_in"
-"""Cookie that shows the page's script that a session exists; the session's own cookie is hidden from scripts."""
+"""The cookie that tells the page's script that a session exists; the session's own cookie is hidden from scripts."""
 MAX_BODY_BYTES: Final = 4096
 _POLICY: Final = CONTENT_SECURITY_POLICY.replace("form-action 'none'", "form-action 'self'")
 
@@ -106,7 +106,7 @@ class AccessControl:
         self._sessions = Sessions()
 
     def admit_report(self, authorization: str, what: str) -> None:
-        """Admit this machine's processes while there are no keys, else only callers whom `guard` admits."""
+        """Admit this machine's processes if there are no keys, otherwise only callers that `guard` admits."""
         local = is_loopback(f"{self._settings.host}:0")
         if not (local and (self._keys is None or self._keys.is_open)):
             self.guard.admit(authorization, what)
@@ -155,8 +155,9 @@ def login_router(table: KeyTable, sessions: Sessions, clock: Clock) -> APIRouter
             raise InvalidApiKey("the form has no key")
         table.caller(b"Bearer " + key, now_s).check_role("operator")
         answer, secure = _to("/"), request.url.scheme == "https"
-        # A session cookie: the browser forgets it when it closes. Strict: no other site's request carries it. Without
-        # a path it is the folder of the address that was asked for, so other pages behind the same proxy do not get it.
+        # A session cookie: the browser forgets it when it closes. Strict: no other site's request carries it. Without a
+        # path it applies to the folder of the requested address, so other pages behind the same proxy do not receive
+        # it.
         token = sessions.begin(key, now_s)
         answer.set_cookie(COOKIE, token, path=None, httponly=True, samesite="strict", secure=secure)
         answer.set_cookie(LOGGED_IN, "1", path=None, samesite="strict", secure=secure)

@@ -15,17 +15,17 @@ from libs.runtime.web import JsonRoute, MakeClient
 ANSWER_S: Final = 8.0
 """Timeout of an answer. A change of role waits up to a second for gateways and up to five for a worker."""
 AWAY_RETRY_S: Final = 2.0
-"""The time to a retry while the planner is unreachable, within which another one takes the lead."""
+"""The time to a retry while the planner is unreachable; another planner acquires the lead within it."""
 UNNAMED_RETRY_S: Final = 60.0
 """The time to a retry without a planner's address, which only a restart changes."""
-AWAY: dict[int | str, dict[str, Any]] = {503: {"description": "no planner is named, or it does not answer"}}
+AWAY: dict[int | str, dict[str, Any]] = {503: {"description": "no planner is configured, or it does not answer"}}
 
 
 Authorization = Annotated[str, Header()]
 
 
 class WantedRole(BaseModel):
-    """A role as the planner takes and checks it."""
+    """A role in the planner's format; the planner validates it."""
 
     role: str = Field(max_length=20)
     budget_tokens: int | None = None
@@ -57,8 +57,8 @@ class PlannerRoutes:
 
         @router.get("/models", responses=AWAY)
         async def models() -> Response:
-            """Return the catalogue of models, the pool that serves it and the expected demand, as the planner answers
-            it.
+            """Return the catalogue of models, the pool that serves it and the expected demand, as the planner reports
+            them.
             """
             own = {"authorization": f"Bearer {self._token}"} if self._token and self._token_may_travel else {}
             return await self._ask("GET", "/v1/models", headers=own)
@@ -88,7 +88,7 @@ class PlannerRoutes:
     ) -> Response:
         if not self._url or self._make_client is None:
             raise PlannerUnavailable(
-                "this metrics service knows no planner: set FULCRUM_METRICS_PLANNER_URL", retry_after_s=UNNAMED_RETRY_S
+                "no planner is configured: set FULCRUM_METRICS_PLANNER_URL", retry_after_s=UNNAMED_RETRY_S
             )
         try:
             async with self._make_client(timeout=ANSWER_S, trust_env=False) as http:

@@ -1,4 +1,4 @@
-"""The routes of finished requests: one of them with its stages, the last ones, the slowest ones, and summaries."""
+"""The routes of finished requests: one with its stages, the latest, the slowest, and summaries."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -26,9 +26,9 @@ MAX_LISTED: Final = 1_000
 DEFAULT_LISTED: Final = 50
 SLOWEST_WINDOW: Final = "10m"
 MAX_CANDIDATES: Final = 5
-"""The maximum number of ids named where a prefix fits several requests."""
+"""The maximum number of ids named if a prefix matches several requests."""
 OPENAI_PREFIXES: Final = ("chatcmpl-", "cmpl-")
-"""The prefixes that answers of the gateway put before the id of their request."""
+"""The prefixes that the gateway's answers add to request ids."""
 KEPT_REQUESTS: Final = (
     f"those that ended in the last {HISTORY_NS // 60_000_000_000} minutes are kept, {MAX_REQUESTS:,} at most, since "
     "the metrics service began to read; one that still runs is not among them"
@@ -50,7 +50,7 @@ class RequestStage:
 
     name: StageName
     at: str
-    """The gateway or worker that had the request."""
+    """The gateway or worker that held the request."""
     start_ns: int
     """Nanoseconds from the request's arrival to the beginning of the stage."""
     duration_ns: int
@@ -58,23 +58,23 @@ class RequestStage:
 
 @dataclass(frozen=True, slots=True)
 class RequestDetail(FinishedRequest):
-    """One finished request with its stages; a stage whose time is not known is left out."""
+    """One finished request with its stages; stages of unknown duration are left out."""
 
     gateway: str
     tenant: str
     service_class: str
     arrival_unix_ns: int
     finish_reason: str
-    """The reason for which it ended well; empty if it did not."""
+    """The reason for a normal end; empty after any other end."""
     error_code: str
     max_output_tokens: int | None
-    """The maximum number of tokens that it could have had."""
+    """The maximum number of tokens that it was allowed."""
     predicted_ttft_ns: int | None
     """The TTFT predicted when it was first bound; null if it never was."""
     reroutes: int
-    """The number of times that it was sent to other workers, because its own failed or had another role by then."""
+    """The number of times that it was sent to other workers, because its worker failed or had changed its role."""
     moves: int
-    """The number of times that it went on elsewhere with its KV, because its worker took another role."""
+    """The number of times that it continued on another worker with its KV, because its own changed its role."""
     recomputes: int
     """The number of times that its prompt was computed again after the first token."""
     traceparent: str
@@ -121,9 +121,9 @@ def stages(event: RequestEvent) -> list[RequestStage]:
 
 
 def find_event(log: RequestLog, request_id: str) -> RequestEvent:
-    """Return the event of an id, of the id in an answer of the gateway, or of the only id that begins so.
+    """Return the event with an id, with the id in a gateway's answer, or with the only id that has this prefix.
 
-    Raise RequestNotFound, and InvalidRequest if several ids begin so.
+    Raise RequestNotFound, or InvalidRequest if several ids have the prefix.
     """
     bare = next((request_id.removeprefix(each) for each in OPENAI_PREFIXES if request_id.startswith(each)), request_id)
     for exact in (request_id, bare):
@@ -151,7 +151,7 @@ Slowest = Annotated[
 ]
 SlowestWindow = Annotated[str | None, Query(description=f"With slowest: {ALLOWED_WINDOWS}; 10m by default.")]
 UNKNOWN: Final[dict[int | str, dict[str, Any]]] = {
-    400: {"description": "several requests begin so; the error names them"},
+    400: {"description": "several ids have this prefix; the error names them"},
     404: {"description": f"no such request is kept: {KEPT_REQUESTS}"},
 }
 
@@ -169,7 +169,7 @@ def requests_router(
     @router.get("/requests/summary", responses=BAD_WINDOW)
     async def requests_summary(window: Window = "1m", end_unix_ms: End = None) -> RequestsReport:
         """Summarise requests that ended in the window: counts, TTFT and TPOT percentiles in seconds, in total and by
-        model. TTFT includes, up to now, how long those without a first token have waited.
+        model. TTFT includes the waiting time so far of requests without a first token.
         """
         now_ns = clock.now_ns()
         end_ns = asked_end_ns(end_unix_ms, now_ns)
@@ -187,14 +187,14 @@ def requests_router(
                 raise InvalidRequest("window goes with slowest=N, which is not given", param="window")
             return log.newest(limit or DEFAULT_LISTED, worker)
         if limit is not None:
-            raise InvalidRequest("limit is for the newest requests; slowest=N says how many itself", param="limit")
+            raise InvalidRequest("limit is for the newest requests; slowest=N already sets the number", param="limit")
         end_ns = clock.now_ns()
         return log.slowest(slowest, end_ns - parse_window_ns(window or SLOWEST_WINDOW), end_ns, worker)
 
     # Clients choose ids, which may contain a slash.
     @router.get("/requests/{request_id:path}", responses=UNKNOWN)
     async def request(request_id: str) -> RequestDetail:
-        """Return one finished request and the time that it spent in each stage, by its id or the beginning of it."""
+        """Return one finished request and the time that it spent in each stage, by its id or a prefix of it."""
         return request_detail(find_event(log, request_id))
 
     return router

@@ -70,7 +70,7 @@ class Header(msgspec.Struct):
     """Data-parallel groups of which workers are ranks; empty for a worker without one."""
     type: str
     told_to_unix_ms: int
-    """End of the newest 100 ms included. Of the window that holds it, only the time before it is over."""
+    """End of the newest 100 ms included. In the window that contains it, only the time before it is over."""
     encodes: bool
     """True if any of the time was spent on encoding images."""
 
@@ -110,9 +110,9 @@ def pack(series: Series, members: Members, written_to_ns: int) -> bytes:
 
 MAX_EVENTS = 1_000
 TierName = Annotated[str, Query(description=f"Length of each window: {', '.join(TIER_NAMES)}.")]
-Span = Annotated[str, Query(description="How far back from the end, e.g. 10s, 2m or 1h.")]
+Span = Annotated[str, Query(description="Length of the span before the end, e.g. 10s, 2m or 1h.")]
 ScopeText = Annotated[str, Query(description=f"Which GPUs: {ALLOWED_SCOPES}.")]
-Limit = Annotated[int, Query(ge=1, le=MAX_EVENTS, description="How many events, the newest first.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_EVENTS, description="The number of events to list, newest first.")]
 
 
 class HistoryApi:
@@ -128,7 +128,7 @@ class HistoryApi:
         router = APIRouter(prefix="/v1")
         router.get("/occupancy/history", responses=BAD_QUERY)(self.history)
         router.get("/events")(self.events)
-        # OpenAPI cannot describe a binary layout and an endless answer.
+        # OpenAPI cannot describe a binary layout or an endless answer.
         router.get("/occupancy/windows", include_in_schema=False)(self.windows)
         router.get("/occupancy/stream", include_in_schema=False)(self.stream)
         return router
@@ -166,8 +166,7 @@ class HistoryApi:
         """Stream server-sent events: `members`, then a `tick` every 100 ms and at changes in between (see
         stream.py).
 
-        `between=false` is for readers content with 100 ms. They get changes with the next tick, unless other
-        readers want them sooner.
+        Readers with `between=false` get changes with the next tick, unless other readers want them sooner.
         """
         caller = caller_of(request.scope).name
         self._hub.check_room(caller)
@@ -209,8 +208,10 @@ def past_status_router(recorder: StatusRecorder, clock: Clock) -> APIRouter:
     return router
 
 
-DecisionLimit = Annotated[int, Query(ge=1, le=MAX_DECISIONS, description="How many, the newest first.")]
-Keeps = Annotated[bool, Query(description="The newest too that leaves all workers as they are.")]
+DecisionLimit = Annotated[
+    int, Query(ge=1, le=MAX_DECISIONS, description="The number of decisions to list, newest first.")
+]
+Keeps = Annotated[bool, Query(description="Include the newest decision that changes no worker.")]
 
 
 def decisions_router(log: DecisionLog) -> APIRouter:
@@ -218,7 +219,7 @@ def decisions_router(log: DecisionLog) -> APIRouter:
 
     @router.get("/decisions")
     async def decisions(limit: DecisionLimit = 20, *, keeps: Keeps = False) -> Response:
-        """List the planner's last decisions as the topic carries them, the newest first."""
+        """List the planner's last decisions as published on the topic, the newest first."""
         return Response(msgspec.json.encode(log.newest(limit, keeps=keeps)), media_type="application/json")
 
     return router
@@ -226,12 +227,11 @@ def decisions_router(log: DecisionLog) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class LinkAnswer:
-    """KV transfers from one worker to another.
+    """The KV transfers from one worker to another.
 
-    `gb_per_s` is the speed of the fastest recent transfers, null where all were too small to measure. `is_floor`
-    means that the receiver's steps may have limited that speed, so the link may be faster. `of_fastest` is the
-    share of the model's fastest pair that moves KV in the same way. It is null for a floor, and where there is
-    nothing to compare with.
+    `gb_per_s` is the speed of the fastest recent transfers, or null if all were too small to measure. `is_floor` means
+    that the receiver's steps may have limited that speed, so the link may be faster. `of_fastest` is the speed relative
+    to the model's fastest pair that moves KV in the same way. It is null for a floor, and if no such pair exists.
     """
 
     source: str
@@ -280,7 +280,7 @@ def _links(links: Sequence[KvLink]) -> list[LinkAnswer]:
 MAX_STEPS_TOLD = 5_000
 """The maximum number of steps in one answer, 1.3 MB."""
 NO_STEPS: dict[int | str, dict[str, Any]] = BAD_WINDOW | {
-    404: {"description": "no such worker has been heard of"},
+    404: {"description": "no such worker is known"},
     410: {"description": f"nothing of the window is known step by step. {KEPT}"},
     421: {"description": "another instance of the metrics service reads the worker, and has its steps"},
 }
@@ -294,7 +294,9 @@ def steps_router(state: MetricsState, clock: Clock, *, live_lag_ns: int) -> APIR
         worker: Annotated[str, Query(description="Id of the worker.")],
         window: Window = "1s",
         end_unix_ms: End = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_STEPS_TOLD, description="How many, the oldest first.")] = 1_000,
+        limit: Annotated[
+            int, Query(ge=1, le=MAX_STEPS_TOLD, description="The number of steps to list, oldest first.")
+        ] = 1_000,
     ) -> Response:
         """List the engine steps of one worker behind its figures in a window."""
         end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - live_lag_ns)
@@ -366,5 +368,5 @@ def make_api(
     app.include_router(runbook_router())
     for router in more:
         app.include_router(router)
-    app.mount("/", Page())  # last, as it matches every remaining path
+    app.mount("/", Page())  # last, because it matches every remaining path
     return app

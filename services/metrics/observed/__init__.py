@@ -1,1 +1,1 @@
-"""Servers that are not ours, observed from their own /metrics."""
+"""Observation of other vendors' servers through their own /metrics."""

@@ -93,9 +93,9 @@ class RoleActor:
         rest_ns: int,
         on_read: Callable[[Mapping[str, str]], None] = lambda roles: None,
     ) -> None:
-        """`seen` returns the verdict's last evaluation. Two moves are at least `rest_ns` apart.
+        """Create an actor. `seen` returns the last evaluation of the verdict. Two moves are at least `rest_ns` apart.
 
-        `on_read` receives the roles by name after each read, for telemetry that has no other source of them.
+        `on_read` receives the roles by name after each read, for telemetry without any other source of them.
         """
         self._roles = roles
         self._seen = seen
@@ -103,7 +103,7 @@ class RoleActor:
         self._clock = clock
         self._lease = lease
         self._holder = ""
-        """The name of the process that acts instead of this one; empty if none does."""
+        """The name of the process that acts instead of this one; empty if there is none."""
         self._limits = limits
         self._rest_ns = rest_ns
         self._on_read = on_read
@@ -117,7 +117,7 @@ class RoleActor:
         self._made: _MadeMove | None = None
         self._until_ns = self._pause_ns = self._withheld_until_ns = 0
         self.still_because = "the roles of the fleet have not been read yet"
-        """The reason why nothing moves; empty if moves are made when they are due."""
+        """The reason why nothing moves; empty if due moves are made."""
 
     async def begin(self) -> None:
         """Read the fleet once. Raise StartupError if its roles, or who acts on it, cannot be read."""
@@ -184,7 +184,7 @@ class RoleActor:
 
     def _is_movable(self, worker: WorkerState) -> bool:
         known = self._fleet.get(worker.id)
-        # A role that somebody else has just changed reaches telemetry a moment later.
+        # A role just changed by somebody else reaches telemetry a moment later.
         return known is not None and known.ready and not known.fixed_because and known.role == worker.takes
 
     # ------------------------------------------------------------ the fleet
@@ -202,7 +202,7 @@ class RoleActor:
         return True
 
     async def _leads(self, now_ns: int) -> bool:
-        """Return whether this process may act; if another one may, name it."""
+        """Return whether this process may act. If another process may, record its name."""
         try:
             holder = await self._lease.hold()
         except FleetAway as error:
@@ -214,7 +214,7 @@ class RoleActor:
             return False
         if self._holder:
             self._holder = ""
-            self._moved_ns = now_ns  # the other one may just have made a move
+            self._moved_ns = now_ns  # the other process may just have made a move
             self._memories.clear()
             self._go_on(now_ns)
         return True
@@ -226,7 +226,7 @@ class RoleActor:
         self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason=self.still_because), now_ns)
 
     def _go_on(self, now_ns: int) -> None:
-        """End the pause, once a move was made or none is due."""
+        """End the pause after a move was made or none is due."""
         if self.still_because:
             self.still_because, self._pause_ns = "", 0
             self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason="observe changes roles again"), now_ns)
@@ -280,7 +280,7 @@ class RoleActor:
         log.info("role moved", worker=move.worker, role=move.role, reason=move.why)
 
     def _measure(self, states: Iterable[ModelState], now_ns: int) -> None:
-        """Follow the last move until telemetry shows it, then until it should have paid off."""
+        """Follow the last move until telemetry shows it, then until its effect can be measured."""
         made = self._made
         if made is None:
             return
@@ -291,7 +291,7 @@ class RoleActor:
             self._evidence = self._evidence.measured(now_ns - made.made_ns)
         if not made.shown and now_ns - made.made_ns >= SHOWN_NS:
             self._made = None
-            why = f"{made.move.worker} was moved to {made.move.role}, but its telemetry does not show that"
+            why = f"{made.move.worker} was moved to {made.move.role}, but its telemetry does not show it"
             self._stand_still(why, now_ns, LONGEST_PAUSE_NS)
             return
         paid_ns = max(made.move.plan.memory.paid_ns.values(), default=0)

@@ -35,12 +35,12 @@ class ObservedDemand:
         self._fleet = FleetDemand(bin_ns, self._clock.now_ns())
 
     def enter(self, server: str, model: str, role: str, stretch: KnownWork | None) -> None:
-        """Enter a server's demand over a stretch of time; None if it is not known."""
+        """Enter a server's demand over a stretch of time; `stretch` is None if the demand is unknown."""
         if self._fleet is not None and stretch is not None:
             self._fleet.enter(server, model, role, stretch)
 
     def report(self, batch: StepBatch) -> None:
-        """Enter the steps of an engine whose /metrics nobody scrapes."""
+        """Enter the steps of an engine whose /metrics is not scraped."""
         known = self._reporters.get(batch.worker_id)
         if known is None or known.incarnation != batch.incarnation:
             if known is None and len(self._reporters) >= MOST_SERVERS:
@@ -55,7 +55,7 @@ class ObservedDemand:
         self.enter(batch.worker_id, batch.assignment.model, role, stretch)
 
     def take_deltas(self, listed: Mapping[str, str]) -> Deltas:
-        """Return the bins that are whole by now; `listed` has the models of all servers on the list."""
+        """Return the finished bins; `listed` has the models of all listed servers."""
         if self._fleet is None:
             return {}
         now_ns = self._clock.now_ns()

@@ -64,7 +64,7 @@ class DynamoFleet:
         clock: Clock,
         enter: Callable[[str, str, str, KnownWork], None] = lambda *_: None,
     ) -> None:
-        """`report` receives steps, `enter` the demand of a worker, its model and its role."""
+        """Create the fleet. `report` receives steps; `enter` receives a worker, its model, its role and its demand."""
         self._folder = folder
         self._report = report
         self._enter_demand = enter
@@ -74,7 +74,7 @@ class DynamoFleet:
         self._engines: dict[tuple[str, int], DynamoEngine] = {}
         self.counts = RecordCounts()
         self.refused: Counter[str] = Counter()
-        """The messages that were no records of a known worker, by reason."""
+        """The messages that were not records of a known worker, by reason."""
         self._channel_heard_ns: dict[int, int] = {}
         self._subscriber: Subscriber | None = None
 
@@ -88,7 +88,7 @@ class DynamoFleet:
         tasks.spawn("dynamo steps", self._cut_forever())
 
     def take(self, parts: list[bytes]) -> None:
-        """Enter a message. One that is no record of a known worker is counted and dropped."""
+        """Enter a message. A message that is not a record of a known worker is counted and dropped."""
         try:
             envelope, record = parse_message(parts)
         except InvalidRequest:
@@ -133,11 +133,11 @@ class DynamoFleet:
 
     def _send(self, batches: list[StepBatch]) -> None:
         for batch in batches:
-            with suppress(FulcrumError):  # counted where it is refused
+            with suppress(FulcrumError):  # the refusal has counted it
                 self._report(batch.SerializeToString())
 
     def status(self) -> list[ObservedServerStatus]:
-        """Return the workers that the folder names, by their names."""
+        """Return the workers in the folder by name."""
         found = [
             ObservedServerStatus(
                 each.card.name, plain(each.endpoint), each.card.role, plain(each.card.card_json.display_name),
@@ -152,7 +152,7 @@ class DynamoFleet:
         """Yield the messages of the workers by outcome."""
         found = CounterMetricFamily(
             names.OBSERVED_DYNAMO_RECORDS_TOTAL,
-            "Forward-pass metrics of Dynamo's workers, by what came of them.",
+            "Forward-pass metrics of Dynamo's workers, by outcome.",
             labels=["outcome"],
         )
         failures = Counter[str]() if self._subscriber is None else self._subscriber.failures
@@ -184,7 +184,7 @@ class DynamoFleet:
             await asyncio.sleep(LOOK_S)
 
     def quiet_endpoints(self) -> list[str]:
-        """Return the endpoints without a record for `AWAY_NS`, each once in that time."""
+        """Return the endpoints without a record for `AWAY_NS`, each at most once in that time."""
         now_ns, channels = self._clock.now_ns(), self._members.channels
         heard_ns = self._channel_heard_ns = {each: self._channel_heard_ns.get(each, now_ns) for each in channels}
         quiet = [each for each in channels if now_ns > heard_ns[each] + AWAY_NS]
@@ -192,7 +192,7 @@ class DynamoFleet:
         return [channels[each].endpoint for each in quiet]
 
     def know(self, members: DynamoMembers) -> None:
-        """Take these workers and channels for the fleet; the last batch of one that has left is reported."""
+        """Set the fleet's workers and channels, and report the last batch of each worker that has left."""
         now_ns = self._clock.now_ns()
         for key in [each for each in self._engines if each[0] not in members.cards]:
             engine = self._engines.pop(key)

@@ -28,10 +28,11 @@ MAX_STEP_NS: Final = 600 * SECOND_NS
 REPORTS_A_SECOND: Final = 100
 """The maximum number of reports a second from one engine; the plugin sends ten, and eighty while it catches up."""
 EXACT_NS: Final = 10 * SECOND_NS
-"""The time since its last report for which a server counts as one that reports its steps."""
+"""The time since its last report for which a server counts as reporting its own steps."""
 FORGET_NS: Final = 3_600 * SECOND_NS
 REFIT_NS: Final = 2 * SECOND_NS
-# Fields that a report must leave empty. A measurement is no estimate, and the plugin does not know the other fields.
+# Fields that a report must leave empty. A measurement is not an estimate, and the plugin does not know the other
+# fields.
 _FOREIGN: Final = ("estimate", "compute", "step_time", "gpu_readings", "kv_transfers", "starved", "sched_delay_ns")
 
 
@@ -40,7 +41,7 @@ class _Reporter:
     """One engine: a server, or a data-parallel rank of one."""
 
     incarnation: int
-    """The engine's own count of its process starts."""
+    """The number of process starts, counted by the engine."""
     entered_as: int
     """The incarnation in telemetry. It exceeds those of the estimates before it."""
     learner: StepTimeLearner
@@ -61,10 +62,12 @@ class ReportCounts:
 
 
 class StepReports:
-    """The engines that report their steps, and what was taken and refused of their reports."""
+    """The engines that report their steps, with counts of accepted and refused reports."""
 
     def __init__(self, may_fit: Callable[[bool], bool] = lambda first: True) -> None:
-        """`may_fit` bounds the time for fits of step times, as in `PhaseEstimator`."""
+        """Create the record of engines; `may_fit` limits the time spent on fitting step times, as in
+        `PhaseEstimator`.
+        """
         self._reporters: dict[str, _Reporter] = {}
         self._may_fit = may_fit
         self.counts = ReportCounts()
@@ -79,18 +82,17 @@ class StepReports:
             raise
 
     def refused(self, error: FulcrumError) -> None:
-        """Count a report that was refused."""
         self.counts.refused[error.code] += 1
 
     def is_exact(self, server: str, now_ns: int) -> bool:
-        """Return whether a server, or a rank of it, has reported its steps lately."""
+        """Return whether a server, or a rank of it, has reported its steps recently."""
         return any(
             server in (name, each.group) and now_ns < each.heard_ns + EXACT_NS for name, each in self._reporters.items()
         )
 
     @property
     def dropped_batches(self) -> int:
-        """Batches that engines gave up sending, by their own count."""
+        """The number of batches that engines dropped unsent, as they report it."""
         return sum(each.dropped_batches for each in self._reporters.values())
 
     def _entered(self, batch: StepBatch, now_ns: int) -> StepBatch:
@@ -106,7 +108,7 @@ class StepReports:
         if known.tokens < 1:
             raise QueueFull(f"{quoted(batch.worker_id)} sends over {REPORTS_A_SECOND} reports a second")
         if known.heard_ns and now_ns >= known.heard_ns + EXACT_NS:
-            known.entered_as = now_ns  # later than the estimates entered meanwhile
+            known.entered_as = now_ns  # later than the estimates entered in the meantime
         known.tokens -= 1
         known.sequence, known.heard_ns, known.group = batch.sequence, now_ns, batch.group
         known.dropped_batches = batch.dropped_batches
@@ -145,7 +147,7 @@ class StepReports:
 
 
 def _parsed(body: bytes, now_ns: int) -> StepBatch:
-    """Parse a report and check what Fulcrum's own workers are trusted with."""
+    """Parse a report and validate the fields that are not checked for Fulcrum's own workers."""
     batch = StepBatch()
     try:
         batch.ParseFromString(body)

@@ -1,4 +1,4 @@
-"""The route by which observed servers report their own steps."""
+"""The route through which observed servers report their own steps."""
 
 from collections.abc import Callable
 from typing import Final
@@ -13,7 +13,7 @@ CONTENT_TYPE: Final = "application/x-protobuf"
 MAX_BODY_BYTES: Final = 2 * 1024 * 1024
 
 Admit = Callable[[str, str], None]
-"""Raises Unauthenticated or PermissionDenied by the authorization header and a name of the action."""
+"""Raises Unauthenticated or PermissionDenied, given the authorization header and the name of the action."""
 
 
 def reports_router(observed: ObservedFleet, admit: Admit) -> APIRouter:
@@ -25,7 +25,7 @@ def reports_router(observed: ObservedFleet, admit: Admit) -> APIRouter:
         """Enter the steps of one engine, a StepBatch of proto/fulcrum/telemetry."""
         try:
             admit(request.headers.get("authorization", ""), "reporting steps")
-            # A page of another origin cannot send this type without being asked first.
+            # Browsers ask before they send this type to another origin.
             if request.headers.get("content-type", "").partition(";")[0].strip() != CONTENT_TYPE:
                 raise UnsupportedMediaType(f"{REPORTS_PATH} takes {CONTENT_TYPE}")
             body = await _body(request)

@@ -1,4 +1,4 @@
-"""The task that scrapes observed servers and publishes what it finds as telemetry."""
+"""The task that scrapes observed servers and publishes the results as telemetry."""
 
 import asyncio
 import time
@@ -42,15 +42,16 @@ FEW_SERVERS: Final = 100
 """Up to this many servers are scraped twice a second, more of them once."""
 FEW_EVERY_MS, MANY_EVERY_MS = 500, 1_000
 TIMEOUT_SHARE: Final = 0.8
-"""The part of the interval that a scrape may take."""
-# Servers that answer and those that last did not have scrapes of their own, so that many that hang delay nobody else.
+"""The share of the interval that a scrape may take."""
+# Servers that answer and those that did not at their last scrape have separate limits, so hanging servers delay no
+# others.
 MOST_SCRAPES: Final = 64
 MOST_RETRIES: Final = 32
 RETRY_S: Final = 2.0
 """The time between two scrapes of a server that does not answer."""
 FIRST_RETRY_S: Final = 0.1
 LIVE_LAG_MS, LAG_MS = 200, 400
-"""Milliseconds beside the interval after which windows are written, and read."""
+"""Milliseconds, in addition to the interval, after which windows are written and read."""
 FILE_EVERY_S: Final = 1.0
 QUEUES_EVERY_S: Final = 0.5
 GATEWAY: Final = "observed"
@@ -61,7 +62,7 @@ MAX_ARRIVED: Final = 2**48
 
 
 def every_ms_of(servers: int, wanted_ms: int) -> int:
-    """Return the interval between scrapes of one server; `wanted_ms` is 0 where it is not set."""
+    """Return the interval between scrapes of one server; `wanted_ms` is 0 if unset."""
     return wanted_ms or (FEW_EVERY_MS if servers <= FEW_SERVERS else MANY_EVERY_MS)
 
 
@@ -76,14 +77,14 @@ class PodServers(Protocol):
 
     @property
     def label(self) -> PodLabel:
-        """The label with their role."""
+        """The label with the role of pods."""
         ...
 
     async def follow(self, changed: Callable[[], None]) -> None: ...
 
 
 def observe(settings: MetricsSettings, bus: Bus, clock: Clock, pods: PodServers | None = None) -> "ObservedFleet":
-    """Return the fleet of the settings, and set the lags of windows to what scrapes need. Raise StartupError."""
+    """Build the fleet from the settings, and set the lags of windows to the needs of scrapes. Raise StartupError."""
     file = settings.observed_file()
     try:
         targets = targets_of(settings.observed_addresses()) if file is None else read_fleet(file)
@@ -93,7 +94,7 @@ def observe(settings: MetricsSettings, bus: Bus, clock: Clock, pods: PodServers 
     except InvalidRequest as error:
         raise StartupError(error.message) from None
     every_ms = every_ms_of(len(targets), settings.observe_every_ms)
-    # A scrape covers the time since the one before it, so that windows are whole only after an interval and a scrape.
+    # A scrape covers the time since the previous one, so windows are complete only after an interval and a scrape.
     wait_ms = every_ms if folder is None else max(every_ms, HEARTBEAT_MS)
     settings.live_lag_ms, settings.lag_ms = wait_ms + LIVE_LAG_MS, wait_ms + LAG_MS
     traffic = ObservedTraffic(
@@ -103,7 +104,7 @@ def observe(settings: MetricsSettings, bus: Bus, clock: Clock, pods: PodServers 
 
 
 class FitBudget:
-    """The CPU time that fits of all servers may take together; first fits precede others."""
+    """The CPU time that fits of all servers may take together; first fits have priority."""
 
     def __init__(self, thread_s: Callable[[], float] = time.thread_time, now_s: Callable[[], float] = time.monotonic):
         self._thread_s = thread_s
@@ -125,7 +126,7 @@ class FitBudget:
     @contextmanager
     def charging(self) -> Iterator[None]:
         """Charge the time from the first fit in the context to its end to the budget."""
-        # The clock of a thread takes a system call, too many for scrapes without a fit.
+        # The clock of a thread costs a system call, too much for scrapes without a fit.
         self._fitting = False
         try:
             yield
@@ -173,7 +174,7 @@ class ObservedFleet(Collector):
         """The reason why the list of servers may be out of date; empty if it is current."""
 
     def server(self, name: str) -> ServerTelemetry:
-        """Return what is known of a server in the list."""
+        """Return the telemetry of a server in the list."""
         return self._servers[name]
 
     def start(self, tasks: TaskOwner, file: Path | None = None, dynamo: Path | None = None) -> None:
@@ -225,14 +226,14 @@ class ObservedFleet(Collector):
             self._servers[each.name].target = each
 
     def roles_differ(self, models: Sequence[str]) -> frozenset[str]:
-        """Return those of the models whose servers do not all do both phases, so that roles can be changed."""
+        """Return the models whose servers do not all serve both phases, so that roles can be changed."""
         return frozenset(
             each.model for each in self._servers.values() if each.target.role != "mixed" and each.model in models
         )
 
     @property
     def look_every_ns(self) -> int:
-        """The time within which many servers bring nothing new; 0 for few."""
+        """The time within which many servers report nothing new; 0 for few servers."""
         return MANY_EVERY_MS * 1_000_000 if len(self._servers) > FEW_SERVERS else 0
 
     @property
@@ -240,24 +241,22 @@ class ObservedFleet(Collector):
         return None if self._pods is None else self._pods.label
 
     def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily(names.OBSERVED_SCRAPES_TOTAL, "Scrapes that gave a server's metrics.", self._done)
-        failures = CounterMetricFamily(
-            names.OBSERVED_SCRAPE_FAILURES_TOTAL, "Scrapes that gave nothing.", labels=["reason"]
-        )
+        yield CounterMetricFamily(names.OBSERVED_SCRAPES_TOTAL, "Successful scrapes.", self._done)
+        failures = CounterMetricFamily(names.OBSERVED_SCRAPE_FAILURES_TOTAL, "Failed scrapes.", labels=["reason"])
         for reason, count in sorted(self._failures.items()):
             failures.add_metric([reason], count)
         yield failures
         counts = self.reports.counts
-        yield CounterMetricFamily(names.OBSERVED_REPORTS_TOTAL, "Reports of steps that were taken.", counts.taken)
+        yield CounterMetricFamily(names.OBSERVED_REPORTS_TOTAL, "Accepted reports of steps.", counts.taken)
         refused = CounterMetricFamily(
-            names.OBSERVED_REPORTS_REFUSED_TOTAL, "Reports of steps that were refused, by error code.", labels=["code"]
+            names.OBSERVED_REPORTS_REFUSED_TOTAL, "Refused reports of steps by error code.", labels=["code"]
         )
         for code, count in sorted(counts.refused.items()):
             refused.add_metric([code], count)
         yield refused
         yield GaugeMetricFamily(
             names.OBSERVED_REPORTS_DROPPED,
-            "Reports that engines gave up sending, by their own count.",
+            "Reports that engines dropped unsent, as they report it.",
             self.reports.dropped_batches,
         )
         if self._dynamo is not None:
@@ -271,7 +270,7 @@ class ObservedFleet(Collector):
     # ------------------------------------------------------------ the list
 
     def _follow(self, targets: Sequence[ObservedTarget]) -> None:
-        """Scrape these servers from now on; one that stays keeps its identity, its history and what was learned."""
+        """Scrape these servers from now on. A server that stays keeps its identity, its history and its fits."""
         assert self._tasks is not None
         wanted = {each.name: each for each in targets}
         for name in self._servers.keys() - wanted.keys():
@@ -339,7 +338,7 @@ class ObservedFleet(Collector):
         try:
             exposition = await scraper.scrape(token_of(server.target))
         except ScrapeFailed as error:
-            # A server that answers with an error is there.
+            # A server that answers with an error is alive.
             state = ServerState.FOREIGN if error.reason in ("status", "garbage", "size") else ServerState.AWAY
             self.failed(server, state, error.reason, error.message)
         except InvalidRequest as error:
@@ -348,12 +347,11 @@ class ObservedFleet(Collector):
             self.take(server, exposition)
 
     def failed(self, server: ServerTelemetry, state: ServerState, reason: str, message: str) -> None:
-        """Record that a scrape gave nothing."""
         self._failures[reason] += 1
         server.failed(state, message, self._clock.now_ns())
 
     def take(self, server: ServerTelemetry, exposition: bytes) -> None:
-        """Publish what an exposition that has just been read says."""
+        """Publish the telemetry of a new exposition."""
         now_ns = self._clock.now_ns()
         try:
             with self._budget.charging():
@@ -377,7 +375,7 @@ class ObservedFleet(Collector):
         server = self._servers.get(batch.group or batch.worker_id)
         if server is None and batch.engine != DYNAMO:
             self.demand.report(batch)
-        if server is not None and server.target.role != "mixed":  # the list says what the router does
+        if server is not None and server.target.role != "mixed":  # the list describes the router's configuration
             batch.assignment.role = ROLE_PREFILL if server.target.role == "prefill" else ROLE_MIXED
             batch.assignment.budget_tokens = 0
         if server is not None and server.target.model:
@@ -390,12 +388,12 @@ class ObservedFleet(Collector):
             self.publish_queues()
 
     def publish_queues(self) -> None:
-        """Publish the servers' demand as a gateway would, since their clients pass none."""
+        """Publish the servers' demand as a gateway would, since their clients use none."""
         waiting: Counter[str] = Counter()
         for each in self._servers.values():
             waiting[each.model] += each.waiting_tokens
         for model in waiting:
-            # Prompts are counted at their first token; those that wait have arrived as well.
+            # Prompts are counted at their first token, but waiting ones have arrived as well.
             arrived = min(self._computed[model] + waiting[model], MAX_ARRIVED)
             self._arrived[model] = max(self._arrived.get(model, 0), arrived)
         message = GatewayQueues(

@@ -1,4 +1,4 @@
-"""One observed server: from its expositions to telemetry. Pure; time is passed in."""
+"""The conversion of one observed server's expositions to telemetry. Pure; time is passed in."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ UNKNOWN_MODEL: Final = "unknown"
 """The name of a model whose server exports none."""
 SECOND_NS: Final = 1_000_000_000
 FULL: Final = 0.999
-"""The busy share from which a stretch is drawn as one piece."""
+"""The busy share from which a stretch is recorded as one piece."""
 LEAST_PROMPT_TOKENS: Final = 64.0
 """The prompt length assumed of requests that wait before any has been computed."""
 FORGET: Final = 0.05
@@ -39,27 +39,25 @@ FORGET: Final = 0.05
 
 class ServerState(StrEnum):
     UNKNOWN = "unknown"
-    """It has not been scraped yet."""
+    """The server has not been scraped yet."""
     LEARNING = "learning"
-    """It answers, but the cost of its steps is not known yet."""
+    """The server answers, but the cost of its steps is not known yet."""
     OBSERVED = "observed"
     EXACT = "exact"
-    """It reports its steps itself, and nothing of it is estimated."""
+    """The server reports its steps itself, and nothing is estimated."""
     AWAY = "away"
     FOREIGN = "foreign"
-    """It answers with something else than vLLM's metrics."""
+    """The server answers, but not with vLLM's metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """The result of one scrape."""
-
     batches: list[StepBatch]
     before: ServerSample | None
     """The sample that counters are compared with; None if there is none, as after a restart."""
     after: ServerSample
     demand: KnownWork | None
-    """The demand since the last sample; None if it is not known."""
+    """The demand since the last sample; None if unknown."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -74,13 +72,13 @@ class ServerTelemetry:
     """The telemetry of one server, under one name through all its restarts."""
 
     def __init__(self, target: ObservedTarget, may_fit: Callable[[bool], bool] = lambda first: True) -> None:
-        """`may_fit` is that of `PhaseEstimator`."""
+        """Create the telemetry; `may_fit` is passed to `PhaseEstimator`."""
         self.target = target
         self.state = ServerState.UNKNOWN
         self.trouble = ""
-        """The reason why nothing is known of the server now; empty if something is."""
+        """The reason why nothing is known about the server now; empty otherwise."""
         self.since_ns = 0
-        """The time since which the state has been as it is."""
+        """The time of the last change of state."""
         self.restarts = 0
         self.model = target.model
         self._server = ObservedServer(may_fit)
@@ -90,9 +88,9 @@ class ServerTelemetry:
         self._covered_to_ns = 0
         self._incarnation = self._sequence = 0
         self._step_time: tuple[StepCost, StepTime] | None = None
-        """The last cost of steps, and the same in telemetry's form."""
+        """The latest cost of steps, and its form in telemetry."""
         self._prompt_tokens = 0.0
-        """The running mean of computed tokens a prompt."""
+        """The running mean of computed tokens per prompt."""
 
     @property
     def waiting_tokens(self) -> int:
@@ -103,7 +101,6 @@ class ServerTelemetry:
         return round(waiting * max(self._prompt_tokens, LEAST_PROMPT_TOKENS))
 
     def failed(self, state: ServerState, trouble: str, now_ns: int) -> None:
-        """Record that a scrape failed."""
         self._enter(state, now_ns)
         self.trouble = trouble
 
@@ -126,7 +123,7 @@ class ServerTelemetry:
             self._incarnation, self._sequence = now_ns, 0
             before, time = None, EstimatedTime()
         if self.state is ServerState.EXACT and not exact:
-            # Telemetry takes estimates again only as those of a newer process than the one that reported.
+            # Telemetry accepts estimates again only as those of a newer process than the reporting one.
             self._incarnation, self._sequence = now_ns, 0
         estimated = ServerState.OBSERVED if self._server.cost is not None else ServerState.LEARNING
         self._enter(ServerState.EXACT if exact else estimated, now_ns)
@@ -160,9 +157,9 @@ class ServerTelemetry:
             self._prompt_tokens += weight * (tokens / prompts - self._prompt_tokens)
 
     def _batches(self, time: EstimatedTime, from_ns: int, to_ns: int, sample: ServerSample) -> list[StepBatch]:
-        """Return the batches of a stretch of time, each short enough to be entered along with many others."""
-        # After a longer gap nobody knows when within it the counted work was done, so that time is not covered. Nor is
-        # time of a server whose steps' cost is not known: it is unknown, never idle.
+        """Return the batches of a stretch of time, each short enough to be processed together with many others."""
+        # In a longer gap, the time at which counted work was done is unknown, so the gap is not covered. Time of a
+        # server whose steps have an unknown cost is not covered either; it is never idle.
         known = bool(time.wall_s) and to_ns - from_ns <= LONGEST_INTERVAL_S * SECOND_NS
         edges = [*range(from_ns, to_ns, LONGEST_NS), to_ns] if known else [to_ns, to_ns]
         return [self._batch(time if known else EstimatedTime(), *edge, sample) for edge in pairwise(edges)]
@@ -215,7 +212,7 @@ class ServerTelemetry:
 
 
 def _stretches(from_ns: int, to_ns: int, busy: float) -> list[tuple[int, int]]:
-    """Spread busy time evenly over windows, as nothing is known of where in the interval it was."""
+    """Spread busy time evenly over windows, since its position within the interval is unknown."""
     if busy <= 0:
         return []
     if busy >= FULL:
@@ -234,7 +231,7 @@ def _estimate(time: EstimatedTime, length_ns: int) -> PhaseEstimate:
 
 
 def _step_time(cost: StepCost) -> StepTime:
-    """Return what steps were found to cost, in the form of a worker's own model."""
+    """Convert the fitted cost of steps to the form of a worker's own model."""
     return StepTime(
         prefill_floor_ns=cost.floor_s * SECOND_NS,
         prefill_fixed_ns=cost.base_s * SECOND_NS,

@@ -35,7 +35,7 @@ class _Second:
 
 
 class ObservedTraffic:
-    """The stand-in for the log of finished requests, which nobody reports one by one.
+    """A substitute for the log of finished requests, built from counters and histograms.
 
     Percentiles are interpolated within a server's buckets, so they are as coarse as those.
     """
@@ -47,7 +47,7 @@ class ObservedTraffic:
         self._seconds: dict[str, deque[_Second]] = {}
 
     def enter(self, model: str, before: ServerSample, after: ServerSample, now_ns: int) -> None:
-        """Add what a server counted between two samples of the same life."""
+        """Add the server's counts between two samples of one process."""
         if model not in self._seconds and len(self._seconds) >= MAX_MODELS:
             return
         kept = self._seconds.setdefault(model, deque(maxlen=KEPT_S))
@@ -59,10 +59,10 @@ class ObservedTraffic:
             if (known := before.engines.get(name)) is not None:
                 _add(second, known, engine)
 
-    # Questions that the verdict asks a log of requests.
+    # The verdict's queries to a log of requests.
 
     def take(self, event: RequestEvent, now_ns: int) -> None:
-        """Ignore a request that a gateway reports; there is none beside servers that are not ours."""
+        """Ignore a gateway's request, since observed servers have no gateway."""
 
     def traffic(self, now_ns: int, awaited: Iterable[tuple[int, int]] = ()) -> Traffic:
         """Return the traffic of all models over the last ten seconds."""
@@ -87,19 +87,21 @@ class ObservedTraffic:
         )
 
     def cache_hit(self, model: str, now_ns: int) -> float:
-        """Return 0, as the arrivals that are reported hold computed tokens alone."""
+        """Return 0, since the reported arrivals contain computed tokens only."""
         return 0.0
 
     def late(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
-        """Return how many first tokens came in a span, and how many of them certainly too late."""
+        """Return the number of first tokens in a span, and the number of those that were certainly late."""
         return self._over(TTFT, self._ttft_limit_s, model, now_ns, span_ns)
 
     def ended(self, model: str, now_ns: int, span_ns: int) -> int:
-        """Return how many answers ended in a span."""
+        """Return the number of answers that ended in a span."""
         return round(self._sum([model], now_ns, span_ns).counts["ended"])
 
     def slow(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
-        """Return how many answers ended in a span, and how many of them were certainly over the TPOT."""
+        """Return the number of answers that ended in a span, and the number of those that certainly exceeded the
+        TPOT.
+        """
         return self._over(TPOT, self._tpot_s, model, now_ns, span_ns)
 
     def _over(self, name: str, limit_s: float, model: str, now_ns: int, span_ns: int) -> Punctuality:
@@ -113,7 +115,10 @@ class ObservedTraffic:
         return (counts["computed"] / counts["first"] if counts["first"] else 0.0), 1.0
 
     def mean_output_tokens(self, model: str, now_ns: int) -> float:
-        """Return generated tokens over answers that ended, near the mean length while as many begin as end."""
+        """Return generated tokens divided by finished answers.
+
+        This is near the mean length while as many answers begin as end.
+        """
         counts = self._sum([model], now_ns, SPAN_NS).counts
         return counts["generated"] / counts["ended"] if counts["ended"] else 0.0
 
@@ -121,16 +126,16 @@ class ObservedTraffic:
         return 0.0
 
     def targets_ns(self, model: str) -> tuple[int, int]:
-        """Return zeros, as no request names a target."""
+        """Return zeros, since requests carry no targets."""
         return 0, 0
 
     def asked_targets_ns(self) -> dict[str, tuple[int, int]]:
         return {}
 
-    # Facts that only the servers' own histograms hold.
+    # Facts that only the servers' histograms contain.
 
     def tpot_ms(self, model: str, now_ns: int) -> float | None:
-        """Return the mean time between tokens over the last two seconds; None without any."""
+        """Return the mean time between tokens over the last two seconds; None if there were none."""
         counts = self._sum([model], now_ns, TPOT_SPAN_NS).counts
         return counts["gaps_s"] / counts["gaps"] * 1000 if counts["gaps"] else None
 
@@ -166,7 +171,7 @@ class ObservedTraffic:
         )
 
     def _sum(self, models: Iterable[str], end_ns: int, span_ns: int) -> _Second:
-        """Return the sum of the whole seconds that ended in the span, and of the one that goes on."""
+        """Return the sum of the whole seconds that ended in the span, and of the current one."""
         total = _Second(0)
         for model in models:
             for second in reversed(self._seconds.get(model, ())):
@@ -187,7 +192,8 @@ def _add(second: _Second, before: EngineSample, after: EngineSample) -> None:
         return max(after.scalars.get(name, 0.0) - before.scalars.get(name, 0.0), 0.0)
 
     computed = max(new.prompt_tokens - old.prompt_tokens, 0.0)
-    # Plain additions: with many servers, Counter.update takes as long as all the rest. Its type has integers alone.
+    # Plain additions: with many servers, Counter.update takes as long as everything else. Its type also allows only
+    # integers.
     counts: Any = second.counts
     counts["ended"] += grown("request_success_total")
     counts["computed"] += computed
@@ -205,7 +211,7 @@ def _add(second: _Second, before: EngineSample, after: EngineSample) -> None:
 
 
 def _add_difference(counts: Any, before: Buckets, after: Buckets) -> None:
-    """Add how many samples came into each bucket."""
+    """Add the number of samples that entered each bucket."""
     low = below = 0.0
     most = after.counts[-1] - before.counts[-1]
     for bound, known, count in zip(after.bounds, before.counts, after.counts, strict=True):
@@ -213,7 +219,7 @@ def _add_difference(counts: Any, before: Buckets, after: Buckets) -> None:
         if more > below:
             counts[low, bound] += more - below
             below = more
-            if more >= most:  # the buckets above hold no further ones
+            if more >= most:  # the buckets above contain no more
                 break
         low = bound
 

@@ -1,1 +1,1 @@
-"""The verdict: pressure on each model's workers, what holds requests up, and what to do about it."""
+"""The verdict: the pressure on each model's workers, the cause of delays, and the remedy."""

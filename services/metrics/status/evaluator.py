@@ -1,4 +1,4 @@
-"""Periodic evaluation of pressure on all models and of workers' pace, whose last verdict is kept."""
+"""Periodic evaluation of the pressure on all models and of the pace of workers."""
 
 import asyncio
 from collections import Counter
@@ -45,10 +45,10 @@ LOOK_BACK_NS: Final = 3 * WINDOW_NS
 """The time from which the newest steps count if a window holds fewer than `LEAST_STEPS`; a step may take 0.5 s."""
 LEAST_STEPS: Final = 3
 LEAST_NS: Final = 150_000_000
-"""The minimum time in steps, beside `LEAST_STEPS`, that says anything about a worker."""
+"""The minimum time in steps, in addition to `LEAST_STEPS`, for a measurement of a worker."""
 LAST_STEPS: Final = 2
 LAST_NS: Final = 400_000_000
-"""The minimum time of the last steps together; if each took longer than usual, the worker has just become slow."""
+"""The minimum total time of the last steps. If each of them took longer than usual, the worker has just become slow."""
 _BATCH: Final = StepCounts._fields.index("decode_sequences")
 _PROMPTS: Final = StepCounts._fields.index("prefill_tokens")
 
@@ -58,15 +58,15 @@ class StepPace:
     """The slowness of one worker's steps in a window."""
 
     slowness: float | None
-    """Measured over expected duration; None for too few steps."""
+    """Measured over expected duration; None if there are too few steps."""
     token_ns: float
-    """Durations of steps that decode, each times its sequences, summed."""
+    """Summed durations of steps that decode, each multiplied by its number of sequences."""
     tokens: float
-    """Sequences of the steps that decode, summed."""
+    """Summed sequences of the steps that decode."""
     prompt_tokens: float = 0.0
-    """The tokens of the steps that compute only prompts, summed."""
+    """Summed tokens of the steps that compute only prompts."""
     prompt_ns: float = 0.0
-    """Durations of the same steps, summed."""
+    """Summed durations of the steps that compute only prompts."""
 
 
 NO_PACE: Final = StepPace(None, 0.0, 0.0)
@@ -76,8 +76,8 @@ LEAST_PEERS: Final = 3
 def beside_peers(paces: Mapping[str, StepPace]) -> dict[str, float | None]:
     """Return each worker's slowness relative to the model's median worker.
 
-    A cause that slows all workers alike thus shows at none of them. The result is None for a worker that ran too
-    little, and for all if fewer than `LEAST_PEERS` ran enough.
+    A cause that slows all workers alike thus affects none. The result is None for a worker that ran too little, and for
+    all workers if fewer than `LEAST_PEERS` ran enough.
     """
     known = sorted(each.slowness for each in paces.values() if each.slowness is not None)
     if len(known) < LEAST_PEERS:
@@ -95,7 +95,7 @@ def pace(
     counts as one of the last once it takes longer than usual.
     """
     first = min(int(np.searchsorted(steps.ends_ns, now_ns - WINDOW_NS)), max(len(steps.ends_ns) - LEAST_STEPS, 0))
-    # A worker that stood still measures that time as a step's, and is not slow for it.
+    # A stopped worker includes the pause in a step's time, but is not slow because of it.
     first = max(first, int(np.searchsorted(steps.starts_ns, returned_ns)))
     took_ns = (steps.ends_ns - steps.starts_ns)[first:].astype(np.float64)
     if not len(took_ns):
@@ -114,28 +114,28 @@ def pace(
 
 
 def _late(running: RanStep, usual: StepTimeModel) -> list[float]:
-    """Return how long a step has run and the usual time of such a step, or nothing while it is not over that time."""
+    """Return the duration so far and the usual duration of a running step; empty until it exceeds the usual one."""
     counts = np.array(running.counts, np.float64)[:, None]
     ran_ns, usual_ns = float(running.end_ns - running.start_ns), float(expected_ns(usual, counts)[0])
     return [ran_ns, usual_ns] if counts.any() and ran_ns > usual_ns else []
 
 
 def _lately(took_ns: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
-    """Return the least slowness among the newest steps, so that one stall accuses nobody; 0 if they are too short."""
+    """Return the least slowness among the newest steps, so that one stall does not count; 0 if they are too short."""
     took, most = took_ns[-LAST_STEPS:], np.maximum(expected[-LAST_STEPS:], 1.0)
     return float((took / most).min()) if took.sum() >= LAST_NS else 0.0
 
 
 ENGINE_EVERY_NS: Final = 1_000_000_000
-"""The time for which a step-time model is reused, as it changes slowly."""
+"""The time for which a step-time model is reused, since it changes slowly."""
 PACES_A_LOOK: Final = 100
 """Workers whose steps are measured again in one evaluation, the oldest measurements first: 10 ms."""
 SMOOTHED_NS: Final = 800_000_000
 """Time constant of the running means of awaited KV."""
 MOST_AGE_S: Final = 10.0
-"""Bound on the age of awaited KV that enters the running mean."""
+"""The bound on the age of awaited KV that enters the running mean."""
 FRESH_NS: Final = 2_000_000_000
-"""The age of its last batch from which a worker does not count as live."""
+"""The age of its last batch from which a worker no longer counts as live."""
 Subject = ModelState | UnknownState
 
 
@@ -149,7 +149,7 @@ class PoolTime:
     kv_wait: float | None = None
     starved: float | None = None
     encode: float | None = None
-    """A part of `busy`."""
+    """The part of `busy` in steps that encoded images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class VerdictEvaluator:
     ) -> None:
         """Create an evaluator over windows that end `lag_ns` before now.
 
-        `ttft_limit_ns` and `tpot_ns` apply where requests name no targets. `observed` are servers that take the place
+        `ttft_limit_ns` and `tpot_ns` apply where requests name no targets. `observed` are the servers observed instead
         of a suite.
         """
         self._state = state
@@ -218,7 +218,7 @@ class VerdictEvaluator:
         self.seen: StatusLook | None = None
 
     def take(self, record: Record, now_ns: int) -> None:
-        """Record what the verdict needs beyond the state."""
+        """Record the data that the verdict needs in addition to the state."""
         value = record.value
         if isinstance(value, StepBatch):
             return
@@ -241,13 +241,13 @@ class VerdictEvaluator:
         if seen is None or now_ns - seen.at_ns > FRESH_NS:
             return (), frozenset()
         known = frozenset(each.model for each in seen.models if isinstance(each, ModelState))
-        if self.planner.status(now_ns).acts:  # no operator needs to run its moves
+        if self.planner.status(now_ns).acts:  # such moves need no operator
             return [replace(each, action=None) for each in seen.verdict.causes], known
         return seen.verdict.causes, known
 
     @property
     def promises(self) -> Mapping[PromisedFigure, Sequence[PromiseOutcome]]:
-        """Return the outcomes of the last commands that were followed, by figure, the oldest first."""
+        """Return, by figure, the outcomes of the latest advised commands that were followed, oldest first."""
         return self._watch.promises.outcomes
 
     def assessments(self, now_ns: int) -> list[Assessment]:
@@ -366,7 +366,7 @@ class VerdictEvaluator:
             if isinstance(each, ModelState):
                 span = each.model, now_ns, LATE_NS
                 first, own = self.traffic.late(*span), awaited.get(each.model, AwaitedTokens())
-                if reported:  # or those that were overdue would count as answered late
+                if reported:  # otherwise overdue ones would count as answered late
                     counts = {"waiting": own.requests, "overdue": own.overdue, "ended": self.traffic.ended(*span)}
                     first = self._first_tokens.look(each.model, first, **counts, now_ns=now_ns)
                 yield from late_causes(each, first, self.traffic.slow(*span))
@@ -396,7 +396,7 @@ class VerdictEvaluator:
         return ObservedStatus(batch, slowness, share.kv_wait, *awaited, cpu_wait, *measured)
 
     def _awaits(self, batch: StepBatch) -> tuple[float, float, float]:
-        """Return running means: the share of moments with ready KV under way, the sequences that await it, its age in
+        """Return running means: the share of moments with ready KV in transit, the sequences that await it, its age in
         s.
         """
         count, since_ns = batch.load.awaiting_ready_kv, batch.load.ready_kv_since_unix_ns
@@ -410,8 +410,8 @@ class VerdictEvaluator:
         )
 
     def _targets(self, model: str, now_ns: int) -> tuple[int, int]:
-        """Return the TTFT limit and the TPOT target. A target of the planner, where operators may set one, precedes
-        requests'.
+        """Return the TTFT limit and the TPOT target. A target that operators set at the planner precedes those of
+        requests.
         """
         limit_ns, tpot_ns = self.traffic.targets_ns(model)
         tpot_ns = self.planner.tpot_ns(model, now_ns) or tpot_ns
@@ -419,7 +419,7 @@ class VerdictEvaluator:
 
     def _demand(self, model: str, waiting: ModelBacklog, now_ns: int) -> SeenDemand:
         limit_ns, tpot_ns = self._targets(model, now_ns)
-        # Prompts refused at a full queue are assumed as long as those that wait in it.
+        # Prompts refused at a full queue are assumed to be as long as the waiting ones.
         like_waiting = self.refusals.per_s(model, now_ns) * waiting.mean_prompt_tokens
         refused = max(self.traffic.refused_tokens_per_s(model, now_ns, SPAN_NS), like_waiting)
         rate = self._arrivals.rate(model, now_ns)
@@ -453,7 +453,7 @@ class VerdictEvaluator:
 
 
 def _of_others(models: Sequence[Subject], observed: ObservedView) -> list[Subject]:
-    """Return the models as those of servers whose roles their own router gives."""
+    """Describe the models as served by servers whose own router sets their roles."""
     differ = observed.roles_differ([each.model for each in models])
     return [
         replace(each, foreign=True, roles_fixed=each.model not in differ, pod_label=observed.pod_label)

@@ -32,7 +32,7 @@ MAX_MODELS_TOLD: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ObservedStatus:
-    """A worker that takes work, with its newest batch and its measurements over the last two seconds."""
+    """A worker that accepts work, with its newest batch and its measurements over the last two seconds."""
 
     batch: StepBatch
     slowness: float | None
@@ -45,13 +45,13 @@ class ObservedStatus:
     kv_awaited_s: float
     """The age of the longest awaited such KV in seconds, on average."""
     cpu_wait: float | None = None
-    """The share of its time in which it waited for a CPU; None if it does not report it."""
+    """The share of the worker's time spent waiting for a CPU; None if it does not report it."""
     prompt_tokens: float = 0.0
     """The tokens of recent steps that computed only prompts."""
     prompt_ns: float = 0.0
-    """Durations of the same steps, summed."""
+    """The summed durations of these steps."""
     prefill: float = 0.0
-    """The share of its time in prefill."""
+    """The share of the worker's time in prefill."""
     encode: float = 0.0
     """The part of `prefill` in steps that encoded images."""
 
@@ -62,7 +62,7 @@ class SeenDemand:
 
     waiting: ModelBacklog
     tokens_per_s: float
-    """Prompt tokens that arrive, including those of refused requests."""
+    """Arriving prompt tokens, including those of refused requests."""
     tokens_error: float
     """Standard error of `tokens_per_s`, in the same unit."""
     cache_hit: float
@@ -79,8 +79,8 @@ class SeenDemand:
 
 
 def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
-    """Return the usual profile of a model's workers with the smallest worker's room, or a text that names what is
-    missing.
+    """Return the usual profile of a model's workers with the room of the smallest, or a text that names the missing
+    data.
     """
     chunks = [each.chunk_tokens for each in batches if each.chunk_tokens]
     places = [each.max_sequences for each in batches if each.max_sequences]
@@ -101,7 +101,7 @@ def observe(
 ) -> ModelState | UnknownState:
     """Compute one model's state.
 
-    `unheard` is the number of workers that should report and do not. `demand` is None while no gateway reports.
+    `unheard` is the number of workers that should report but do not. `demand` is None while no gateway reports.
     """
     at_rest = _at_rest(workers, demand)
     if isinstance(engine, str):
@@ -129,8 +129,8 @@ def _state(
     waiting_ns = people_tokens / alone + encode.waiting_ns
     needed, horizon_ns = workers_needed(
         Prompts(
-            # Prompts that are late already press like all others: whoever sent them still waits, and a backlog of more
-            # than the target's worth of work delays whoever comes next.
+            # Late prompts press like all others: their clients still wait, and a backlog of more than the target's
+            # worth of work delays later prompts.
             waiting=((float(demand.ttft_limit_ns), waiting_ns),),
             rate=demand.tokens_per_s * fresh / (speed * 1e9),
             limit_ns=float(demand.ttft_limit_ns),
@@ -203,7 +203,8 @@ def _encode_work(workers: Sequence[ObservedStatus], demand: SeenDemand, speed: f
     at_workers = sum(each.waiting_prefill_tokens for each in loads)
     people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh
     if demand.images_per_token is None:
-        # An older gateway: prompts that arrive are taken to have as many images as those of the last seconds.
+        # An older gateway does not count images, so arriving prompts are assumed to have as many as those of the last
+        # seconds.
         token_ns = (1 / prompts_part(share) - 1) / speed
         return _EncodeWork(share, token_ns, (people_tokens + at_workers) * token_ns)
     each_ns = image_ns((each.images_used, each.image_encode_ns) for each in loads)
@@ -212,7 +213,9 @@ def _encode_work(workers: Sequence[ObservedStatus], demand: SeenDemand, speed: f
 
 
 def _encode_share(workers: Sequence[ObservedStatus]) -> float:
-    """Return the share of encoding images in the prefill time of prefill workers, or of all without any."""
+    """Return the share of encoding images in the prefill time of prefill workers, or of all workers if there are
+    none.
+    """
     prefilling = [each for each in workers if each.batch.assignment.role == ROLE_PREFILL] or workers
     prefill = sum(each.prefill for each in prefilling)
     return sum(each.encode for each in prefilling) / prefill if prefill else 0.0
@@ -225,7 +228,7 @@ def _prompt_yield(workers: Sequence[ObservedStatus], speed: float) -> float:
 
 
 def _unhindered(work: Workload, decode: Sequence[WorkerState], people: float) -> Workload:
-    """Return the work without slow workers and slow links, under which the held sequences would have gone on."""
+    """Return the work as it would be without slow workers and slow links, which hold sequences back."""
     free = sum(max(each.sequences - each.held_by_link, 0.0) * each.speed for each in decode)
     alike = work.kv_tokens / work.decodes if work.decodes else 0.0
     count = min(round(free * people), work.decodes)
@@ -235,7 +238,7 @@ def _unhindered(work: Workload, decode: Sequence[WorkerState], people: float) ->
 def _worker(observed: ObservedStatus) -> WorkerState:
     batch, load = observed.batch, observed.batch.load
     mixed = batch.assignment.role == ROLE_MIXED
-    queued = 0 if load.waiting_prefill_tokens else load.waiting  # otherwise they are prompts
+    queued = 0 if load.waiting_prefill_tokens else load.waiting  # otherwise the sequences are prompts
     held_blocks = max(batch.kv_blocks - load.free_kv_blocks, 0)
     return WorkerState(
         id=batch.worker_id,
@@ -261,4 +264,4 @@ def _at_rest(workers: Iterable[ObservedStatus], demand: SeenDemand | None) -> bo
 
 
 TAKES_WORK: Final[Mapping[int, bool]] = {ROLE_PREFILL: True, ROLE_MIXED: True}
-"""Roles whose workers count; those on standby do not."""
+"""The roles whose workers count; standby does not."""

@@ -1,4 +1,4 @@
-"""The knowledge about observed servers that status and verdict have beside their telemetry."""
+"""Facts about observed servers that status and verdict use besides telemetry."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from services.metrics.status.traffic import Traffic
 
 @dataclass(frozen=True, slots=True)
 class ObservedServerStatus:
-    """An observed server; texts are empty where nothing is known."""
+    """An observed server; texts are empty if unknown."""
 
     name: str
     url: str
@@ -24,17 +24,17 @@ class ObservedServerStatus:
     state: str
     """One of unknown, learning, observed, exact, away and foreign."""
     trouble: str
-    """The reason why nothing is known of it; empty if something is."""
+    """The reason why nothing is known about the server; empty otherwise."""
     since_unix_ms: int
     restarts: int
-    """The number of times that its counters have begun anew since it is observed."""
+    """The number of times that the server's counters restarted since it was first observed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedFleetStatus:
     servers: list[ObservedServerStatus]
     trouble: str
-    """The reason why the list of servers may be out of date; empty if it is not."""
+    """The reason why the list of servers may be out of date; empty if it is current."""
 
 
 class TrafficSource(Protocol):
@@ -47,19 +47,19 @@ class TrafficSource(Protocol):
     def cache_hit(self, model: str, now_ns: int) -> float: ...
 
     def late(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
-        """Return how many first tokens came in a span, and how many of them too late."""
+        """Return the number of first tokens in a span, and the number of those that were late."""
         ...
 
     def ended(self, model: str, now_ns: int, span_ns: int) -> int:
-        """Return how many requests that had a first token ended in a span."""
+        """Return the number of requests with a first token that ended in a span."""
         ...
 
     def slow(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
-        """Return how many answers ended in a span, and how many of them were over their TPOT."""
+        """Return the number of answers that ended in a span, and the number of those that exceeded their TPOT."""
         ...
 
     def prompt_lengths(self, model: str, now_ns: int) -> tuple[float, float]:
-        """Return the mean prompt length, and the mean by tokens over it; (0, 1) without requests."""
+        """Return the mean prompt length, and the ratio of the mean by tokens to it; (0, 1) without requests."""
         ...
 
     def mean_output_tokens(self, model: str, now_ns: int) -> float: ...
@@ -75,7 +75,7 @@ class TrafficSource(Protocol):
 
 class ObservedTrafficSource(TrafficSource, Protocol):
     def tpot_ms(self, model: str, now_ns: int) -> float | None:
-        """Return the mean time between tokens over the last two seconds; None without any."""
+        """Return the mean time between tokens over the last two seconds; None without tokens."""
         ...
 
     def report(
@@ -86,23 +86,23 @@ class ObservedTrafficSource(TrafficSource, Protocol):
 
 
 class ObservedView(Protocol):
-    """Observed servers, which take the place of a suite."""
+    """Observed servers, which replace a suite."""
 
     @property
     def traffic(self) -> ObservedTrafficSource: ...
 
     @property
     def pod_label(self) -> PodLabel | None:
-        """The label with the role of servers that are pods; None if they are none."""
+        """The label with the role of servers that are pods; None for servers that are not."""
         ...
 
     @property
     def look_every_ns(self) -> int:
-        """The least time between two evaluations."""
+        """The minimum time between two evaluations."""
         ...
 
     def status(self) -> ObservedFleetStatus: ...
 
     def roles_differ(self, models: Sequence[str]) -> frozenset[str]:
-        """Return those of the models whose servers do not all do both phases, so that roles can be changed."""
+        """Return the models whose servers do not all serve both phases, so that roles can be changed."""
         ...

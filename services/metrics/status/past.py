@@ -1,6 +1,6 @@
 """Pressure, traffic and verdicts of the past, recorded from the status twice a second.
 
-Figures are kept as means over rings of windows, the finest first. Only `record_status` does more than compute.
+Figures are kept as means over rings of windows, the finest first. Everything except `record_status` is pure.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from libs.telemetry.rollups import TIERS as OCCUPANCY_TIERS
 from services.metrics.status.report import ClusterStatus, ModelStatus
 
 TIERS: Final = OCCUPANCY_TIERS[1:]
-"""The tiers of occupancy but for its finest, as a status covers seconds: an hour, six hours, two days."""
+"""The tiers of occupancy without its finest, since a status covers seconds: an hour, six hours, two days."""
 
 
 class Rings:
@@ -33,7 +33,7 @@ class Rings:
         self._numbers = [np.full(tier.windows, -1, np.int64) for tier in TIERS]
 
     def add(self, unix_ns: int, row: NDArray[np.float32]) -> None:
-        """Add the figures of a moment; one older than the rings reach is ignored."""
+        """Add the figures of a moment; moments before the start of the rings are ignored."""
         known = ~np.isnan(row)
         values = np.where(known, row, np.float32(0))
         for tier, sums, counts, numbers in zip(TIERS, self._sums, self._known, self._numbers, strict=True):
@@ -66,7 +66,7 @@ MAX_VERDICTS: Final = 2_000
 """The maximum number of changes of the verdict that are kept."""
 MS_NS: Final = 1_000_000
 DIGITS: Final = 4
-"""Decimal places, as many as a chart can show."""
+"""Decimal places, limited to what a chart can show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class StoodVerdict(msgspec.Struct, frozen=True):
     code: str
     sentence: str
     command: str
-    """The advised command, or what to do by hand where there is none; empty if nothing was advised."""
+    """The advised command, or the manual instruction if there is none; empty if nothing was advised."""
 
 
 class StatusHistory(msgspec.Struct):
@@ -137,7 +137,7 @@ class StatusRecorder:
         self._models: dict[str, Rings] = {}
         self._verdicts: deque[StoodVerdict] = deque(maxlen=MAX_VERDICTS)
         self.left_out_models = 0
-        """Points of models for which there was no room."""
+        """Points of models that did not fit."""
 
     def add(self, unix_ns: int, models: Mapping[str, ModelPoint], traffic: TrafficPoint, verdict: StoodVerdict) -> None:
         self._traffic.add(unix_ns, _row(traffic, TRAFFIC_FIELDS))

@@ -25,7 +25,7 @@ from services.metrics.status.score import FigureScore, Outcomes, PromiseScore, f
 from services.metrics.status.traffic import LastMove, PlannerStatus, Traffic, with_refusals
 
 BEHIND_MS = 2_000
-"""The age from which figures no longer count as present."""
+"""The age from which figures no longer count as current."""
 ESTIMATED_NS = 2_000_000_000
 MOVED_MS = 30_000
 """The time for which a move by the planner is shown with the verdict."""
@@ -45,21 +45,23 @@ class ReportedAction:
     pressure_most: float
     """Bounds between which that pressure is predicted."""
     backlog_least_s: float | None
-    """This and the next bound the time until the waiting prompts are gone; null where none wait or it would not be."""
+    """This and the next field bound the time until the waiting prompts are done; null if none wait or the backlog would
+    remain.
+    """
     backlog_most_s: float | None
     ttft_p95_least_ms: float | None
-    """This and the next bound TTFT p95 of requests that arrive from then on; null where a queue would stay."""
+    """This and the next field bound the TTFT p95 of later requests; null if a queue would remain."""
     ttft_p95_most_ms: float | None
     tpot_p95_least_ms: float | None
-    """This and the next bound TPOT p95 of the same requests; null where decodes do not press."""
+    """This and the next field bound the TPOT p95 of the same requests; null without pressure from decodes."""
     tpot_p95_most_ms: float | None
     id: str
-    """The identity of the advice, which stays while the same change is advised."""
+    """The identity of the advice, which persists while the same change is advised."""
     since_unix_ms: int
     replaces: str
-    """The command advised before it for the same cause; empty for the first."""
+    """The command previously advised for the same cause; empty for the first."""
     instruction: str = ""
-    """The change to make by hand at observed servers, for which there is no command."""
+    """The manual change at observed servers, for which there is no command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class ReportedCause:
     since_unix_ms: int
     action: ReportedAction | None
     workers: list[str]
-    """The slow or silent workers, or those behind a slow link."""
+    """The slow or silent workers, or the receivers of a slow link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class ReportedVerdict:
     sentence: str
     since_unix_ms: int
     action: ReportedAction | None
-    """Null if there is nothing to do, or if a planner does it."""
+    """Null if there is nothing to do, or if a planner acts."""
     causes: list[ReportedCause]
 
 
@@ -99,7 +101,9 @@ class PrefillStatus:
     """Prefill's figures for one model; null where unknown."""
 
     pressure: float | None
-    """The highest ratio, over all horizons, of GPU time for prompts due by then to what prefill has until then."""
+    """The highest ratio over all horizons: GPU time for prompts due by then, divided by the time that prefill has until
+    then.
+    """
     workers: int
     gpus: int
     busy: float | None
@@ -123,11 +127,11 @@ class DecodeStatus:
     pressure: float | None
     """The greater of `batch_pressure` and `kv_pressure` below."""
     batch_pressure: float | None
-    """Sequences relative to the largest batches that hold TPOT."""
+    """Sequences relative to the largest batches that meet TPOT."""
     kv_pressure: float | None
-    """KV that sequences need relative to the room for it."""
+    """KV that the sequences need relative to the KV space."""
     bound: str | None
-    """The greater of the two pressures: tpot or kv."""
+    """The name of the greater pressure: tpot or kv."""
     workers: int
     gpus: int
     busy: float | None
@@ -138,7 +142,7 @@ class DecodeStatus:
     kv_wait: float | None
     running: int | None
     held: int | None
-    """The number of sequences that will decode and have not begun to."""
+    """The number of sequences that wait to decode."""
     slots: int
     """The maximum number of sequences that the workers run, by their settings."""
     largest_batch: int | None
@@ -178,7 +182,7 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker and its state, which the planner's `/v1/workers` names alike."""
+    """A worker and its state, which has the same names in the planner's `/v1/workers`."""
 
     id: str
     model: str
@@ -205,11 +209,11 @@ class ClusterStatus:
     workers: list[WorkerStatus]
     """The workers whose telemetry this service reads, by id."""
     advice_kept: list[FigureScore]
-    """The number of kept promises of followed commands, by figure; figures without any are left out."""
+    """The number of promises kept by followed commands, by figure; figures without any are left out."""
     estimate: EstimatedPrefill | None = None
     """The estimate over all workers whose times are estimated; null where all times are measured."""
     observed: ObservedFleetStatus | None = None
-    """Observed servers, which take the place of a suite; null for a suite."""
+    """Observed servers, which replace a suite; null for a suite."""
 
 
 def cluster_status(
@@ -224,7 +228,7 @@ def cluster_status(
     alerts_firing: int,
     outcomes: Outcomes = MappingProxyType({}),
 ) -> ClusterStatus:
-    """Build the status of now; `waiting` holds requests that wait for prefill, by model."""
+    """Build the current status; `waiting` holds requests that wait for prefill, by model."""
     if seen is None:
         seen = StatusLook(now_ns, Verdict(CauseCode.UNKNOWN, "", "Not known yet: the service has just begun.", now_ns))
     behind = age_ms is not None and age_ms > BEHIND_MS
@@ -268,7 +272,7 @@ def _verdict(verdict: Verdict, planner: PlannerStatus) -> ReportedVerdict:
 
 
 def _moved(move: LastMove, planner: PlannerStatus) -> str:
-    """Return the sentence of a move with its reason, as it may go the other way than the present figures suggest."""
+    """Describe a move with its reason, since it may go against the present figures."""
     did = f"{move.actor} moved {move.worker} to {move.to_role}"
     ago = f"{did} {move.age_ms / 1000:.0f} s ago"
     why = move.reason.removeprefix(f"{did}: ")
@@ -276,13 +280,13 @@ def _moved(move: LastMove, planner: PlannerStatus) -> str:
         return f"{ago}."
     if move.actor != planner.leader and not move.actor.startswith(PLANNERS):
         return f"{ago} with the reason: {why}."
-    # What the move was to leave is a prediction of another time than the figures beside it.
+    # The predicted effect of the move belongs to another time than the figures beside it.
     why, *_ = why.split(";")
     return f"{ago}; its reason then: {why}."
 
 
 def _cause(cause: Cause, planner: PlannerStatus) -> ReportedCause:
-    # A planner that acts needs no operator to run its moves.
+    # Moves of a planner that acts need no operator.
     action = None if planner.acts else _action(cause.action)
     since_ms = cause.since_ns // MS_NS
     return ReportedCause(cause.code, cause.model, cause.sentence, since_ms, action, list(cause.workers))
@@ -387,13 +391,13 @@ def firing_codes(causes: Sequence[Cause]) -> frozenset[tuple[str, str]]:
 
 
 def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, now_ns: int) -> ClusterStatus:
-    """Build the status from the evaluator's last result, with its age and how its times were estimated."""
+    """Build the status from the evaluator's last result, with its age and its estimated times."""
     status = measured_status(state, verdicts, book, now_ns)
     return status if verdicts.observed is None else _with_estimates(status, state, verdicts.observed, now_ns)
 
 
 def measured_status(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, now_ns: int) -> ClusterStatus:
-    """Build the status without estimates, which take most of the time of many observed servers."""
+    """Build the status without estimates, whose computation takes most of the time for many observed servers."""
     aged_ns, heard = state.age_ns(now_ns), state.gateways.waiting(now_ns)
     awaited = [each for model in state.gateways.awaited(now_ns).values() for each in model.ages]
     waiting, traffic = heard or {}, verdicts.traffic.traffic(now_ns, awaited)
@@ -418,7 +422,7 @@ def measured_status(state: MetricsState, verdicts: VerdictEvaluator, book: Alert
 
 
 def _with_estimates(status: ClusterStatus, state: MetricsState, observed: ObservedView, now_ns: int) -> ClusterStatus:
-    """Return the status with how its times were estimated, and with servers of which nothing is known."""
+    """Add the estimates of times, and the servers about which nothing is known."""
     from_ns = now_ns - ESTIMATED_NS
     times = {each.id: state.fleet.estimates.times(each.id, from_ns, now_ns) for each in status.workers}
 
@@ -432,7 +436,7 @@ def _with_estimates(status: ClusterStatus, state: MetricsState, observed: Observ
         for each in status.models
     ]
     verdict = status.verdict
-    if status.age_ms is None and status.not_live_because is not None:  # otherwise it would pass for idle
+    if status.age_ms is None and status.not_live_because is not None:  # otherwise the server would count as idle
         verdict = replace(verdict, code=CauseCode.UNKNOWN, sentence=f"Not known: {status.not_live_because}.")
     return replace(
         status,
@@ -449,15 +453,13 @@ def status_router(state: MetricsState, verdicts: VerdictEvaluator, book: AlertSt
 
     @router.get("/v1/status", response_model=ClusterStatus)
     async def status() -> Response:
-        """Return whether the cluster is balanced, what holds it up if it is not, what to do, and the figures behind
-        it.
-        """
+        """Return whether the cluster is balanced, with the causes of delays, the remedy and the figures behind them."""
         report = status_now(state, verdicts, book, clock.now_ns())
         return Response(msgspec.json.encode(report), media_type="application/json")
 
     @router.get("/v1/advice")
     async def advice() -> PromiseScore:
-        """Return what advised commands promised and what came once they were followed."""
+        """Return the promised and the measured effects of followed commands."""
         return promise_score(verdicts.promises)
 
     return router

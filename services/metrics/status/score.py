@@ -1,4 +1,4 @@
-"""The answer of `/v1/advice`: what followed commands promised, and what came."""
+"""The answer of `/v1/advice`: promised and measured effects of followed commands."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ Outcomes = Mapping[PromisedFigure, Sequence[PromiseOutcome]]
 
 @dataclass(frozen=True, slots=True)
 class ReportedPromise:
-    """A command that was followed, and the pressure of the worse phase that it promised and brought."""
+    """A followed command, with the promised and the measured pressure of the worse phase."""
 
     id: str
     model: str
     code: str
-    """The cause that it was to end."""
+    """The cause that the command addressed."""
     command: str
     followed_unix_ms: int
     pressure_least: float
@@ -48,7 +48,7 @@ class FigureScore:
 
 @dataclass(frozen=True, slots=True)
 class ReportedOutcome:
-    """One figure that a followed command promised and brought: pressure, s of backlog, or p95 in ms."""
+    """One figure of a followed command, promised and measured: pressure, s of backlog, or p95 in ms."""
 
     figure: str
     id: str
@@ -67,11 +67,11 @@ class PromiseScore:
     """The outcomes of the commands that were followed since the service started, up to 200 of them."""
 
     kept: int
-    """This and the next three are of pressure alone."""
+    """This and the next three fields concern pressure only."""
     of: int
     by_cause: list[PromiseCount]
     promises: list[ReportedPromise]
-    """The promises of recent advice, the newest of them first."""
+    """The promises of recent advice, newest first."""
     by_figure: list[FigureScore]
     outcomes: list[ReportedOutcome]
     """The promises of all figures, up to 200 each, the newest command first."""

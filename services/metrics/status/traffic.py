@@ -1,4 +1,4 @@
-"""The inputs of a verdict beside telemetry: recently finished requests and the planner's last decisions. Pure."""
+"""The inputs of a verdict other than telemetry: recently finished requests and the planner's last decisions. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,17 +34,17 @@ SPAN_NS: Final = 10_000_000_000
 MAX_MODELS: Final = 64
 """The maximum number of models whose targets are remembered."""
 UNAVAILABLE: Final = 503
-"""The status of requests that no worker serves now."""
+"""The status of requests that no worker can serve now."""
 MAX_REQUESTS: Final = 20_000
-"""The maximum number of requests kept of the span; with more, rates cover a shorter time."""
+"""The maximum number of stored requests; with more in the span, rates cover a shorter time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRate:
-    """Requests a second that are refused for one reason."""
+    """The rate of requests refused for one reason."""
 
     status: int
-    """The status of HTTP; 0 for all reasons that have no row of their own."""
+    """The HTTP status; 0 for all reasons without a row of their own."""
     code: str
     per_s: float
 
@@ -56,20 +56,20 @@ class Traffic:
     window_ms: int
     requests_per_s: float
     prompt_tokens_per_s: float
-    """The tokens of computed prompts; a request that ended before its first token adds none."""
+    """The tokens of computed prompts; requests that ended before their first token are left out."""
     output_tokens_per_s: float
     errors_per_s: float
-    """Requests that failed through a fault of the suite."""
+    """Requests that failed because of the suite."""
     rejected_per_s: float
     """Requests refused for other reasons than lack of room."""
     too_many_per_s: float
     """Requests refused for lack of room (429)."""
     cache_hit: float | None
-    """The share of prompt tokens found cached; null without any prompt."""
+    """The share of prompt tokens found cached; null without prompts."""
     ttft_p50_ms: float | None
     """The median TTFT of interactive requests. This and the next three fields leave out lines of batch jobs.
 
-    TTFT includes requests that still wait for their first token, by how long they have waited so far.
+    TTFT includes requests that still wait for their first token, with their waiting time so far.
     """
     ttft_p95_ms: float | None
     tpot_p50_ms: float | None
@@ -77,11 +77,11 @@ class Traffic:
     batch_lines_per_s: float
     """Lines of batch jobs that ended, a part of `requests_per_s`."""
     batch_waiting: int | None = None
-    """Lines that wait at gateways now; further lines of a job follow as these leave. Null while no gateway reports."""
+    """Lines that now wait at gateways; more lines of a job follow as these leave. Null while no gateway reports."""
     batch_at_workers: int | None = None
     """Lines of batch jobs that workers hold now."""
     awaited: int = 0
-    """People's requests that wait for their first token now, which the figures of TTFT include."""
+    """Interactive requests that now wait for their first token, which the TTFT figures include."""
     refused: Sequence[RefusedRate] = field(default_factory=list)
     """Refusals by reason, the most frequent first, those for lack of room included."""
 
@@ -104,8 +104,8 @@ _REQUEST: Final = np.dtype(
         ("batch", np.bool_),
     ]
 )
-"""A finished request. `model` is the hash of the model's name. `served` is true if the prompt was computed, as far as a
-first token shows. `batch` is true for a line of a batch job.
+"""A finished request. `model` is the hash of the model's name. `served` is true if a first token shows that the prompt
+was computed. `batch` is true for a line of a batch job.
 """
 
 
@@ -113,13 +113,14 @@ class TrafficLog:
     """The requests of the last seconds. An event delivered twice, which is rare, counts twice."""
 
     def __init__(self) -> None:
-        # Columns, as a status reads all rows a dozen times. The rows in use move to the front when the end is reached.
+        # Columns, because a status reads all rows a dozen times. The rows in use move to the front when the end is
+        # reached.
         self._rows = np.zeros(2 * MAX_REQUESTS, _REQUEST)
         self._first = self._end = 0
         self._targets_ns: dict[str, tuple[int, int]] = {}
-        """TTFT limit and TPOT target by model, as last known."""
+        """TTFT limit and TPOT target by model, as last seen."""
         self._strict_ttft_ns: dict[str, int] = {}
-        """The strictest TTFT target that a tenth of a model's requests have, as last known."""
+        """The strictest TTFT target of a tenth of a model's requests, as last seen."""
 
     def take(self, event: RequestEvent, now_ns: int) -> None:
         rejected = event.outcome == OUTCOME_REJECTED
@@ -167,7 +168,8 @@ class TrafficLog:
     def traffic(self, now_ns: int, awaited: Iterable[tuple[int, int]] = ()) -> Traffic:
         """Return the traffic of the last span.
 
-        `awaited` holds pairs of an age in ns and the people's requests that have waited so long for a first token.
+        `awaited` holds pairs of a waiting time in ns and the number of interactive requests that have waited so long
+        for a first token.
         """
         found, seconds = self._recent(now_ns), SPAN_NS / 1e9
         served, people = found[found["served"]], found[~found["batch"]]
@@ -200,18 +202,22 @@ class TrafficLog:
         return int(own["cached_tokens"].sum()) / prompt if prompt else 0.0
 
     def late(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
-        """Return how many of people's requests had their first token in a span, and how many of them too late."""
+        """Return the number of interactive requests with a first token in a span, and the number of those that were
+        late.
+        """
         own = self._people(model, now_ns, span_ns)
         first_token_ns = own["heard_ns"] - own["tpot_ns"] * np.maximum(own["output_tokens"] - 1, 0)
         timed = own[(own["ttft_ns"] > 0) & (own["ttft_limit_ns"] > 0) & (first_token_ns > now_ns - span_ns)]
         return Punctuality(len(timed), int((timed["ttft_ns"] > timed["ttft_limit_ns"]).sum()))
 
     def ended(self, model: str, now_ns: int, span_ns: int) -> int:
-        """Return how many of people's requests that had a first token ended in a span."""
+        """Return the number of interactive requests with a first token that ended in a span."""
         return int((self._people(model, now_ns, span_ns)["ttft_ns"] > 0).sum())
 
     def slow(self, model: str, now_ns: int, span_ns: int) -> Punctuality:
-        """Return how many of people's answers ended in a span, and how many of them were over their TPOT."""
+        """Return the number of interactive answers that ended in a span, and the number of those that exceeded their
+        TPOT.
+        """
         own = self._people(model, now_ns, span_ns)
         timed = own[(own["tpot_ns"] > 0) & (own["tpot_target_ns"] > 0)]
         return Punctuality(len(timed), int((timed["tpot_ns"] > timed["tpot_target_ns"]).sum()))
@@ -219,8 +225,8 @@ class TrafficLog:
     def prompt_lengths(self, model: str, now_ns: int) -> tuple[float, float]:
         """Return the mean prompt length of a model's requests without batch jobs, and their spread.
 
-        The spread is the mean by tokens over that by requests: 1 if all are alike, more if they differ. Without any
-        request the result is (0, 1).
+        The spread is the mean by tokens over that by requests: 1 if all are alike, more if they differ. Without
+        requests, the result is (0, 1).
         """
         own = self._people(model, now_ns)["prompt_tokens"].astype(np.float64)
         total = float(own.sum())
@@ -233,7 +239,7 @@ class TrafficLog:
         return float(own["output_tokens"].mean()) if len(own) else 0.0
 
     def refused_tokens_per_s(self, model: str, now_ns: int, span_ns: int) -> float:
-        """Return the prompt tokens per second of requests refused for lack of room, which are demand too."""
+        """Return the prompt tokens per second of requests refused for lack of room, which count as demand."""
         found = self._recent(now_ns, span_ns)
         own = found[found["too_many"] & (found["model"] == hash(model))]
         return int(own["prompt_tokens"].sum()) * 1e9 / span_ns
@@ -241,7 +247,7 @@ class TrafficLog:
     def targets_ns(self, model: str) -> tuple[int, int]:
         """Return the usual TTFT limit and TPOT target of a model's requests, as last known; 0 where there is none.
 
-        Lines of batch jobs are left out, as they may take hours.
+        Lines of batch jobs are left out, since they may take hours.
         """
         limit_ns, tpot_ns = self._targets_ns.get(model, (0, 0))
         own = _people_of(self._rows[self._first : self._end], model)
@@ -279,9 +285,10 @@ def _median(ordered: Sequence[int], default: int) -> int:
 
 
 def with_refusals(traffic: Traffic, found: RefusedTraffic, too_many_per_s: float) -> Traffic:
-    """Return the traffic with what gateways refused, most of which never became a request with an event.
+    """Add the requests that gateways refused, most of which never became a request with an event.
 
-    `too_many_per_s` are the requests refused for lack of room, each counted once however often it was sent again.
+    `too_many_per_s` is the rate of requests refused for lack of room, each counted once however often it was sent
+    again.
     """
     rates = sorted((RefusedRate(*reason, found.per_s(count)) for reason, count in found.refused.items()), key=_order)
     rejected = sum(each.per_s for each in rates if each.code != QueueFull.code and each.status != UNAVAILABLE)
@@ -318,11 +325,11 @@ NS_PER_MS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class LastMove:
-    """The last observed change of a worker's role, whoever made it."""
+    """The last observed role change of a worker, whoever made it."""
 
     worker: str
     from_role: str
-    """The former role; empty where it is not known."""
+    """The former role; empty if unknown."""
     to_role: str
     actor: str
     reason: str
@@ -340,9 +347,9 @@ class PlannerStatus:
     leader: str | None
     """Id of the leading planner; null if none reports or none leads."""
     acts: bool
-    """True if the planner gives workers the roles that it decides."""
+    """True if the planner carries out its decisions."""
     idle_because: str
-    """The reason why a planner in mode auto does not act; empty if it does, or does not report."""
+    """The reason why a planner in mode auto does not act; empty if it acts or does not report."""
     decided_unix_ms: int | None
     reason: str
     reason_code: str
@@ -350,7 +357,7 @@ class PlannerStatus:
 
 
 class PlannerNews:
-    """The log of what the planner's decisions report."""
+    """The log of the facts that the planner's decisions report."""
 
     def __init__(self) -> None:
         self._newest: Decision | None = None
@@ -380,7 +387,7 @@ class PlannerNews:
         return self._tpot_ns.get(model) if now_ns - self._heard_ns < HEARD_NS else None
 
     def knows_role(self, worker: str, role: str) -> None:
-        """Record a worker's role from telemetry, so that its next move is listed with the role that it leaves."""
+        """Record a worker's role from telemetry, so that its next move is listed with the former role."""
         if worker not in self._roles and len(self._roles) < MAX_WORKERS:
             self._roles[worker] = role
 

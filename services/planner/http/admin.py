@@ -24,7 +24,7 @@ Write = Callable[[PlannerStore], Awaitable[bool]]
 
 
 class Admin:
-    """The admin verbs: callers are checked, and their settings published."""
+    """The shared part of admin verbs, which checks callers and publishes changed settings."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Admin:
         token: str,
         keys: KeyTable | None = None,
     ) -> None:
-        """Accept an API key of the role that a verb needs in place of the token if `keys` is given."""
+        """Create the admin verbs. With `keys`, an API key of sufficient role is accepted in place of the token."""
         self._guard = ChangeGuard(keys, clock, token=token)
         self.state = state
         self._store = store
@@ -57,7 +57,7 @@ class Admin:
         return named_actor(request.scope, caller, said)
 
     def tell(self, decide: Callable[[int], Decision]) -> None:
-        """Publish the decision that `decide` returns for the present time in ns."""
+        """Publish the decision that `decide` returns for the current time in ns."""
         self._bus.publish(DECISIONS, decide(self._clock.now_ns()))
 
     def remembered(self) -> "Remembered":
@@ -66,7 +66,7 @@ class Admin:
 
 
 class Remembered:
-    """A setting's last value until the store has it."""
+    """The last value of a setting, kept until it is stored."""
 
     def __init__(self, store: PlannerStore | None) -> None:
         self._store = store
@@ -91,7 +91,9 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True)
 class ModeRequest:
-    """The mode to set. `actor` names a caller that shows the suite's token; a key names its holder itself."""
+    """The mode to set. `actor` names a caller that shows the suite's token; with an API key, the key's holder is
+    recorded.
+    """
 
     mode: ModeWord
     actor: str = ""

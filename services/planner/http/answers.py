@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer", bound="DataclassInstance")
 
-# Names of pools: mixed workers belong to the decode pool.
+# Pool names: mixed workers belong to the decode pool.
 ROLE_WORDS: Final[Mapping[int, str]] = {Role.PREFILL: "prefill", Role.MIXED: "decode", Role.STANDBY: "standby"}
 
 
@@ -48,7 +48,7 @@ class AlternativeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ChangeAnswer:
-    """A worker's assignment after a change. The epoch is the one it then has, or 0 if it was only recommended."""
+    """A worker's assignment after a change. The epoch is 0 if the change was only recommended."""
 
     worker: str
     role: str
@@ -101,7 +101,7 @@ class MeasuredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedAnswer:
-    """A split of roles under the demand that followed; figures are means over the replayed time."""
+    """A replayed split of roles; figures are means over the replayed time."""
 
     prefill: int
     decode: int
@@ -124,7 +124,7 @@ class CounterfactualAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ScaleAnswer:
-    """Worker counts of a model: in a role, on standby and wanted, and the number that an actuator should run."""
+    """Worker counts of a model: those in a role, on standby and wanted, and those that an actuator should run."""
 
     serving: int
     standby: int
@@ -136,8 +136,8 @@ class ScaleAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AdviceAnswer:
-    """Advice to an operator. `figure` is expected to change by `low` to `high`; `came` is its change once the advice
-    was applied. `outcome` is open, applied or expired.
+    """Advice to an operator. `figure` is expected to change by an amount between `low` and `high`; `came` is the change
+    measured after the advice was applied. `outcome` is open, applied or expired.
     """
 
     kind: str
@@ -206,11 +206,11 @@ class PlannerAnswer:
     planner_id: str
     mode: str
     lead: str
-    """The planner of the cluster that decides: ours, anothers, or unknown while Redis does not answer."""
+    """The state of the leader lease: ours, anothers (another planner leads), or unknown while Redis does not answer."""
     not_live: str
     """The sources that are silent, in words; empty if all are live."""
     decisions: dict[str, int]
-    """The number of decisions since the start, by action."""
+    """The number of decisions since the start by action."""
     models: list[ModelAnswer]
 
 

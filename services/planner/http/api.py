@@ -36,8 +36,8 @@ _UNIT_NS: Final = {"m": 60_000_000_000, "h": 3_600_000_000_000}
 class RegretAnswer:
     """GPU-hours of work that another split would have served in time, by a closed form over the observed demand.
 
-    Hours are counted whole. `too_small` is work that no split of the available workers would have served; it is not
-    part of `lost_gpu_hours`.
+    Partial hours count as whole ones. `too_small` is work that no split of the available workers would have served; it
+    is not part of `lost_gpu_hours`.
     """
 
     method: str
@@ -53,7 +53,7 @@ def regret_router(ledger: RegretLedger, clock: Clock) -> APIRouter:
 
     @router.get("/v1/regret")
     async def regret(
-        window: Annotated[str, Query(description="A number and m or h, up to 48h.")] = "24h",
+        window: Annotated[str, Query(description="A duration in m or h, up to 48h.")] = "24h",
     ) -> RegretAnswer:
         """Return what was lost against the split that hindsight shows to be best."""
         found = _WINDOW.fullmatch(window)
@@ -124,7 +124,7 @@ def make_api(
 ) -> FastAPI:
     app = make_web_app(
         "Fulcrum planner",
-        "Which worker does what, and why.",
+        "Roles of workers, and the decisions behind them.",
         not_ready=lambda: state.not_live(clock.now_ns()),
         metrics=registry,
     )
@@ -151,7 +151,10 @@ def make_api(
         """Return the last decisions, the newest of them first."""
         return [decision_answer(decision) for decision in islice(reversed(state.decisions), limit)]
 
-    @app.get("/v1/decisions/{decision_id}", responses={404: {"description": "no such decision is kept"}})
+    @app.get(
+        "/v1/decisions/{decision_id}",
+        responses={404: {"description": "no decision has this id, or it is no longer kept"}},
+    )
     async def decision(decision_id: str) -> DecisionAnswer:
         """Return one decision by its id or its sequence number."""
         for each in map(decision_answer, reversed(state.decisions)):
@@ -185,26 +188,26 @@ class PlannerCollector(Collector):
             for outcome in CallOutcome:
                 calls.add_metric((outcome.value,), self._actor.outcomes[outcome])
             yield calls
-        outcomes = CounterMetricFamily(names.PLANNER_LOADS_TOTAL, "Messages about workers' loads.", labels=("outcome",))
+        outcomes = CounterMetricFamily(names.PLANNER_LOADS_TOTAL, "Load messages received.", labels=("outcome",))
         for taken, count in self._state.view.taken.items():
             outcomes.add_metric((taken.value,), count)
         yield outcomes
         yield GaugeMetricFamily(names.PLANNER_WORKERS, "Registered workers.", len(self._state.workers))
         alone = len(self._state.view.roster.alone)
-        yield GaugeMetricFamily(names.PLANNER_UNPAIRED_WORKERS, "Those that nobody has KV like.", alone)
+        yield GaugeMetricFamily(names.PLANNER_UNPAIRED_WORKERS, "Workers without a peer that has compatible KV.", alone)
         coverage = self._state.snapshot(now_ns).coverage
         yield GaugeMetricFamily(names.PLANNER_COVERAGE_RATIO, "Share of GPU time that telemetry covers.", coverage)
         age_s = self._state.registry_age_ns(now_ns) / 1e9
-        leads = GaugeMetricFamily(names.PLANNER_LEADS, "1 where it is this planner that decides.")
+        leads = GaugeMetricFamily(names.PLANNER_LEADS, "1 if this planner leads.")
         leads.add_metric((), self._state.lead is Lead.OURS)
         yield leads
         yield self._pressures()
-        yield GaugeMetricFamily(names.PLANNER_REGISTRY_AGE_SECONDS, "Since the registry answered.", age_s)
+        yield GaugeMetricFamily(names.PLANNER_REGISTRY_AGE_SECONDS, "Time since the registry last answered.", age_s)
 
     def _pressures(self) -> Metric:
         """Return the pressures of models with enough telemetry, cut where a phase has no worker."""
         found = GaugeMetricFamily(
-            names.PLANNER_PRESSURE, "Work over what there is for it; above 1 it queues.", labels=("model", "phase")
+            names.PLANNER_PRESSURE, "Work over capacity; above 1, requests queue.", labels=("model", "phase")
         )
         for plan in self._state.looked(self._clock.now_ns()):
             now = seen(plan)
@@ -216,7 +219,8 @@ class PlannerCollector(Collector):
 
 def _worker(observed: ObservedWorker, planner_id: str, alone: Unpaired | None, life: WorkerLife) -> WorkerAnswer:
     worker, assignment = observed.worker, observed.worker.assignment
-    # A decode worker that the planner gives a prompt budget still counts as one. Role mixed is set by hand.
+    # A decode worker to which the planner lends a prompt budget still counts as a decode worker. Only people set role
+    # mixed.
     lent = assignment.role == ROLE_MIXED and assignment.budget_tokens > 0 and by_planner(worker, planner_id)
     known = worker.state in WorkerState.values()
     return WorkerAnswer(

@@ -34,7 +34,7 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class ModelLimitsBody(BaseModel):
-    """Limits of one model; mixed workers count as decode workers. Null means unbounded, or the planner's own TPOT
+    """Limits of one model; mixed workers count as decode workers. Null means unbounded, or the planner's default TPOT
     target.
     """
 
@@ -54,7 +54,7 @@ class ModelLimitsBody(BaseModel):
     def _in_order(self) -> Self:
         for role in ("prefill", "decode", "workers"):
             least, most = getattr(self, f"{role}_min"), getattr(self, f"{role}_max")
-            waived = role == "prefill" and (least, most) == (1, 0)  # all are to decode, and compute prompts beside it
+            waived = role == "prefill" and (least, most) == (1, 0)  # all workers decode, and some also compute prompts
             if most is not None and least > most and not waived:
                 raise ValueError(f"{role}_min is {least}, more than {role}_max, {most}")
         together = self.prefill_min + self.decode_min
@@ -127,7 +127,9 @@ def _quiet(text: str) -> QuietHours:
 
 log = structlog.get_logger()
 
-Actor = Annotated[str, Query(max_length=MAX_NAME_CHARS, description="A name beside the suite's token, for the record.")]
+Actor = Annotated[
+    str, Query(max_length=MAX_NAME_CHARS, description="The name to record for a caller that shows the suite's token.")
+]
 
 
 class LimitsAnswer(BaseModel):
@@ -160,14 +162,14 @@ class LimitsApi:
 
         @router.get("/v1/limits")
         async def limits() -> LimitsAnswer:
-            """Return the limits that decisions keep to."""
+            """Return the limits on decisions."""
             return LimitsAnswer(limits=self._held, kept=self._remembered.kept)
 
         @router.put(
             "/v1/limits",
             responses={
                 401: {"description": "the token is missing or wrong"},
-                409: {"description": "somebody else has set them since they were read"},
+                409: {"description": "the limits have changed since they were read"},
             },
         )
         async def set_limits(

@@ -27,10 +27,10 @@ class RoleBody(BaseModel):
     epoch: int | None = Field(None, ge=0)
     """Epoch of the assignment that the caller read; a newer one is a conflict. Null accepts any."""
     actor: str = Field("", max_length=MAX_ACTOR_CHARS)
-    """The name of a caller that shows the suite's token; a key names its holder itself."""
+    """The name of a caller that shows the suite's token. With an API key, the key's holder is recorded."""
     reason: str = Field("", max_length=MAX_REASON_CHARS)
     force: bool = False
-    """Move the worker even if no other worker of the model would compute prompts, or none decode."""
+    """Move the worker even if no other worker of the model then computes prompts or decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class RolesApi:
             "/v1/workers/{worker_id}/role",
             responses={
                 401: {"description": "the token is missing or wrong"},
-                404: {"description": "no such worker is registered"},
+                404: {"description": "no worker with this id is registered"},
                 409: {
-                    "description": "it has another assignment by now, is the last of its kind, or another planner leads"
+                    "description": "its assignment has changed, it is the last of its kind, or another planner leads"
                 },
-                503: {"description": "the worker does not answer, or the token may not travel to it"},
+                503: {"description": "the worker does not answer, or the token must not be sent to it in plaintext"},
             },
         )
         async def set_role(
@@ -108,7 +108,7 @@ class RolesApi:
             move = await self._executor.ask(
                 worker, wanted, actor=actor, reason=body.reason, wait_ms=WAIT_MS, force=body.force
             )
-        except StartupError as error:  # the settings of this planner, not of whoever asks
+        except StartupError as error:  # the settings of this planner, not of the caller
             raise NoWorkers(error.message) from None
         found = _answer(worker.id, move.assignment, changed=True)
         effect_ms = None if move.effect_s is None else round(move.effect_s * 1e3, 2)

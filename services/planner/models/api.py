@@ -44,9 +44,9 @@ class ReservationAnswer:
 class CatalogueModel:
     """A model of the catalogue, or an adapter of the model `parent`.
 
-    An adapter shows its model's state, workers and wait, and its own uses. A model's `in_flight` excludes its
-    adapters. By `next_use_s` a request is as likely as not; null means not within a week, or unknown.
-    `expected_wait_s` is that of a request which arrives now.
+    An adapter shows its model's state, workers and wait, and its own uses. A model's `in_flight` excludes its adapters.
+    `next_use_s` is the median time to the next request; null means more than a week, or unknown. `expected_wait_s`
+    applies to a request that arrives now.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class EvictionAnswer:
-    """A worker that may lose its model, and why it would be chosen."""
+    """A worker that may lose its model, and the reason."""
 
     worker: str
     model: str
@@ -175,7 +175,7 @@ def _model(keeper: ModelKeeper, entry: ModelEntry, now_ns: int) -> CatalogueMode
         ],
         ttft_ms=entry.ttft_ms,
         tpot_ms=entry.tpot_ms,
-        # An adapter is read within the first step that needs it.
+        # An adapter is loaded within the first step that needs it.
         load_s=0.0 if entry.parent else round(keeper.load_s(entry), 3),
         wake_s=0.0 if entry.parent else round(keeper.wake_s(entry), 3),
         load_measured=bool(times and times.load_s),
@@ -218,7 +218,7 @@ def minute_of_time(text: str) -> int | None:
 def refused_text(wanted: GpuClaim, refused: ClaimRefused, gpus: int) -> str:
     """Explain why a claim is refused and which claims would have to go."""
     going = ", ".join(claim_text(each) for each in refused.would_have_to_go)
-    way = f"what would have to go: {going}" if going else "even without all others it would not fit"
+    way = f"it needs the GPUs of: {going}" if going else "even without all others it would not fit"
     return (
         f"{claim_text(wanted)} cannot be kept: at {clock_time(refused.minute)} UTC {refused.kept_gpus} of {gpus} GPUs"
         f" are kept for others, {refused.missing_gpus} too many; {way}"
@@ -267,7 +267,7 @@ class ReservationBody(BaseModel):
 
 
 def no_catalogue() -> APIRouter:
-    """Return the routes of a planner without a catalogue: each answers 404 and how to get one."""
+    """Return the routes of a planner without a catalogue. Each answers 404 and explains how to get one."""
     router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 
     @router.get("/v1/models")
@@ -300,7 +300,7 @@ class ModelsApi:
         async def reserve(
             name: str, body: ReservationBody, request: Request, authorization: Authorization = ""
         ) -> CatalogueModel:
-            """Reserve GPUs for a model, or answer what would have to go. Requires the suite's token."""
+            """Reserve GPUs for a model, or answer with the claims that are in the way. Requires the suite's token."""
             self._check(request, authorization)
             return await self._reserve(name, body)
 

@@ -1,4 +1,4 @@
-"""Placement of a catalogue's models on a pool of workers: what is known of both, and the orders that follow. No I/O."""
+"""Placement of a catalogue's models on a pool of workers: the state of both, and the resulting orders. No I/O."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +83,7 @@ class UseCounts:
                 self._arrivals[name] = self._arrivals.get(name, 0) + new
                 self._last_ms[name] = max(self._last_ms.get(name, 0), use.last_unix_ms)
                 seen[gateway, name] = use.arrivals
-        # A gateway that is quiet for a moment goes on where it was.
+        # A gateway that was silent for a moment continues from its last counts.
         self._seen = seen if len(self._seen) > MAX_SEEN else {**self._seen, **seen}
 
     def in_flight(self, name: str) -> int:
@@ -129,7 +129,7 @@ PREPARE_S: Final = 10.0
 class Knobs:
     turn_s: float = 10.0
     cold_cost_gpu_s: float = 300.0
-    """GPU-seconds that one cold start is taken to cost."""
+    """The assumed cost of one cold start in GPU-seconds."""
     sleeps: bool = True
     window_s: float = 60.0
 
@@ -173,7 +173,7 @@ class ModelKeeper:
     """The registered workers that belong to the pool."""
     placed: PoolDecision = field(default_factory=lambda: PoolDecision((), {}, ()))
     models: Mapping[str, PlacedModel] = field(default_factory=dict)
-    """The models as the last decision saw them."""
+    """The models as of the last decision."""
     switches: Counter[str] = field(default_factory=Counter)
     cold_starts: int = 0
     """The number of models loaded for a request that was waiting."""
@@ -200,7 +200,7 @@ class ModelKeeper:
         self.adapter_follower = UseFollower(window_s=self.knobs.window_s)
         self._sort()
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ inputs
 
     def take_workers(self, workers: Sequence[Worker], now_ns: int) -> dict[str, LoadTimes]:
         """Replace the list of workers and return, by model, newly measured load times that differ from the stored
@@ -277,10 +277,10 @@ class ModelKeeper:
         if self.adapters:
             self.adapter_follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self.adapters})
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ queries
 
     def alone(self, name: str) -> tuple[int, int]:
-        """Return (requests in flight, waiting ones) of a model without its adapters, or of one adapter."""
+        """Return (requests in flight, waiting requests) of an adapter, or of a model without its adapters."""
         beside = sum(self.uses.in_flight(each.name) for each in self.adapters.values() if each.parent == name)
         return max(self.uses.in_flight(name) - beside, 0), self.uses.waiting(name)
 
@@ -317,7 +317,7 @@ class ModelKeeper:
         return (times.wake_s if times else 0.0) or min(self._stated(entry, wakes=True), self.load_s(entry))
 
     def _sleep_s(self, entry: ModelEntry) -> float:
-        # Moving a model to host memory is taken to be as fast as loading it from there.
+        # Moving a model to host memory is assumed to take as long as loading it from there.
         per_s = self.workers[0].pool.wake_bytes_per_s if self.workers else 0.0
         return entry.size_bytes / per_s if per_s else self.wake_s(entry)
 
@@ -446,7 +446,7 @@ class ModelKeeper:
         ahead_ns = round((self.load_s(entry) + PREPARE_S) * SECOND_NS)
         return max(kept_at(claims, minute_of(at_ns)).get(entry.name, 0) for at_ns in (now_ns, now_ns + ahead_ns))
 
-    # ------------------------------------------------------------ what is reported
+    # ------------------------------------------------------------ reports
 
     def outlooks(self, now_ns: int) -> dict[str, ModelOutlook]:
         """Return the state of each model for gateways; it is unchanged as long as nothing happens."""

@@ -24,7 +24,7 @@ from libs.testing.servers.stores import (
     redis_command,
     running,
 )
-from tests.programs import skip_unless_ci
+from tests.programs import skip_or_fail_in_ci
 
 pytestmark = pytest.mark.redis
 
@@ -36,7 +36,7 @@ def node() -> Iterator[str]:
     """A node that holds all slots; more calls fail on a cluster of several."""
     binary = shutil.which("redis-server")
     if binary is None:
-        skip_unless_ci(RedisUnavailable("a Redis Cluster needs redis-server on the PATH"))
+        skip_or_fail_in_ci(RedisUnavailable("a Redis Cluster needs redis-server on the PATH"))
         return
     with held_port() as port, folder_of_store() as folder:
         command = [*redis_command(Path(binary), port=port, folder=folder), "--cluster-enabled", "yes"]

@@ -30,7 +30,7 @@ from libs.testing.servers.secured import (
     secured_redis,
 )
 from libs.testing.servers.stores import KafkaUnavailable, RedisUnavailable
-from tests.programs import skip_unless_ci
+from tests.programs import skip_or_fail_in_ci
 
 SETTLE_S = 40.0
 
@@ -41,7 +41,7 @@ def kafka() -> Iterator[SecuredServer]:
         context = secured_kafka()
         server = context.__enter__()
     except KafkaUnavailable as error:
-        skip_unless_ci(error)
+        skip_or_fail_in_ci(error)
     else:
         broker = brokers_of(kafka_settings(server, kafka_user=BROKER))
         asyncio.run(grant_kafka(broker, "fulcrum.test-"))
@@ -55,7 +55,7 @@ def redis() -> Iterator[SecuredServer]:
         context = secured_redis()
         server = context.__enter__()
     except RedisUnavailable as error:
-        skip_unless_ci(error)
+        skip_or_fail_in_ci(error)
     else:
         yield server
         context.__exit__(None, None, None)

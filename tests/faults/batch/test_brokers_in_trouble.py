@@ -33,7 +33,7 @@ from libs.testing.suites.processes import until_whole
 from libs.testing.suites.steady_load import SteadyLoad, steady_load
 from libs.testing.suites.suite import RunningSuite, running_suite
 from libs.testing.wait import until
-from tests.programs import skip_unless_ci
+from tests.programs import skip_or_fail_in_ci
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(1800)]
 
@@ -111,7 +111,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         try:
             kafka = stack.enter_context(kafka_cluster(sites))
         except KafkaUnavailable as error:
-            skip_unless_ci(error)
+            skip_or_fail_in_ci(error)
         env = {
             "FULCRUM_CLUSTER": f"test-{uuid.uuid4().hex[:12]}",
             "FULCRUM_GATEWAY_FILES_FOLDER": str(folder / "files"),

@@ -24,7 +24,7 @@ from libs.testing.servers.replicated import KafkaCluster, kafka_cluster
 from libs.testing.servers.stores import KafkaUnavailable
 from libs.testing.suites.processes import until_whole
 from libs.testing.suites.suite import RunningSuite, running_suite
-from tests.programs import skip_unless_ci
+from tests.programs import skip_or_fail_in_ci
 
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.kafka, pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -40,7 +40,7 @@ def kafka() -> Iterator[KafkaCluster]:
         context = kafka_cluster()
         found = context.__enter__()
     except KafkaUnavailable as error:
-        skip_unless_ci(error)
+        skip_or_fail_in_ci(error)
     else:
         yield found
         context.__exit__(None, None, None)

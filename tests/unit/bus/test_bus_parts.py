@@ -177,14 +177,14 @@ async def test_a_partition_waits_for_one_poll_of_each_other_at_most() -> None:
 
 async def test_the_time_of_a_slow_reader_is_no_sign_of_a_lost_broker() -> None:
     consumer: Any = Fetched(a=1)
-    turns, progress = Turns(consumer, lambda: consumer.now_s), Progress[str](stall_s=3)
-    assert progress.stalled(turns.stall_clock_s, {"b": 5}, {"b": 5}) == []
+    turns, partition = Turns(consumer, lambda: consumer.now_s), TopicPartition("b", 0)
+    assert turns.stalled({partition: 5}, {partition: 5}) == []
     await turns.poll(consumer.left)
     consumer.now_s += 60
-    assert progress.stalled(turns.stall_clock_s, {"b": 5}, {"b": 9}) == [], "written while the reader was busy"
+    assert turns.stalled({partition: 5}, {partition: 9}) == [], "written while the reader was busy"
     for _ in range(8):
         await turns.poll(consumer.left)
-    assert progress.stalled(turns.stall_clock_s, {"b": 5}, {"b": 9}) == ["b"]
+    assert turns.stalled({partition: 5}, {partition: 9}) == [partition]
 
 
 class Broker:

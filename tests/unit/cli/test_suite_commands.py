@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.cli.find import is_suite
+from libs.cli.find import UP, is_suite
 from libs.cli.options import complete_log, complete_role
 from libs.cli.suite.running import readable, show_logs, stop_suite, tail
 from libs.cli.top.show import show_top
@@ -82,7 +82,7 @@ def test_a_missing_log_lists_the_existing_ones(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_process_that_is_not_a_suite_is_never_stopped(tmp_path: Path) -> None:
-    assert not is_suite(os.getpid())
+    assert not is_suite(os.getpid(), (UP,))
     with pytest.raises(StartupError, match="is not `fulcrum up`"):
         stop_suite(ready_file(tmp_path), now=False, as_json=True)
 

@@ -110,7 +110,7 @@ def test_a_window_with_more_encoding_than_prefill_is_refused() -> None:
     (window,) = (each for message in teller.tick(110) for each in message.loads.windows)
     assert cells_of_columns(window, ["w"], TICK_NS).encode_ns == [50 * MS]
     window.encode_ns = np.array([50 * MS + 1], "<u4").tobytes()
-    with pytest.raises(ValueError, match="encoding"):
+    with pytest.raises(ValueError, match="more encode time than prefill time"):
         cells_of_columns(window, ["w"], TICK_NS)
     window.encode_ns = np.array([1, 1], "<u4").tobytes()
     with pytest.raises(ValueError, match="lengths"):

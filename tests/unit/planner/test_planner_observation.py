@@ -178,7 +178,7 @@ def test_nothing_is_decided_on_unknown_figures(change: dict[str, Any], says: str
 def test_nothing_is_decided_while_every_gateway_is_silent() -> None:
     found = look(worker("p", "prefill"), worker("d", "decode"), gateways=False)
     assert found.engine is None
-    assert "no gateway says" in found.unknown
+    assert "no gateway reports" in found.unknown
 
 
 def test_without_capabilities_nothing_is_decided() -> None:

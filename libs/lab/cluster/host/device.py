@@ -15,7 +15,7 @@ from libs.lab.cluster.time import PS_PER_NS, Coast, StepDurations, VirtualTime
 from libs.policy.step_time import StepTimeModel, StepWork, split_step_ns
 from libs.policy.worker.assignment import Staying
 
-# Each step has 0.8 of the weight of the next, so older steps would not change the mean by one bit.
+# Each step has 0.8 of the weight of the next, so older steps would not change the mean by a single bit.
 WEIGHED_STEPS: Final = 256
 
 
@@ -26,7 +26,7 @@ class Rest(Enum):
     STARVED = "starved"
     """A prompt is being computed elsewhere; this time is part of idle."""
     KV_WAIT = "kv_wait"
-    """Blocks that are ready at their source are on their way."""
+    """Blocks that are ready at their source are in transit."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class RecentDecodes:
         return self._mean_s
 
     def _durations_ns(self) -> list[int]:
-        """Return the durations of the latest steps, the earliest first."""
+        """Return the durations of the latest steps, oldest first."""
         found: list[int] = []
         for coast, steps in reversed(self._runs):
             first = max(steps - (WEIGHED_STEPS - len(found)), 0)
@@ -112,7 +112,7 @@ class Listener(Protocol):
         ...
 
     def coasted(self, decoding: list[CountedSequence], coast: Coast, steps: int) -> None:
-        """Handle `steps` steps that have passed at once, the last of which has ended by now."""
+        """Handle `steps` steps that have passed at once; the last of them has ended by now."""
         ...
 
     def coast_ended(self) -> None:
@@ -175,7 +175,7 @@ class Device:
         self.rest = Rest.IDLE
         """The category of time that passes while nothing is computed."""
         self.recent_steps: list[tuple[StepWork, int]] | None = None
-        """Pairs of work and duration in ns since the last `take_recent_steps`, or None if nobody takes them. Steps
+        """Pairs of work and duration in ns since the last `take_recent_steps`, or None if they are not collected. Steps
         that passed at once count as one.
         """
         self._model = shape.step_time
@@ -183,7 +183,7 @@ class Device:
         self._cost = cost
         self._block_tokens, self._hop_ps = shape.block_tokens, shape.hop_ps
         self._passed: deque[_Passed] = deque()
-        """Runs of steps that ended less than a hop ago, or that gateways have yet to ask for."""
+        """Runs of steps that ended less than a hop ago, or that gateways have yet to request."""
         self._listener: Listener | None = None
         self._running: _Running | None = None
         self._coasting: _Coasting | None = None
@@ -213,7 +213,7 @@ class Device:
 
     @property
     def last_coasted_ps(self) -> int:
-        """The end of the latest completed step of a coast; 0 if none has."""
+        """The end of the latest completed step of a coast; 0 if there is none."""
         coasting = self._coasting
         if coasting is None:
             return 0
@@ -223,7 +223,7 @@ class Device:
     def passed_load(self, before_ps: int) -> tuple[EngineLoad, int] | None:
         """Return the load at a time within a completed coast, and the submits taken by then.
 
-        The frame of a coast is sent only after its last step. For times outside of one the result is None.
+        The frame of a coast is sent only after its last step. For times outside a coast the result is None.
         """
         while self._passed and self._passed[0].end_ps <= before_ps:
             self._passed.popleft()
@@ -262,7 +262,7 @@ class Device:
     def account(self, *, touched: bool = False) -> None:
         """Account for the time up to an event that happens now, cutting off steps that pass at once.
 
-        `touched` is whether the event concerns sequences that may be decoding.
+        `touched` states whether the event concerns sequences that may be decoding.
         """
         if self._coasting is not None:
             self._cut(self._coasting, touched=touched)
@@ -322,7 +322,7 @@ class Device:
 
     def _end_step(self, running: _Running) -> None:
         if self._running is not running:
-            return  # the worker was restarted meanwhile
+            return  # the worker was restarted in the meantime
         assert self._listener is not None
         self._running = None
         self._accounted_ps = self._time.now_ps
@@ -359,7 +359,7 @@ class Device:
     def _cut(self, coasting: _Coasting, *, touched: bool) -> None:
         """Apply the steps that have ended by now; the current one continues.
 
-        If its own sequences are `touched` it continues as a single step, which handles such changes.
+        If its own sequences are `touched`, it continues as a single step, which handles such changes.
         """
         coast = coasting.coast
         steps = coast.steps_by(self._time.now_ps)
@@ -401,7 +401,7 @@ class Device:
         self._listener.coasted(decoding, coasting.coast, steps)
 
     def _keep(self, coasting: _Coasting, steps: int, end_ps: int) -> None:
-        """Remember the steps for gateways, which learn of each one a hop later."""
+        """Keep the steps for gateways, which learn of each one a hop later."""
         assert self._listener is not None
         passed = self._passed
         while passed and passed[0].end_ps + self._hop_ps <= self._time.now_ps:

@@ -1,4 +1,4 @@
-"""A worker's role, the credits and prompt budget that follow from it, the sequences that leave it, and its outbox."""
+"""A worker's role with its credits and prompt budget, the sequences that leave the worker, and its outbox."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -62,7 +62,7 @@ class LabOutbox:
         return bool(self.tokens or self.events or self.load or self.assignment)
 
     def sent(self) -> None:
-        """Clear everything that a frame has carried."""
+        """Clear everything that was sent in a frame."""
         self.tokens, self.events = [], []
         self.load = self.assignment = self.speed = False
 
@@ -90,7 +90,7 @@ class LabOutbox:
 
 
 GATEWAY: Final = 1
-"""The number that stands for the only gateway in a worker's credits."""
+"""The number of the only gateway in a worker's credits."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class LabSequence:
     budget_tokens: int = 0
     """The role's prompt budget when the sequence was accepted."""
     new_tokens: int = 0
-    """Output tokens produced since the sequence came to this worker."""
+    """Output tokens produced since the sequence arrived at this worker."""
     weighed: bool = False
     """True if moving the sequence has been considered under the present role."""
 
@@ -112,7 +112,7 @@ class LabSequence:
 
     @property
     def most_tokens_left(self) -> int:
-        """The maximum number of output tokens that may still come."""
+        """The maximum number of output tokens still to come."""
         return self.request.max_output_tokens - (self.tokens - self.request.prompt_tokens)
 
     @property
@@ -147,14 +147,14 @@ class Duties:
         self._outbox = outbox
         self._prompts = PromptLength()
         self._waiting = GatewayDemand("gateway")
-        # Lacks the time of a step, which comes from the device.
+        # Without the time of a step, which comes from the device.
         self._staying = Staying()
         self._hand_over_time = HandOverTime()
         self._sealed: dict[bytes, tuple[int, int]] = {}
-        """(bytes, time) by handle of sequences that are moving, until they have moved."""
+        """Pairs (bytes, time) by handle of sequences that are moving."""
         self._budget = self._role_budget = 0
         self._unsettled = True
-        """True if credits have changed hands or could change hands."""
+        """True if credits have changed hands or may do so."""
 
     # ------------------------------------------------------------ the role
 
@@ -205,7 +205,7 @@ class Duties:
             self._device.core.set_prefill_budget(budget)
 
     def _weigh(self, hosted: LabSequence) -> None:
-        """Request another place for a decode that no longer fits the role, if moving is sooner than staying."""
+        """Request another place for a decode that no longer fits the role, if a move ends sooner than the sequence."""
         leaves = assignments.leaves_decode(self.assignment, draining=self.draining)
         if not leaves or not hosted.decodes or hosted.weighed:
             return
@@ -302,7 +302,7 @@ class Duties:
             self.left[output.sequence_id] = output.handle.opaque
 
     def taken_over(self, opaque: bytes, now_ns: int) -> None:
-        """Record the read of a handle, which may belong to a sequence that continues elsewhere."""
+        """Record that a handle's blocks were read. Its sequence may continue elsewhere."""
         kv_bytes, sealed_ns = self._sealed.pop(opaque, (0, 0))
         if kv_bytes:
             self._hand_over_time.observe(kv_bytes, max(now_ns - sealed_ns, 0) / 1e9)

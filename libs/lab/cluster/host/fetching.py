@@ -53,14 +53,14 @@ class ReceivingLink:
     """The link of one receiver, on which concurrent streams take turns block by block, as live pulls do with chunks."""
 
     def __init__(self, time: VirtualTime, block_ps: int, arrived: Callable[[Stream], None]) -> None:
-        """`arrived` is called when everything on its way for a sequence has arrived."""
+        """Create the link. `arrived` is called when all blocks in transit for a sequence have arrived."""
         self._time = time
         self._block_ps = block_ps
         self._arrived = arrived
         self._left: dict[Stream, int] = {}
-        """The blocks on their way, by stream."""
+        """The blocks in transit, by stream."""
         self._turns: deque[Stream] = deque()
-        """Streams in turn, the first of which has a block on the link."""
+        """The streams in turn; the first one has a block on the link."""
         self._since_ps = 0
         """The time up to which the link has been accounted for."""
         self._plans = 0
@@ -71,7 +71,7 @@ class ReceivingLink:
         return len(self._turns)
 
     def pull(self, stream: Stream) -> None:
-        """Send the blocks that are ready, in addition to those on their way."""
+        """Send the blocks that are ready, in addition to those in transit."""
         blocks = stream.ready
         if blocks <= 0:
             return
@@ -86,7 +86,7 @@ class ReceivingLink:
         self._plan()
 
     def drop(self, stream: Stream) -> None:
-        """Remove a stream that the receiver no longer waits for."""
+        """Remove a stream that the receiver no longer needs."""
         if stream in self._left:
             self._pass()
             if stream is self._turns[0]:
@@ -110,7 +110,7 @@ class ReceivingLink:
         self._turns.rotate(-more)
 
     def _plan(self) -> None:
-        """Schedule a wake-up for when the next stream is through, unless something changes before."""
+        """Schedule a wake-up for the time at which the next stream ends, unless something changes before."""
         self._plans += 1
         if self._turns:
             blocks, place = min((self._left[stream], place) for place, stream in enumerate(self._turns))
@@ -145,7 +145,7 @@ class Owner(Protocol):
         ...
 
     def leave(self) -> None:
-        """End the event, acting on its results."""
+        """End the event and act on its results."""
         ...
 
     def received_at(self, transfers: TransferSpeed) -> None:
@@ -171,7 +171,7 @@ class Fetching:
         self._link = ReceivingLink(time, shape.block_ps, self._part_came)
         self._streams: dict[int, Stream] = {}
         self._unasked: list[CountedSequence] = []
-        """Sequences that exceed `MAX_FETCHES` and have yet to be requested."""
+        """Sequences beyond `MAX_FETCHES`, whose KV has yet to be requested."""
         self._unacknowledged: dict[str, list[Stream]] = {}
         """Completed streams by worker id of their source, which keeps the blocks until the acknowledgement."""
         self._readers: dict[bytes, tuple[Fetching, Stream]] = {}
@@ -197,7 +197,8 @@ class Fetching:
     def ask(self) -> bool:
         """Request the KV of sequences that have been given blocks.
 
-        Return whether a source had lost its KV, in which case other sequences may have been given blocks meanwhile.
+        Return whether a source had lost its KV, in which case other sequences may have been given blocks in the
+        meantime.
         """
         core, lost = self._device.core, False
         for sequence in core.take_fetches():
@@ -236,7 +237,7 @@ class Fetching:
             self._pull(stream)
 
     def _part_came(self, stream: Stream) -> None:
-        if self._awaits(stream):  # otherwise it has been aborted
+        if self._awaits(stream):  # otherwise the sequence has been aborted
             self._pull(stream)
 
     def _awaits(self, stream: Stream) -> bool:
@@ -315,12 +316,12 @@ class Fetching:
     # ------------------------------------------------------------ for others
 
     def left(self, stream: Stream) -> None:
-        """Handle a reader that has left before it had all blocks."""
+        """Handle the departure of a reader that did not receive all blocks."""
         self._readers.pop(stream.held.opaque, None)
         self._core.offers.leave(stream.held, self._time.now_ns())
 
     def notify_readers(self) -> None:
-        """Notify readers of further blocks that may be ready for them."""
+        """Notify readers that more blocks may be ready."""
         if not self._readers:
             return
         for opaque, (reader, stream) in list(self._readers.items()):
@@ -367,5 +368,5 @@ class Fetching:
         self._readers.clear()
 
     def forget(self) -> None:
-        """Reset what was learned about the link."""
+        """Reset the learned speed of the link."""
         self._transfers = TransferSpeed(self._block_tokens)

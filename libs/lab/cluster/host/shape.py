@@ -30,13 +30,13 @@ class WorkerShape:
     prompt_order: PromptOrder | None = None
     """The order of the prompts on a worker; None for first come, first served."""
     credits: bool = True
-    """True if work is accepted only against credits; False where it queues in workers."""
+    """True if work is accepted only against credits; False if it queues in workers."""
     stepwise: bool = False
     """True if every step is simulated singly, which is slow and changes nothing else."""
 
     @property
     def kv_kind(self) -> str:
-        # The same for all workers, so that any of them can pull from any other.
+        # The same for all workers, so that each can pull from every other.
         return f"lab/{self.model}/block{self.block_tokens}"
 
     @property
@@ -45,7 +45,7 @@ class WorkerShape:
 
     @property
     def block_ps(self) -> int:
-        """Picoseconds that a KV block takes on the link."""
+        """The picoseconds that a KV block takes on the link."""
         return max(round(self.kv_block_bytes / self.link_bytes_per_s * 1e12), 1)
 
 
@@ -54,7 +54,7 @@ class RunCounts:
     """Counters of one worker over the whole run."""
 
     prompt_tokens: int = 0
-    """Prompt tokens computed, counting recomputed ones each time."""
+    """Prompt tokens computed; recomputed tokens count each time."""
     decode_tokens: int = 0
     steps: int = 0
     moves: int = 0

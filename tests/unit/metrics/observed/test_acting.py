@@ -226,7 +226,7 @@ async def test_a_move_that_telemetry_does_not_confirm_stops_further_moves() -> N
     acting.follows = False
     status = await acting.run(35)
     assert len(acting.moves) == 1
-    assert "its telemetry does not show that" in status.planner.idle_because
+    assert "its telemetry does not show it" in status.planner.idle_because
 
 
 @pytest.mark.parametrize("roles", [{"p0": "prefill", "d0": "decode"}, dict.fromkeys(("a", "b"), "mixed")])
