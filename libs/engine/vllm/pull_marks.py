@@ -11,6 +11,7 @@ import random
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -80,7 +81,7 @@ class PullMarks:
         for storage, found in indices.items():
             words = storages[storage]
             index = torch.from_numpy(np.concatenate(found))
-            places.append((words, _beside(words, lambda words=words, index=index: _fill(words, index, word))))
+            places.append((words, _beside(words, partial(_fill, words, index, word))))
         self._reads[name] = _Marked(word, places)
 
     def take(self, name: str) -> tuple[int, int]:
@@ -88,8 +89,7 @@ class PullMarks:
         marked = self._reads.pop(name, None)
         if marked is None:
             return 0, 0
-        left = sum(_beside(words, lambda w=words, i=index: int((w[i] == marked.word).sum()))
-                   for words, index in marked.places)  # fmt: skip
+        left = sum(_beside(words, partial(_count, words, index, marked.word)) for words, index in marked.places)
         return left, sum(len(index) for _, index in marked.places)
 
     def forget_others(self, names: Iterable[str]) -> None:
@@ -103,6 +103,10 @@ def _fill(words: torch.Tensor, index: torch.Tensor, word: int) -> torch.Tensor:
     index = index.to(words.device)
     words.index_fill_(0, index, word)
     return index
+
+
+def _count(words: torch.Tensor, index: torch.Tensor, word: int) -> int:
+    return int((words[index] == word).sum())
 
 
 def _beside(words: torch.Tensor, work: Callable[[], T]) -> T:

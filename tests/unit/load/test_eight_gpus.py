@@ -10,6 +10,7 @@ import pytest
 from libs.lab.hardware import resolve
 from load.gpu import engine_steps, serve
 from load.gpu.against_profile import MODEL
+from load.gpu.bench_gpu import ROOT
 from load.gpu.deviations import judge_serving, judge_steps
 from load.gpu.eight import GPUS, LINES, Load, chosen, expected, is_off, key_of, main, parser, part_of, serving
 
@@ -55,6 +56,23 @@ def test_a_plan_shows_commands_and_expected_figures_without_a_gpu(
     said = capsys.readouterr().out
     assert "h100" in said and "load.gpu.serve --prefill 4 --decode 4" in said
     assert "the lab expects 361 of 361 answered, TTFT" in said
+
+
+def test_the_page_has_the_labs_figures_of_today() -> None:
+    load = LINES["low"].load
+    assert load is not None
+    found = expected(load, resolve(MODEL, "h200"), kv_mb=40 << 10, link_gbps=80.0)
+    times = [
+        ", ".join(f"{found[name][of]:.{digits}f}" for of in ("p50", "p99"))
+        for name, digits in (("ttft_ms", 0), ("tpot_ms", 1))
+    ]
+    (row,) = [line for line in (ROOT / "docs" / "gpu.md").read_text().splitlines() if line.startswith("| `low`")]
+    assert row.endswith(f"| {times[0]} | {times[1]} |"), "run load.gpu.eight --dry-run and put its figures there"
+
+
+def test_every_line_of_the_command_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    assert [name for name in LINES if f"`{name}`" not in page] == []
 
 
 def test_figures_within_their_band_are_as_expected() -> None:
