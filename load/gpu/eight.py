@@ -49,6 +49,8 @@ STEPS_S: Final = 560.0
 SERVE_S: Final = 330.0
 """Workers start in 60 to 240 s, then requests come for a minute."""
 SHORT_S: Final = 120.0
+# Stands for the folder of random weights that a run writes.
+OWN_MODEL: Final = "MODEL"
 REHEARSED_WORKERS: Final = (1, 1, 2)
 """Prefill, decode and mixed workers of a rehearsal."""
 
@@ -153,7 +155,7 @@ def serving(load: Load, options: argparse.Namespace) -> Part:
         words += ["--link-gbps", str(options.link_gbps)]
     else:
         words += ["--engine", "vllm", "--dummy", "--gpu-share", str(options.gpu_share)]
-        words += ["--model", str(options.model)]
+        words += ["--model", str(options.model or OWN_MODEL)]
     return Part("load.gpu.serve", tuple(words), takes_device=False)
 
 
@@ -264,7 +266,7 @@ def model_of(options: argparse.Namespace) -> Iterator[None]:
     from load.gpu.shapes import LLAMA_8B, write_model  # noqa: PLC0415 - it imports torch and transformers
 
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="eight-") as folder:
-        options.model = write_model(Path(folder) / LLAMA_8B, LLAMA_8B, "cuda:0", options.tokenizer)
+        options.model = options.written = write_model(Path(folder) / LLAMA_8B, LLAMA_8B, "cuda:0", options.tokenizer)
         yield
 
 
@@ -286,8 +288,8 @@ def run_line(name: str, line: Line, options: argparse.Namespace, gpu: str) -> di
 
 
 def key_of(line: Line, options: argparse.Namespace, machine: Mapping[str, Any]) -> str:
-    """Return what a kept line must share with this run. The folder of random weights is new in each run."""
-    words = [word for word in words_of(line, part_of(line, options)) if word != str(options.model)]
+    """Return what a kept line must share with this run. The folder of our own random weights is new in each run."""
+    words = [OWN_MODEL if word == str(options.written) else word for word in words_of(line, part_of(line, options))]
     return json.dumps([words, machine["card"], machine["versions"], options.hardware.profile.name])
 
 
@@ -353,8 +355,9 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument("--lines", nargs="+", choices=list(LINES), metavar="NAME", help="only these")
     made.add_argument("--again", nargs="+", choices=list(LINES), default=[], metavar="NAME", help="run these again")
-    made.add_argument("--model", type=Path, help="a folder whose config.json is served, in place of Llama-8B's shape")
+    made.add_argument("--model", type=Path, help="a folder of Llama-8B's shape, in place of our own")
     made.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer random weights take")
+    made.set_defaults(written=None)
     made.add_argument("--out", type=Path, default=Path("eight.json"))
     return made
 

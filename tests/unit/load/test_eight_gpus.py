@@ -111,10 +111,13 @@ def test_steps_are_judged_by_their_kind() -> None:
 
 def test_a_line_is_run_again_if_its_command_card_or_versions_change_and_not_for_a_new_folder_of_weights() -> None:
     machine = {"card": {"gpus": ["H100"]}, "versions": {"vllm": "0.32.0"}}
-    line, asked = LINES["low"], options("--model", "/first")
+    line, asked, again = LINES["low"], options(), options()
+    for each, folder in ((asked, "/first"), (again, "/second")):
+        each.model = each.written = Path(folder)
     key = key_of(line, asked, machine)
-    assert key_of(line, options("--model", "/second"), machine) == key
-    assert key_of(line, options("--model", "/first", "--kv-mb", "9000"), machine) != key
+    assert key_of(line, again, machine) == key
+    assert key_of(line, options("--model", "/named"), machine) != key
+    assert key_of(line, options("--kv-mb", "9000"), machine) != key
     assert key_of(line, asked, {**machine, "versions": {"vllm": "0.33.0"}}) != key
 
 
