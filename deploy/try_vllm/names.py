@@ -20,7 +20,7 @@ OURS: Final = "libs/engine/vllm"
 ARGUMENTS, CONNECTORS, CORE = f"{OURS}/arguments.py", f"{OURS}/connectors.py", f"{OURS}/core.py"
 KV, LAUNCH, PACING = f"{OURS}/kv_groups.py", f"{OURS}/launch.py", f"{OURS}/pacing.py"
 PLUGIN, SCHEDULER, SEQUENCES = f"{OURS}/plugin.py", f"{OURS}/scheduler.py", f"{OURS}/sequences.py"
-GUIDES, HANDOVER = f"{OURS}/guides.py", f"{OURS}/handover.py"
+GUIDES, HANDOVER, MARKS = f"{OURS}/guides.py", f"{OURS}/handover.py", f"{OURS}/pull_marks.py"
 REPORTS, WIRE, CPU_WORKER = f"{OURS}/step_reports.py", f"{OURS}/wire.py", f"{OURS}/cpu_worker.py"
 OBSERVER: Final = "deploy/vllm-plugin/fulcrum_observe/engine.py"
 PARSER: Final = "libs/observe/vllm.py"
@@ -64,6 +64,7 @@ OUTPUT: Final = "vllm.v1.engine.EngineCoreOutput"
 SPIN: Final = "vllm.distributed.device_communicators.shm_broadcast.SpinCondition"
 CONNECTOR_CODE: Final = "vllm.distributed.kv_transfer.kv_connector"
 NIXL_CODE: Final = f"{CONNECTOR_CODE}.v1.nixl"
+PULLS: Final = f"{NIXL_CODE}.pull_worker.NixlPullConnectorWorker"
 MOONCAKE_CODE: Final = f"{CONNECTOR_CODE}.v1.mooncake"
 FLOPS: Final = "vllm.v1.metrics.perf"
 PROC: Final = "vllm.v1.engine.core.EngineCoreProc"
@@ -134,6 +135,19 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_text(MOONCAKE_CODE, "remote_bootstrap_addr", CONNECTORS),
     *_text(MOONCAKE_CODE, "transfer_id", CONNECTORS),
     *_text("vllm.v1.request", "kv_transfer_params", WIRE),
+    # Reads of blocks that are marked
+    *_override(f"{PULLS}._read_blocks_for_req", MARKS, ""),
+    *_override(f"{PULLS}._pop_done_transfers", MARKS, ""),
+    *(each for name in (
+        "_remote_agents", "vllm_config", "xfer_stats", "use_host_buffer", "_mixed_mem_types", "dcp_size", "engine_id",
+        "_transfer_layer_group_ids", "kv_caches_base_addr", "tp_rank", "_uses_region_group_mapping", "_has_mamba",
+        "device_kv_caches", "region_names", "region_group_ids", "block_stride_per_layer", "block_len_per_layer",
+        "transfer_topo", "dst_region_group_ids", "_group_spec_types",
+    ) for each in _name(f"{PULLS}.{name}", MARKS)),
+    *_call(f"{PULLS}._logical_to_kernel_block_ids", MARKS, 2),
+    *_name(f"{NIXL_CODE}.metadata.ReqMeta.local_physical_block_ids", MARKS),
+    *_name(f"{NIXL_CODE}.metadata.RemoteMeta.block_ids", MARKS),
+    *_name(f"{NIXL_CODE}.metadata.RemoteMeta.engine_id", MARKS),
     # The layout of KV, and its events
     *_name(f"{INTERFACE}.CircularBufferSpec", KV, optional=True),
     *_name(f"{INTERFACE}.KVCacheGroupSpec.layer_names", KV),

@@ -1,4 +1,5 @@
 """`python -m load.gpu.serve --engine vllm`: a whole suite on one GPU, prefill and decode as two workers that share it.
+On more GPUs each worker has its own, and `load.gpu.eight` starts it so. Engine sim needs none.
 
 `fulcrum up` with a model of Llama-8B's shape. Requests arrive at random for a while, and every answer is counted.
 With `--moves N` they arrive for as long again while workers change their roles N times. Reported are TTFT and TPOT
@@ -12,6 +13,7 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ import httpx
 
 from libs.counters import open_nvml
 from libs.lab.traces.generate import generate
+from libs.lab.traces.request import Trace
 from libs.testing.suites.role_moves import HeldMove, role_changer
 from libs.testing.suites.suite import RunningSuite
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
@@ -29,12 +32,21 @@ from load.planner.bench_role import spread_ms
 from load.setup import bench_suite
 
 START_S: Final = 240.0
+CONTEXT_TOKENS: Final = 8192
 LOOK_S: Final = 0.25
 # Characters of a command's or log's end that are kept.
 TAIL: Final = 4000
 # Lines of the metrics exposition that are kept.
 MOST_LINES: Final = 400
 SHOWN: Final = ("requests", "answered", "failures", "ttft_ms", "tpot_ms", "gpu_utilisation")
+
+
+def requests_of(spec: str, seed: int) -> Trace:
+    """Return the requests of a trace that fit a worker's context, without classes, which clients here do not name."""
+    trace = generate(spec, seed=seed)
+    fitting = [each for each in trace.requests if each.input_tokens + each.output_tokens < CONTEXT_TOKENS]
+    requests = [replace(each, number=number, service_class="") for number, each in enumerate(fitting)]
+    return replace(trace, requests=requests)
 
 
 async def read_gpu(readings: list[float]) -> None:
@@ -47,11 +59,14 @@ async def read_gpu(readings: list[float]) -> None:
 
 async def ask(suite: RunningSuite, options: argparse.Namespace, *, seed: int, moves: int = 0) -> dict[str, Any]:
     """Send requests at random times; return the outcomes and what the suite reports right after them."""
-    spec = f"poisson:rate={options.rate},isl={options.isl},osl={options.osl},spread=0.3,seconds={options.seconds}"
-    trace, failed, readings, held = generate(spec, seed=seed), list[str](), list[float](), list[HeldMove]()
+    spec = options.trace or (
+        f"poisson:rate={options.rate},isl={options.isl},osl={options.osl},spread=0.3,seconds={options.seconds}"
+    )
+    trace, failed, readings, held = requests_of(spec, seed), list[str](), list[float](), list[HeldMove]()
     beside = [asyncio.create_task(read_gpu(readings))]
     if moves:
-        beside.append(asyncio.create_task(move(suite, moves, options.seconds / moves, held)))
+        pause_s = trace.requests[-1].arrival_ns / 1e9 / moves
+        beside.append(asyncio.create_task(move(suite, moves, pause_s, held)))
     began_s = time.time()
     try:
         prompts = prompt_ids(trace, seed=seed)
@@ -69,6 +84,7 @@ async def ask(suite: RunningSuite, options: argparse.Namespace, *, seed: int, mo
         "failures": len(failed),
         "ttft_ms": percentiles([each.client_ttft_ns / 1e6 for each in answers.values()]),
         "tpot_ms": percentiles([each.served.tpot_ns / 1e6 for each in answers.values() if each.served.tpot_ns]),
+        "client_late_ms": max((each.late_ns / 1e6 for each in answers.values()), default=0.0),
         "gpu_utilisation": round(sum(readings) / len(readings), 3) if readings else None,
         "moves": len(held),
         "move_effect_ms": spread_ms([each.move.effect_s for each in held]),
@@ -97,21 +113,31 @@ async def said(suite: RunningSuite, window_s: int) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    model = options.model or write_model(folder / options.shape, options.shape, "cuda:0", options.tokenizer)
     roles = [f"--{role}={getattr(options, role)}" for role in ("prefill", "decode", "mixed")]
     env = {
         "FULCRUM_WORKER_KV_MEMORY_MB": str(options.kv_mb),
         "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS": "2048",
         "FULCRUM_WORKER_MAX_SEQUENCES": str(options.sequences),
         "FULCRUM_LOG_LEVEL": "warning",
+        "FULCRUM_PLANNER_MODE": "auto" if options.auto else "advisory",
     }
+    model: tuple[str, ...] = ()
+    if options.engine == "sim":
+        env |= {
+            "FULCRUM_WORKER_SIM_PROFILE": options.profile,
+            "FULCRUM_WORKER_SIM_LINK_GBPS": str(options.link_gbps),
+            "FULCRUM_WORKER_SIM_KV_MEMORY_MB": str(options.kv_mb),
+        }
+    else:
+        written = options.model or write_model(folder / options.shape, options.shape, "cuda:0", options.tokenizer)
+        model = ("--model", str(written))
     if options.engine == "vllm":
-        arguments = vllm_arguments(context_tokens=8192, gpu_share=options.gpu_share, kv_mb=options.kv_mb)
+        arguments = vllm_arguments(context_tokens=CONTEXT_TOKENS, gpu_share=options.gpu_share, kv_mb=options.kv_mb)
         if options.dummy:
             arguments["load_format"] = "dummy"
         env["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps(arguments)
     began_s = time.monotonic()
-    shape = ("--engine", options.engine, "--model", str(model), *roles)
+    shape = ("--engine", options.engine, *model, *roles)
     with bench_suite(*shape, env=env, start_s=START_S, folder=folder) as up:
         start_s = time.monotonic() - began_s
         print(f"started in {start_s:.0f} s", file=sys.stderr, flush=True)
@@ -150,8 +176,10 @@ def parser() -> argparse.ArgumentParser:
         mixed=0, moves=(0, "role moves under as much load again"), rate=2.0, isl=1500, osl=100, seconds=20,
         sequences=(64, "that a worker runs at once, at most"), kv_mb=(10 << 10, "KV memory of a worker"),
         gpu_share=(0.4, "of the GPU's memory that a vLLM worker may take"),
+        trace=("", "in place of rate, isl, osl and seconds, as in `fulcrum lab traces`"),
+        auto=(False, "the planner moves workers"), profile=("", "of engine sim"), link_gbps=(100.0, "of engine sim"),
     )  # fmt: skip
-    add_model_options(made)
+    add_model_options(made, "sim")
     made.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer random weights take")
     return made
 

@@ -51,9 +51,9 @@ def write_model(folder: Path, shape: str, device: str, tokenizer: Path | None = 
     return folder
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
+def add_model_options(parser: argparse.ArgumentParser, *more_engines: str) -> None:
     """Add the options for the engine, the model, and the folder of random weights."""
-    parser.add_argument("--engine", choices=("torch", "vllm"), default="torch")
+    parser.add_argument("--engine", choices=("torch", "vllm", *more_engines), default="torch")
     parser.add_argument("--shape", choices=list(SHAPES), default=LLAMA_8B)
     parser.add_argument("--model", type=Path, help="a folder with weights in place of random ones")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="where random weights are written")

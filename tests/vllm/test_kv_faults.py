@@ -152,6 +152,20 @@ async def test_a_failed_transfer_ends_its_sequence_without_a_token(pair: Pair) -
     assert await pair.moved(prompt) == expected
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+async def test_a_read_that_is_done_without_all_blocks_ends_its_sequence_without_a_token(
+    pair: Pair, share: float
+) -> None:
+    prompt = prompts(1, seed=25)[0]
+    expected = await pair.whole(prompt)
+    pair.fault.write_text(f"{nixl_faults.SHORT} {share}")
+    end, tokens = await pair.end(pair.decode(prompt, await pair.prefill(prompt)))
+    pair.fault.write_text("")
+    assert (end.finish, tokens) == (FinishReason.KV_LOST, [])
+    await pair.until_idle()
+    assert await pair.moved(prompt) == expected
+
+
 async def test_a_handle_that_covers_other_tokens_than_the_prompt_is_refused(pair: Pair) -> None:
     from libs.engine.vllm import wire
 

@@ -88,6 +88,7 @@ def register() -> None:
         name_model(revision, Path(folder, HANDSHAKE_FILE.format(pid=os.getpid())) if folder else None)
         if folder:
             time_encoding(Path(folder, ENCODES_FILE))
+        check_pulls()
     if folder:
         logging.getLogger("vllm").addHandler(_FirstCause(Path(folder, CAUSE_FILE)))
         _write_stack_on_signal(Path(folder, STACK_FILE.format(pid=os.getpid())))
@@ -154,6 +155,26 @@ def time_encoding(file: Path) -> None:
         return result
 
     WorkerWrapperBase.initialize_from_config = initialize_timed
+
+
+def check_pulls() -> None:
+    """Make NIXL's connector fail reads that left out a part of their blocks, once KV exists."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415
+
+    initialize = WorkerWrapperBase.initialize_from_config
+
+    def initialize_checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.vllm_config.kv_transfer_config is not None:
+            from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import (  # noqa: PLC0415
+                NixlPullConnectorWorker,
+            )
+
+            from libs.engine.vllm import pull_marks  # noqa: PLC0415 - the plug-in is loaded first
+
+            pull_marks.install(NixlPullConnectorWorker)
+        return initialize(self, *args, **kwargs)
+
+    WorkerWrapperBase.initialize_from_config = initialize_checked
 
 
 def time_encodes(model: Any, encodes: Any, wait: Callable[[], object]) -> None:

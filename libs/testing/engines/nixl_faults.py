@@ -10,6 +10,9 @@ from typing import Any, Final
 
 FILE_VARIABLE: Final = "FULCRUM_TEST_NIXL_FAULT"
 LOST, LATE, DUPLICATED, FAILED = "lost", "late", "duplicated", "failed"
+# A read that ends as done without all that was asked for. The share that is read follows, 0 for one piece, 1 for all
+# pieces but one. A piece is a block of one layer.
+SHORT: Final = "short"
 HEARTBEAT: Final = b"HB:"
 
 
@@ -69,6 +72,15 @@ class FaultyAgent:
         for _, sender, message in ready:
             found.setdefault(sender, []).append(message)
         return found
+
+    def make_prepped_xfer(
+        self, kind: str, local: Any, local_ids: Any, remote: Any, remote_ids: Any, **options: Any
+    ) -> Any:
+        fault, _, share = self._file.read_text().partition(" ")
+        if fault == SHORT:
+            read = min(max(int(len(local_ids) * float(share)), 1), len(local_ids) - 1)
+            local_ids, remote_ids = local_ids[:read], remote_ids[:read]
+        return self._agent.make_prepped_xfer(kind, local, local_ids, remote, remote_ids, **options)
 
     def check_xfer_state(self, handle: Any) -> Any:
         state = self._agent.check_xfer_state(handle)
