@@ -65,6 +65,24 @@ async def test_a_sequence_continues_as_if_it_had_stayed(
 
 
 @on_our_core
+async def test_tokens_that_arrive_before_the_named_blocks_are_not_awaited_again(bench: EngineBench) -> None:
+    source, source_reader = await bench.start("prefill")
+    target, target_reader = await bench.start("decode")
+    stayed = await complete(source, source_reader, sequence())
+    source.set_prefill_budget(0)
+    begun = named(sequence(EnginePhase.PREFILL))
+    source.submit(begun)
+    moved = sequence(EnginePhase.DECODE, kv=handle(source, "prefill", len(begun.token_ids)))
+    target.submit(moved)
+    await until(lambda: bench.fetcher.fetching == 1)
+    target.proceed(moved.sequence_id, stayed.token_ids[:1])
+    source.set_prefill_budget(1024)
+    first, log = await source_reader.ended(begun.sequence_id), await target_reader.ended(moved.sequence_id)
+    assert first.token_ids + log.token_ids == stayed.token_ids
+    await until(lambda: source.integrity() == target.integrity() == IDLE)
+
+
+@on_our_core
 async def test_a_name_in_use_is_refused(bench: EngineBench) -> None:
     source, _ = await bench.start("prefill")
     source.submit(named(sequence(EnginePhase.PREFILL)))
