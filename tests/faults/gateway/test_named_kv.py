@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,31 @@ async def test_a_prompt_lost_after_its_decode_has_ended_is_computed_again(open_g
         await until(lambda: decode.pulled or found[2].submits)
         prefill.gate.set()
         assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)
+        await until(gateway.idle)
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+@pytest.mark.parametrize("end", [Plan(fail=pb.FAILURE_CODE_ENGINE), Plan(cut=True)], ids=["fails", "is lost"])
+async def test_a_decode_that_ends_badly_before_its_prompt_is_reported_leaves_no_stale_blocks(
+    open_gateway_over: Any, tokens: int, end: Plan
+) -> None:
+    """A decode that has read its blocks has had them freed at their source."""
+    async with AsyncExitStack() as stack:
+        plans = {"p0": (Plan(opens=True),), "d0": (replace(end, tokens=tokens),)}
+        prefill, decode = found = await workers(stack, "p0", "d0", **plans)
+        prefill.gate.clear()
+        gateway = await stack.enter_async_context(
+            open_gateway_over(*(each.worker for each in found), early_decodes=True)
+        )
+        completion = asyncio.create_task(gateway.complete(TOKENS))
+        await until(lambda: decode.pulled)
+        if end.cut:
+            await until(lambda: "d0" not in gateway.connected or decode.streams > 1)
+        prefill.gate.set()
+        assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)
+        handles = [submit.kv.handle for submit in decode.submits]
+        assert len(handles) == 2
+        assert (handles[0] != handles[1]) or (end.cut and not tokens)  # lost before it had read anything
         await until(gateway.idle)
 
 
