@@ -194,6 +194,10 @@ class ReceivedTotals:
     """True if they were copied from the sender's memory on this host."""
     token_ids: tuple[int, ...] = ()
     """The tokens sampled at the sender, if they came along."""
+    first_waited_ns: int = 0
+    """The time for which the sender of a named handle had no block to send."""
+    waited_ns: int = 0
+    """The same, with the times in which it had no further one."""
 
 
 class HandleTable:

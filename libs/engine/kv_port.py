@@ -51,6 +51,8 @@ class KvChunk:
     """True if the views are of the sender's own memory on this host."""
     token_ids: tuple[int, ...] = ()
     """With the last chunk of a named handle, the tokens sampled where its prompt was computed."""
+    waited_ns: int = 0
+    """The time for which the sender of a named handle has had nothing to send, from the pull's opening on."""
 
 
 class KvExport(Protocol):
