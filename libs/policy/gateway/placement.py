@@ -230,7 +230,7 @@ class Placement:
 
         With `named`, the decode worker gets its submit together with the prompt's worker, and waits for these blocks.
         """
-        self.waiting = self.decode_left = False
+        self.waiting = self.decode_left = self.blocks_read = False
         self.reserved = decode
         if prompt is None:
             return [Reserve(decode), self._submit_decode(decode, self.blocks, output_tokens)]
@@ -254,7 +254,7 @@ class Placement:
 
     def _submit_decode(self, worker: WorkerKey, blocks: Blocks | None, output_tokens: int) -> Submit:
         """Return the submit that uses the reserved decode credit."""
-        self.reserved, self.decode_worker, self.blocks_read = None, worker[0], False
+        self.reserved, self.decode_worker = None, worker[0]
         self.decode_attempt = Attempt(worker, self.sequence_id, Phase.DECODE, output_tokens)
         return Submit(self.decode_attempt, blocks)
 
