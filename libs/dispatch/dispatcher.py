@@ -387,8 +387,9 @@ class Dispatcher:
     def _on_event(self, generation: Generation, attempt: Attempt, event: AttemptEvent) -> None:
         """Pass a worker's event to the choice's placement, and carry out the effects."""
         placement = generation.placement
-        failed = isinstance(event, SequenceRefused | Failed)
-        if generation.early is not None and not failed and keep_back(generation, EarlyNews(attempt, event=event)):
+        # A refused decode has read nothing, and its credit can go to another one at once.
+        refused = isinstance(event, SequenceRefused)
+        if generation.early is not None and not refused and keep_back(generation, EarlyNews(attempt, event=event)):
             return
         complete = generation.complete() is not None
         if isinstance(event, KvOpened):

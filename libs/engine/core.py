@@ -318,10 +318,10 @@ class Core:
         sequence.kv_bytes_received = received.data_bytes
         sequence.kv_arrived = True
         self._news.transfers.append(sequence.transfer_report(received, started_ns, now_ns))
-        if kv.named:
-            self._proceed_named(sequence, received.token_ids, now_ns)
-        elif sequence.sampled_elsewhere is not None or not kv.streamed:
+        if sequence.sampled_elsewhere is not None or not kv.streamed:
             self._go_on(sequence, now_ns)
+        elif kv.named:
+            self._proceed_named(sequence, received.token_ids, now_ns)
         self._note_awaiting(now_ns)
 
     def _proceed_named(self, sequence: Sequence, token_ids: tuple[int, ...], now_ns: int) -> None:

@@ -195,7 +195,11 @@ class ReceivedTotals:
     shared: bool = False
     """True if they were copied from the sender's memory on this host."""
     token_ids: tuple[int, ...] = ()
-    """The tokens sampled at the sender, if they were sent along."""
+    """The tokens sampled at the sender, if they came along."""
+    first_waited_ns: int = 0
+    """The time for which the sender of a named handle had no block to send."""
+    waited_ns: int = 0
+    """The same, with the times in which it had no further one."""
 
 
 class HandleTable:

@@ -52,7 +52,9 @@ class KvChunk:
     shared: bool = False
     """True if the views are of the sender's own memory on this host."""
     token_ids: tuple[int, ...] = ()
-    """The tokens sampled by the worker that computed the prompt; only in the last chunk of a named handle."""
+    """With the last chunk of a named handle, the tokens sampled where its prompt was computed."""
+    waited_ns: int = 0
+    """The time for which the sender of a named handle has had nothing to send, from the pull's opening on."""
 
 
 class KvExport(Protocol):

@@ -127,11 +127,13 @@ class BlockExport:
         offer: Callable[[], Offer | None],
         waits: Callable[[], None],
         left: Callable[[], None],
+        now_ns: Callable[[], int] | None = None,
     ) -> None:
         """Create the export, which begins at `from_block`. `offer` is called for each chunk, and raises KvLost if the
         handle is gone. It returns None while the handle's prompt has not begun.
 
-        `waits` is called whenever no block is ready, and `left` once at the end.
+        `waits` is called whenever no block is ready, and `left` once at the end. With `now_ns`, chunks report for how
+        long that was.
         """
         self.done = False
         self._runner = runner
@@ -142,13 +144,15 @@ class BlockExport:
         self._offer = offer
         self._waits = waits
         self._left = left
+        self._now_ns = now_ns
+        self._waits_since_ns = self._waited_ns = 0
         self._closed = False
 
     def take(self) -> KvChunk | None:
         """Return the next blocks that are ready; None while there are none."""
         offer = self._offer()
         if offer is None:
-            self._waits()
+            self._wait()
             return None
         first = self._next
         end = min(first + max(self._chunk_bytes // self._block_bytes, 1), offer.ready)
@@ -159,7 +163,7 @@ class BlockExport:
         self.done = offer.whole and self._next >= len(offer.blocks)
         if not part:
             if not self.done:
-                self._waits()
+                self._wait()
             elif offer.token_ids:
                 return KvChunk(first_block=first, blocks=0, ready_blocks=offer.ready, token_ids=offer.token_ids)
             return None
@@ -175,7 +179,20 @@ class BlockExport:
             pool_blocks=tuple(part),
             ready_blocks=offer.ready,
             token_ids=offer.token_ids if self.done else (),
+            waited_ns=self._waited(),
         )
+
+    def _wait(self) -> None:
+        self._waits()
+        if self._now_ns is not None and not self._waits_since_ns:
+            self._waits_since_ns = self._now_ns()
+
+    def _waited(self) -> int:
+        """Return the time so far in which no block was ready; now one is."""
+        if self._now_ns is not None and self._waits_since_ns:
+            self._waited_ns += max(self._now_ns() - self._waits_since_ns, 0)
+            self._waits_since_ns = 0
+        return self._waited_ns
 
     @property
     def ready_blocks(self) -> int:
@@ -220,6 +237,9 @@ async def receive_blocks(
                 raise KvLost(f"blocks {chunk.first_block}+{chunk.blocks} came where {at} of {handle.blocks} were")
             if chunk.data_bytes != chunk.blocks * capabilities.kv_block_bytes:
                 raise KvLost(f"{chunk.blocks} KV blocks weigh {chunk.data_bytes} bytes")
+            received.waited_ns = max(chunk.waited_ns, received.waited_ns)
+            if not received.blocks:
+                received.first_waited_ns = received.waited_ns
             await writer.write(blocks[at:end], chunk)
             await runner.transfer(chunk.data_bytes)
             at, received.blocks = end, received.blocks + chunk.blocks

@@ -236,6 +236,7 @@ class LocalEngine:
             offer=offer,
             waits=lambda: self._kv_waiting.add(news),
             left=left,
+            now_ns=self._clock.now_ns if named else None,
         )
 
     def release(self, opaque: bytes) -> None:

@@ -107,6 +107,8 @@ class KvTransferReport:
     """The part of the time from start to end in which ready KV was in transit; 0 if unknown. In the rest, the sender
     was still computing the prompt.
     """
+    named: bool = False
+    """True if the blocks had a gateway's name. The start is then when the first of them were ready."""
 
     def link_ns(self, chunk_tokens: int) -> int:
         """Return the time that the link took; 0 if the transfer does not show it."""

@@ -330,6 +330,10 @@ class Sequence:
     def transfer_report(self, received: ReceivedTotals, started_ns: int, now_ns: int) -> KvTransferReport:
         kv, prompt_tokens = self.request.kv, self.request.prompt_tokens
         assert kv is not None
+        ready_ns = self._kv_ready_until_ns(now_ns)
+        if kv.named:  # its pull is open before its prompt has begun, and the sender measures for how long it waits
+            started_ns = min(started_ns + received.first_waited_ns, now_ns)
+            ready_ns = max(now_ns - started_ns - (received.waited_ns - received.first_waited_ns), 1)
         return KvTransferReport(
             request_id=self.request.request_id,
             from_worker_id=kv.worker_id,
@@ -340,7 +344,8 @@ class Sequence:
             prompt_tokens=prompt_tokens,
             prompt_tokens_computed=max(prompt_tokens - kv.tokens, 0),
             shared=received.shared,
-            ready_ns=min(self._kv_ready_until_ns(now_ns), now_ns - started_ns),
+            ready_ns=min(ready_ns, now_ns - started_ns),
+            named=kv.named,
         )
 
     def note_kv_ready(self, now_ns: int) -> None:

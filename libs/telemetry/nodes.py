@@ -170,8 +170,10 @@ class KvLinks:
 def _awaited_prompt(transfer: KvTransfer, chunk_tokens: int) -> bool:
     """Return whether a transfer was slow mainly because its prompt was still being computed in several steps."""
     whole_ns = transfer.end_unix_ns - transfer.start_unix_ns
-    # The KV of a single step arrives at once, before the receiver is notified.
-    return 0 < chunk_tokens < transfer.prompt_tokens and awaited_prompt(whole_ns, transfer.ready_ns)
+    # KV of a single step arrives at once, before the receiver is notified that it is ready. A sender of named blocks
+    # measures it.
+    is_measured = transfer.named or 0 < chunk_tokens < transfer.prompt_tokens
+    return is_measured and awaited_prompt(whole_ns, transfer.ready_ns)
 
 
 def _placed(link: KvLink, source: Peer, target: Peer) -> KvLink:

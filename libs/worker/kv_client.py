@@ -372,7 +372,7 @@ class GrpcKvFetcher:
             while not whole:
                 message, data = await pull.next()
                 if message.blocks or message.ready_blocks:
-                    yield _chunk(message, data, pool)
+                    yield received_chunk(message, data, pool)
                     link.taken(pull)
                 whole = message.last
         except KvLost as error:
@@ -397,7 +397,7 @@ class GrpcKvFetcher:
         return link
 
 
-def _chunk(message: pb.KvChunk, data: memoryview, pool: PoolMap | None) -> KvChunk:
+def received_chunk(message: pb.KvChunk, data: memoryview, pool: PoolMap | None) -> KvChunk:
     """Convert a chunk without a copy: its bytes stay in the message, or in the sender's pool."""
     shared = bool(message.pool_blocks)
     if shared and pool is None:
@@ -413,4 +413,5 @@ def _chunk(message: pb.KvChunk, data: memoryview, pool: PoolMap | None) -> KvChu
         ready_blocks=message.ready_blocks,
         shared=shared,
         token_ids=tuple(kv_wire.numbers(message.token_ids)),
+        waited_ns=message.waited_ns,
     )

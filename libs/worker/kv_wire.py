@@ -32,6 +32,7 @@ def chunk_message(pull: int, chunk: KvChunk, *, last: bool, in_place: bool) -> p
         pool_blocks=chunk.pool_blocks if in_place else (),
         ready_blocks=chunk.ready_blocks,
         token_ids=pack_u32(chunk.token_ids) if chunk.token_ids else b"",
+        waited_ns=chunk.waited_ns,
     )
 
 

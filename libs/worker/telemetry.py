@@ -305,6 +305,7 @@ def _transfer(report: KvTransferReport) -> KvTransfer:
         prompt_tokens_computed=report.prompt_tokens_computed,
         shared_memory=report.shared,
         ready_ns=report.ready_ns,
+        named=report.named,
     )
 
 

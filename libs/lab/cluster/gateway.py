@@ -2,9 +2,10 @@
 
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from libs.contracts.errors import FulcrumError
+from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.dispatcher import Bounds, Dispatcher
 from libs.dispatch.generation import Ending, Generation, RequestTimes
 from libs.dispatch.ports import Tenancy
@@ -25,6 +26,7 @@ from libs.policy.gateway.placement import Attempt
 from libs.policy.roles import Phase, serves
 
 SUSPECTED_S = 60.0
+_SAMPLING: Final = pb.Sampling()
 
 
 class _Context(NamedTuple):
@@ -160,7 +162,7 @@ class LabGateway:
             prompt=b"",
             prompt_tokens=request.input_tokens,
             max_output_tokens=answer.most_output_tokens,
-            sampling=cast(Any, None),
+            sampling=_SAMPLING,
             context=cast(Any, _Context(deadline_ns, request.tenant, request.service_class)),
             end_token_ids=frozenset(),
             sink=answer,

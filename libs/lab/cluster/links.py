@@ -6,6 +6,7 @@ from typing import Final, cast
 
 from libs.dispatch.generation import Generation
 from libs.dispatch.ports import LinkListener, Prefilled, QueuedDemand, Tokens, Work, WorkerUpdate
+from libs.engine.kv_blocks import HANDLE_BYTES
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EnginePhase
 from libs.lab.cluster.sequence import GREEDY, Coasted, CountedRequest, CountedTokens, ToGateway, ToWorker
@@ -22,6 +23,8 @@ _PHASES: Final = {
     Phase.BOTH: EnginePhase.BOTH,
 }
 _CHAIN_ROOT: Final = b"lab"
+_NAMES: Final = 1 << (8 * HANDLE_BYTES - 1)
+"""A number above those of the handles that workers make; a worker holds no name of an earlier incarnation."""
 _NOTHING: Final = WorkerUpdate(False, False, None, ())
 _SPEED: Final = WorkerUpdate(False, True, None, ())
 
@@ -66,6 +69,7 @@ class LabLink:
         self._next = ToWorker()
         self._due = False
         self._view: WorkerView | None = None
+        self._names = 0
 
     # ------------------------------------------------------------ state
 
@@ -88,11 +92,26 @@ class LabLink:
         if not self._connected:
             return None
         takes = serves(self._described.assignment, Phase.DECODE)
-        return Partner(takes, self.worker.shape.kv_kind, streams_kv=True)
+        return Partner(takes, self.worker.shape.kv_kind, streams_kv=True, named_kv=True)
 
-    def named_blocks(self, _tokens: int) -> Blocks | None:
-        # Messages in the lab cost no CPU time, so saving some has no benefit.
-        return None
+    def named_blocks(self, tokens: int) -> Blocks | None:
+        """Return a new name for the blocks of a prompt that the worker would compute in its next step, else None."""
+        if not self._connected or not self.outlook.begins_at_once(tokens):
+            return None
+        self._names += 1
+        can = self.worker.capabilities
+        handle = KvHandle(
+            self.id,
+            self.key[1],
+            self.id,
+            (_NAMES + self._names).to_bytes(HANDLE_BYTES, "big"),
+            tokens,
+            -(-tokens // can.block_size_tokens),
+            can.kv_layout,
+            streamed=True,
+            named=True,
+        )
+        return Blocks(handle, self.id, self.worker.shape.kv_kind, once=False, named=True)
 
     def quiet(self, sequence_id: int) -> bool:
         # Workers in the lab never die unnoticed.
@@ -275,6 +294,7 @@ class LabLinks:
 
 def _request(generation: TracedGeneration, attempt: Attempt, blocks: Blocks | None) -> CountedRequest:
     phase = _PHASES[attempt.phase]
+    handle = cast(KvHandle, blocks.source) if blocks is not None else None
     return CountedRequest(
         sequence_id=attempt.sequence_id,
         request_id=generation.request_id,
@@ -284,11 +304,12 @@ def _request(generation: TracedGeneration, attempt: Attempt, blocks: Blocks | No
         max_output_tokens=generation.max_output_tokens,
         sampling=GREEDY,
         chain_root=_CHAIN_ROOT,
-        kv=cast(KvHandle, blocks.source) if blocks is not None and phase is EnginePhase.DECODE else None,
+        kv=handle if phase is EnginePhase.DECODE else None,
         tpot_target_ns=generation.tpot_target_ns,
         first_token_due_ns=generation.first_token_due_ns,
         yields=generation.batch,
         kind=f"{generation.context.tenant}/{generation.context.service_class}",
         output_tokens=generation.output_tokens,
         keys=generation.keys,
+        kv_name=handle.opaque if handle is not None and phase is EnginePhase.PREFILL else b"",
     )

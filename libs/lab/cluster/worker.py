@@ -155,6 +155,7 @@ class LabWorker:
             kv_layout=shape.kv_kind,
             hands_over_running_kv=True,
             streams_kv=True,
+            named_kv=True,
             chunk_tokens=shape.chunk_tokens,
         )
         self._handles = 0
@@ -377,6 +378,7 @@ class LabWorker:
         while True:
             if device.free:
                 device.step()
+                self._fetching.begun()
             if not self._fetching.ask():
                 break
         self._pass_on(None)

@@ -268,6 +268,14 @@ class WorkerOutlook:
         """The prompt tokens that wait on the worker or are being sent there."""
         return self._load.waiting_prefill_tokens + self._prompt_tokens
 
+    def begins_at_once(self, tokens: int) -> bool:
+        """Return whether the worker would compute a prompt of so many tokens whole in its next step.
+
+        A decode worker holds memory for a prompt from its submit on, so one that waits its turn is submitted there
+        only once it begins.
+        """
+        return self.prompt_tokens + tokens <= self.speed.chunk_tokens
+
     def sent(self, sequence_id: int, sent: SubmitLoad) -> None:
         """Count a submit from when it is sent to the worker."""
         self._submits += 1

@@ -179,6 +179,8 @@ class Placement:
     """True if the worker was asked to hand the sequence over; one that cannot move the KV ends the attempt."""
     recomputes: int = 0
     """The number of times the prompt was computed again after the first token."""
+    blocks_read: bool = False
+    """True if the decode worker may have read all blocks before the prompt's worker has reported them."""
     decode_left: bool = False
     """True if the decode worker refused the sequence for its role while the prompt was still being computed."""
     avoid: set[str] = field(default_factory=set)
@@ -228,7 +230,7 @@ class Placement:
 
         With `named`, the decode worker gets its submit together with the prompt's worker, and waits for these blocks.
         """
-        self.waiting = self.decode_left = False
+        self.waiting = self.decode_left = self.blocks_read = False
         self.reserved = decode
         if prompt is None:
             return [Reserve(decode), self._submit_decode(decode, self.blocks, output_tokens)]
@@ -292,8 +294,13 @@ class Placement:
         if worker is None or partner is None or blocks is None or not takes or partner.kv_kind != blocks.kind:
             has_left = self.decode_left or (worker is not None and not takes)
             why = "its decode worker takes no more work"
-            return self._reroute(why, cluster, keep_blocks=True, stale_role=has_left, complete=complete)
+            keep = not self.blocks_read
+            return self._reroute(why, cluster, keep_blocks=keep, stale_role=has_left, complete=complete)
         return [self._submit_decode(worker, blocks, output_tokens)]
+
+    def read_blocks(self) -> None:
+        """Record news of the decode worker from which it may have read all blocks, so that their sender frees them."""
+        self.blocks_read = True
 
     def first_decoded(self) -> Effects:
         """Forget the prompt's attempt after the first decoded token."""

@@ -8,6 +8,7 @@ from libs.contracts.errors import InvalidRequest
 from libs.engine.kv_port import KvHandle
 from libs.engine.port import Engine, EnginePhase, EngineRequest, SamplingParams
 from libs.engine.reports import FinishReason
+from libs.runtime.clock import SystemClock
 from libs.testing.engines.engine import EngineBench
 from libs.testing.wait import until
 from tests.contract.engine.engine_rig import (
@@ -61,6 +62,44 @@ async def test_a_sequence_continues_as_if_it_had_stayed(
     assert first.streamed_handle is None  # its gateway knows the name
     assert first.token_ids + log.token_ids == stayed.token_ids
     assert log.end is not None and (log.pulled, log.end.computed_prompt_tokens) == (1, 0)
+    await until(lambda: source.integrity() == target.integrity() == IDLE)
+
+
+@on_our_core
+async def test_tokens_that_arrive_before_the_named_blocks_are_not_awaited_again(bench: EngineBench) -> None:
+    source, source_reader = await bench.start("prefill")
+    target, target_reader = await bench.start("decode")
+    stayed = await complete(source, source_reader, sequence())
+    source.set_prefill_budget(0)
+    begun = named(sequence(EnginePhase.PREFILL))
+    source.submit(begun)
+    moved = sequence(EnginePhase.DECODE, kv=handle(source, "prefill", len(begun.token_ids)))
+    target.submit(moved)
+    await until(lambda: bench.fetcher.fetching == 1)
+    target.proceed(moved.sequence_id, stayed.token_ids[:1])
+    source.set_prefill_budget(1024)
+    first, log = await source_reader.ended(begun.sequence_id), await target_reader.ended(moved.sequence_id)
+    assert first.token_ids + log.token_ids == stayed.token_ids
+    await until(lambda: source.integrity() == target.integrity() == IDLE)
+
+
+@on_our_core
+async def test_a_transfer_begins_when_there_is_something_to_transfer(bench: EngineBench) -> None:
+    source, source_reader = await bench.start("prefill")
+    target, target_reader = await bench.start("decode")
+    source.set_prefill_budget(0)
+    begun = named(sequence(EnginePhase.PREFILL))
+    moved = sequence(EnginePhase.DECODE, kv=handle(source, "prefill", len(begun.token_ids)))
+    target.submit(moved)
+    await until(lambda: bench.fetcher.fetching == 1)
+    source.submit(begun)
+    begins_ns = SystemClock().now_ns()
+    source.set_prefill_budget(1024)
+    await source_reader.ended(begun.sequence_id)
+    await target_reader.ended(moved.sequence_id)
+    (report,) = [each for event in target_reader.events for each in event.kv_transfers]
+    assert report.named
+    assert begins_ns <= report.start_unix_ns <= report.end_unix_ns
     await until(lambda: source.integrity() == target.integrity() == IDLE)
 
 

@@ -308,3 +308,46 @@ def test_a_decode_from_named_blocks_needs_no_proceed() -> None:
     placement.bound(WORKERS[0], WORKERS[2], 0, name)
     assert not placement.prefilled(name, cluster, 1, complete=False)
     assert placement.decode_attempt is not None
+
+
+def named_placement(cluster: AnyCluster) -> tuple[Placement, Blocks, Attempt]:
+    """Return a placement whose decode was submitted with its prompt, with the blocks' name and that decode."""
+    placement, name = Placement("m"), Blocks(object(), "a", "k", once=False, named=True)
+    placement.queued(1)
+    placement.bound(WORKERS[0], WORKERS[2], 0, name)
+    assert placement.decode_attempt is not None
+    return placement, name, placement.decode_attempt
+
+
+def test_blocks_that_a_lost_decode_has_read_are_computed_again() -> None:
+    cluster = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True, True)))
+    placement, name, decode = named_placement(cluster)
+    source = placement.prompt_attempt
+    placement.read_blocks()
+    assert placement.lost(decode, cluster, silent=False, complete=False) == [Forget(decode, abort=False)]
+    effects = placement.prefilled(name, cluster, 1, complete=False)
+    assert [type(effect) for effect in effects] == [Forget, Requeue]
+    assert placement.blocks is None and placement.prompt_attempt is None and source is not None
+
+
+def test_blocks_that_a_lost_decode_has_not_read_serve_another_one() -> None:
+    cluster = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True, True)))
+    placement, name, decode = named_placement(cluster)
+    placement.lost(decode, cluster, silent=False, complete=False)
+    assert [type(effect) for effect in placement.prefilled(name, cluster, 1, complete=False)] == [Requeue]
+    assert placement.blocks is name
+
+
+def test_a_decode_after_one_that_had_read_its_blocks_may_keep_its_own() -> None:
+    cluster = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True, True)))
+    placement, name, decode = named_placement(cluster)
+    placement.read_blocks()
+    placement.lost(decode, cluster, silent=False, complete=False)
+    placement.prefilled(name, cluster, 1, complete=False)
+    placement.queued(2)
+    placement.bound(WORKERS[0], WORKERS[4], 1, name)
+    again = placement.decode_attempt
+    assert again is not None
+    placement.refused(again, Refusal.DRAINING, "", cluster, complete=False)
+    placement.prefilled(name, cluster, 2, complete=False)
+    assert placement.blocks is name

@@ -7,6 +7,7 @@ from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
+from libs.policy.gateway import outlook
 from libs.policy.worker import credits as worker_credits
 from libs.policy.worker import pace
 from libs.testing.workers.hosts import gateway_probe, local_worker
@@ -36,6 +37,13 @@ async def test_the_number_of_prompts_that_a_worker_accepts_changes_live_and_in_t
     assert live > 3 and in_lab > 3
     assert await live_prefill_credits() == 3
     assert lab_run("poisson:rate=4,seconds=10", "fulcrum:2:2")[1] == 3
+
+
+def test_decodes_are_submitted_with_the_prompts_that_begin_at_once_as_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = "poisson:rate=4,isl=500,osl=20,seconds=10"
+    early = lab_run(spec, "fulcrum:2:2")[2]
+    monkeypatch.setattr(outlook.WorkerOutlook, "begins_at_once", lambda self, tokens: False)
+    assert early < lab_run(spec, "fulcrum:2:2")[2]
 
 
 def test_the_slack_budget_is_the_one_that_engines_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,19 @@ def test_receivers_reports_create_links_between_present_workers() -> None:
     assert found.gb_per_s == MB / MS / 1.02
 
 
+def test_named_blocks_that_came_in_parts_leave_a_links_speed_as_it_was() -> None:
+    links = KvLinks()
+    batch = step_batch(1, (0, 100), [], worker="d")
+    batch.chunk_tokens = 4_096
+    for ms, ready_ms in ((1, 1), (90, 2)):
+        pulled = transfer("p", ms=ms)
+        pulled.prompt_tokens, pulled.ready_ns, pulled.named = 1_000, ready_ms * MS, True
+        batch.kv_transfers.append(pulled)
+    links.note(batch)
+    (found,) = links.among(peers("p", "d"), at(100))
+    assert (found.transfers, found.gb_per_s, found.is_floor) == (1, MB / MS, False)
+
+
 def test_links_are_bounded_and_the_longest_idle_is_dropped() -> None:
     links = KvLinks()
     for number in range(MAX_LINKS + 1):

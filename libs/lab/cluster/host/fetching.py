@@ -28,7 +28,8 @@ class Stream:
     """The transfer of one sequence's blocks to one receiver."""
 
     sequence: CountedSequence
-    held: Offer
+    held: Offer | None
+    """The blocks at their source; None while their name is known there but their prompt has not begun."""
     at: int
     """The number of blocks that have arrived or are on the link."""
     asked_ns: int
@@ -37,16 +38,19 @@ class Stream:
     moving: bool = False
     first: int = 0
     """The number of blocks found in the receiver's own cache."""
+    ready_ns: int = 0
+    """The time at which the first blocks under a name were ready; 0 before."""
 
     @property
     def ready(self) -> int:
         """The number of blocks that the source could send now."""
-        return self.held.ready - self.at
+        return self.held.ready - self.at if self.held is not None else 0
 
     @property
     def done(self) -> bool:
         """Return whether the source has finished the prompt and all blocks have arrived."""
-        return not self.moving and self.held.whole and self.at >= len(self.held.blocks)
+        held = self.held
+        return not self.moving and held is not None and held.whole and self.at >= len(held.blocks)
 
 
 class ReceivingLink:
@@ -210,26 +214,32 @@ class Fetching:
             assert kv is not None
             core.kv_asked(sequence)
             source, now_ns, found = self._peers[kv.worker_id], self._time.now_ns(), sequence.found_blocks
+            held: Offer | None = None
             try:
-                held = source._core.offers.pull(kv.opaque, now_ns)
+                if not kv.named or kv.opaque in source._core.offers:
+                    held = source._core.offers.pull(kv.opaque, now_ns)
             except KvLost as error:
                 core.kv_failed(sequence, FinishReason.KV_LOST, error.message, now_ns)
                 lost = True
                 continue
             stream = self._streams[sequence.request.sequence_id] = Stream(sequence, held, found, now_ns, first=found)
-            source._readers[held.opaque] = self, stream
+            source._readers[kv.opaque] = self, stream
             self._acknowledge(kv.worker_id)
-            self._in_two_hops(stream)
+            # One hop for the request and one for the response.
+            self._time.in_ps(self._hop_ps, partial(self._asked, stream, named=kv.named))
         return lost
 
-    def _in_two_hops(self, stream: Stream) -> None:
-        # One hop for the request and one for the response.
-        opened = partial(self._time.in_ps, self._hop_ps, partial(self._opened, stream))
-        self._time.in_ps(self._hop_ps, opened)
+    def _asked(self, stream: Stream, *, named: bool) -> None:
+        # What the source of a named handle has later is in a response of its own.
+        pulls = not named or stream.ready > 0 or stream.done
+        if named and pulls and not stream.ready_ns:
+            stream.ready_ns = self._time.now_ns()
+        self._time.in_ps(self._hop_ps, partial(self._opened, stream, pulls=pulls))
 
-    def _opened(self, stream: Stream) -> None:
+    def _opened(self, stream: Stream, *, pulls: bool) -> None:
         stream.open = True
-        self.more(stream)
+        if pulls:
+            self.more(stream)
 
     def more(self, stream: Stream) -> None:
         """Pull blocks that may have become ready at their source."""
@@ -262,8 +272,13 @@ class Fetching:
         del self._streams[stream.sequence.request.sequence_id]
         now_ns, blocks = self._time.now_ns(), stream.at - stream.first
         received = ReceivedTotals(blocks, blocks * self._block_bytes)
+        assert stream.held is not None
+        if stream.ready_ns:
+            asked_ns = stream.asked_ns + self._hop_ps // PS_PER_NS
+            received.first_waited_ns = received.waited_ns = max(stream.ready_ns - asked_ns, 0)
+            received.token_ids = stream.held.token_ids
         self._core.kv_arrived(stream.sequence, received, stream.asked_ns, now_ns)
-        self._transfers.arrived(blocks, now_ns - stream.asked_ns)
+        self._transfers.arrived(blocks, now_ns - stream.asked_ns - received.first_waited_ns)
         self._owner.received_at(self._transfers)
         self._owe_acknowledgement(stream)
 
@@ -316,25 +331,42 @@ class Fetching:
     # ------------------------------------------------------------ for others
 
     def left(self, stream: Stream) -> None:
-        """Handle the departure of a reader that did not receive all blocks."""
-        self._readers.pop(stream.held.opaque, None)
-        self._core.offers.leave(stream.held, self._time.now_ns())
+        """Handle a reader that has left before it had all blocks."""
+        kv = stream.sequence.request.kv
+        assert kv is not None
+        self._readers.pop(kv.opaque, None)
+        if stream.held is not None:
+            self._core.offers.leave(stream.held, self._time.now_ns())
+
+    def begun(self) -> None:
+        """Find the blocks of prompts that have begun for those who await them by name, with what is cached of them."""
+        if not self._readers:
+            return
+        for opaque, (reader, stream) in self._readers.items():
+            if stream.held is None and opaque in self._core.offers:
+                stream.held = self._core.offers.pull(opaque, self._time.now_ns())
+                self._notify(reader, stream)
 
     def notify_readers(self) -> None:
         """Notify readers that more blocks may be ready."""
         if not self._readers:
             return
         for opaque, (reader, stream) in list(self._readers.items()):
-            if stream.ready > 0 or stream.done:
-                self._time.in_ps(self._hop_ps, partial(reader.more, stream))
-            if stream.held.whole:
+            self._notify(reader, stream)
+            if stream.held is not None and stream.held.whole:
                 del self._readers[opaque]
+
+    def _notify(self, reader: "Fetching", stream: Stream) -> None:
+        if stream.ready > 0 or stream.done:
+            stream.ready_ns = stream.ready_ns or self._time.now_ns()
+            self._time.in_ps(self._hop_ps, partial(reader.more, stream))
 
     def acknowledged(self, stream: Stream) -> None:
         """Handle a reader's acknowledgement of all blocks of a handle."""
         assert self._owner is not None
         if self._owner.down:
             return
+        assert stream.held is not None
         self._owner.enter()
         now_ns, opaque = self._time.now_ns(), stream.held.opaque
         self._readers.pop(opaque, None)

@@ -160,7 +160,7 @@ class Interval(_message.Message):
     def __init__(self, start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ...) -> None: ...
 
 class KvTransfer(_message.Message):
-    __slots__ = ("request_id", "from_worker_id", "blocks", "bytes", "start_unix_ns", "end_unix_ns", "prompt_tokens", "prompt_tokens_computed", "shared_memory", "ready_ns")
+    __slots__ = ("request_id", "from_worker_id", "blocks", "bytes", "start_unix_ns", "end_unix_ns", "prompt_tokens", "prompt_tokens_computed", "shared_memory", "ready_ns", "named")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +171,7 @@ class KvTransfer(_message.Message):
     PROMPT_TOKENS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     READY_NS_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     from_worker_id: str
     blocks: int
@@ -181,7 +182,8 @@ class KvTransfer(_message.Message):
     prompt_tokens_computed: int
     shared_memory: bool
     ready_ns: int
-    def __init__(self, request_id: _Optional[str] = ..., from_worker_id: _Optional[str] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., shared_memory: _Optional[bool] = ..., ready_ns: _Optional[int] = ...) -> None: ...
+    named: bool
+    def __init__(self, request_id: _Optional[str] = ..., from_worker_id: _Optional[str] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., shared_memory: _Optional[bool] = ..., ready_ns: _Optional[int] = ..., named: _Optional[bool] = ...) -> None: ...
 
 class RequestEvent(_message.Message):
     __slots__ = ("request_id", "gateway_id", "tenant", "service_class", "model", "arrival_unix_ns", "prompt_tokens", "output_tokens", "cached_tokens", "queue_ns", "ttft_ns", "decode_ns", "prefill_worker", "decode_worker", "outcome", "finish_reason", "error_code", "traceparent", "ttft_deadline_unix_ns", "tpot_target_us", "reroutes", "moves", "predicted_ttft_ns", "recomputes", "max_output_tokens", "second_token_ns")

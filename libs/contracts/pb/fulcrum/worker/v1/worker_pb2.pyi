@@ -486,7 +486,7 @@ class PullReady(_message.Message):
     def __init__(self, pull: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class KvChunk(_message.Message):
-    __slots__ = ("pull", "first_block", "blocks", "data_bytes", "sent_bytes", "last", "checksums", "pool_blocks", "ready_blocks", "token_ids")
+    __slots__ = ("pull", "first_block", "blocks", "data_bytes", "sent_bytes", "last", "checksums", "pool_blocks", "ready_blocks", "token_ids", "waited_ns")
     PULL_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -497,6 +497,7 @@ class KvChunk(_message.Message):
     POOL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     READY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_NS_FIELD_NUMBER: _ClassVar[int]
     pull: int
     first_block: int
     blocks: int
@@ -507,7 +508,8 @@ class KvChunk(_message.Message):
     pool_blocks: _containers.RepeatedScalarFieldContainer[int]
     ready_blocks: int
     token_ids: bytes
-    def __init__(self, pull: _Optional[int] = ..., first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., last: _Optional[bool] = ..., checksums: _Optional[_Iterable[int]] = ..., pool_blocks: _Optional[_Iterable[int]] = ..., ready_blocks: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+    waited_ns: int
+    def __init__(self, pull: _Optional[int] = ..., first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., data_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., last: _Optional[bool] = ..., checksums: _Optional[_Iterable[int]] = ..., pool_blocks: _Optional[_Iterable[int]] = ..., ready_blocks: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., waited_ns: _Optional[int] = ...) -> None: ...
 
 class PullFailed(_message.Message):
     __slots__ = ("pull", "failure", "detail")
