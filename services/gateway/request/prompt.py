@@ -152,7 +152,7 @@ INLINE_CHARS = 4096
 # Template variables that switch reasoning on and off: Qwen3's and GLM's, then DeepSeek V3.1's.
 _SWITCHES = ("enable_thinking", "thinking")
 # gpt-oss accepts low, medium and high only.
-_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
+_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 # Logprobs of one prompt, including alternatives. The worker sends them in one frame.
 MAX_SCORES = 262_144
 # Counted for each message besides its content, since the template adds marks around it.
