@@ -137,6 +137,7 @@ def input_json(found: PlanInput) -> dict[str, Any]:
             "gpus": kind.gpus,
             "max_sequences": kind.max_sequences,
             "kv_tokens": kind.kv_tokens,
+            "encode_token_ns": kind.encode_token_ns,
         },
         "there": dict(found.there),
         "outlook": None if found.outlook is None else _outlook_json(found.outlook),
@@ -176,7 +177,8 @@ def input_from_json(row: dict[str, Any]) -> PlanInput:
         defaults = {each.name: each.default for each in fields(StepTimeModel) if each.default is not MISSING}
         times = {each.name: (defaults | reported["step_time"])[each.name] for each in fields(StepTimeModel)}
         speed = Speed(StepTimeModel(**times), reported["chunk_tokens"], measured=True)
-        kind = WorkerKind(speed, reported["gpus"], reported["max_sequences"], reported["kv_tokens"])
+        encode_token_ns = reported.get("encode_token_ns", 0.0)
+        kind = WorkerKind(speed, reported["gpus"], reported["max_sequences"], reported["kv_tokens"], encode_token_ns)
     peaks = np.array(row["peaks"], np.float64)
     outlook = None if row.get("outlook") is None else _outlook_from_json(row["outlook"])
     mix = Mix(**row["mix"])

@@ -246,11 +246,23 @@ class Bench:
     objective: float = 0.99
     """The share of requests that must meet the SLO."""
     seed: int = 1
+    encode_token_ns: float = 0.0
+    """The mean time to encode the images that come with a prompt token."""
 
     @property
     def kind(self) -> WorkerKind:
         """The kind of every worker in the bench's pools."""
-        return worker_kind(self.hardware, self.max_sequences)
+        return replace(worker_kind(self.hardware, self.max_sequences), encode_token_ns=self.encode_token_ns)
+
+    @property
+    def lab_hardware(self) -> Hardware:
+        """The hardware as the lab runs it.
+
+        The lab's prompts have no images, so each of their tokens takes its share of encoding too.
+        """
+        model = self.hardware.profile.step_time
+        model = replace(model, prefill_token_ns=model.prefill_token_ns + self.encode_token_ns)
+        return replace(self.hardware, profile=replace(self.hardware.profile, step_time=model))
 
     def work_each(self) -> dict[Phase, float]:
         """Return the seconds that a request takes on one worker in each phase."""
@@ -364,7 +376,7 @@ class Bench:
 
     def attempt(self, phase: Phase, workers: int, rate: float) -> float:
         """Return the share of requests in time if the other phase is free."""
-        model = self.hardware.profile.step_time
+        model = self.lab_hardware.profile.step_time
         if phase == "prefill":
             split = (workers, max(workers, 1))
         else:
@@ -384,7 +396,7 @@ class Bench:
     def check(self, rate: float, prefill: int, decode: int, most_s: float = inf) -> LabReport:
         """Run both phases at their cost on these workers, with arrivals for at most `most_s`."""
         return self._run(
-            self.hardware, list(self.traffic.lengths), rate, (prefill, decode), slo=self.slo, most_s=most_s
+            self.lab_hardware, list(self.traffic.lengths), rate, (prefill, decode), slo=self.slo, most_s=most_s
         )
 
     def _run(

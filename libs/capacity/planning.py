@@ -68,6 +68,8 @@ def fingerprint(bench: Bench) -> str:
         LAYOUT, SIZES, asdict(profile.step_time), profile.kv_bytes_per_token, profile.kv_memory_bytes, profile.gpus,
         bench.hardware.chunk_tokens, bench.hardware.link_gbps, bench.slo.text, bench.max_sequences, bench.objective,
         bench.seed, bench.traffic.cv, list(bench.traffic.lengths),
+        # Tables of traffic without images stay valid.
+        *([bench.encode_token_ns] if bench.encode_token_ns else []),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
 
@@ -142,7 +144,9 @@ def bench_of(found: PlanInput, asked: PlanQuery, hardware: Hardware) -> Bench:
     if not fitting:
         raise InvalidRequest(f"not one request fits into the {kv_tokens:,} tokens of a worker's KV")
     traffic = replace(traffic, lengths=fitting)
-    return Bench(hardware, asked.slo, traffic, hardware.max_sequences or MAX_SEQUENCES, seed=asked.seed)
+    encode_token_ns = 0.0 if found.kind is None else found.kind.encode_token_ns
+    sequences = hardware.max_sequences or MAX_SEQUENCES
+    return Bench(hardware, asked.slo, traffic, sequences, seed=asked.seed, encode_token_ns=encode_token_ns)
 
 
 def rounded(bench: Bench) -> Bench:
@@ -155,7 +159,8 @@ def rounded(bench: Bench) -> Bench:
     }
     step_time = replace(model, **times, interference=round(model.interference, 1))
     hardware = replace(bench.hardware, profile=replace(bench.hardware.profile, step_time=step_time))
-    return replace(bench, hardware=hardware)
+    encode_token_ns = _round(bench.encode_token_ns) if bench.encode_token_ns else 0.0
+    return replace(bench, hardware=hardware, encode_token_ns=encode_token_ns)
 
 
 def plan_capacity(
@@ -302,6 +307,9 @@ def plan_json(found: PlanInput, asked: PlanQuery, planned: Planned, check: dict[
     notes = list(planned.notes)
     if not found.lengths:
         notes.append("lengths of single requests are not known: log-normal ones of their means stand for them")
+    if images_s := planned.bench.encode_token_ns * planned.bench.traffic.prompt_tokens / 1e9:
+        share = images_s / planned.bench.work_each()["prefill"]
+        notes.append(f"encoding images is {share:.0%} of prefill's work, at the pace of the present workers")
     return {
         "model": found.model,
         "device": planned.bench.hardware.profile.name,

@@ -75,10 +75,12 @@ class WorkerKind:
     max_sequences: int
     kv_tokens: int
     """KV room in tokens; 0 if unknown."""
+    encode_token_ns: float = 0.0
+    """The mean time to encode the images that come with a prompt token."""
 
 
 def prefill_seconds(kind: WorkerKind, prompt_tokens: float, cached_share: float = 0.0) -> float:
-    """Return the seconds that one worker takes for the uncached tokens of a prompt.
+    """Return the seconds that one worker takes for a prompt and its images, without its cached tokens.
 
     Steps count as full as prompts make them.
     """
@@ -90,7 +92,9 @@ def prefill_seconds(kind: WorkerKind, prompt_tokens: float, cached_share: float 
     # Prompts share steps, so the fixed part is divided by tokens.
     fixed_ns = model.prefill_fixed_ns * tokens / chunk
     floor_ns = model.prefill_floor_ns * tokens / chunk
-    return max(fixed_ns + model.prefill_token_ns * tokens + model.prefill_token_squared_ns * squares, floor_ns) / 1e9
+    prompt_ns = fixed_ns + model.prefill_token_ns * tokens + model.prefill_token_squared_ns * squares
+    # Images are encoded in steps of their own, which no step of prompts hides.
+    return (max(prompt_ns, floor_ns) + kind.encode_token_ns * tokens) / 1e9
 
 
 def decode_seconds(kind: WorkerKind, prompt_tokens: float, output_tokens: float, tpot_s: float) -> float:

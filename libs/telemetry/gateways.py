@@ -265,6 +265,32 @@ class ArrivalRates:
         return images / tokens if tokens else 0.0
 
 
+class ImageArrivals:
+    """The prompt tokens and images that have arrived at each gateway since its start. The gateway that has been silent
+    longest is dropped when there are too many.
+    """
+
+    def __init__(self) -> None:
+        self._gateways: OrderedDict[tuple[str, int], GatewayQueues] = OrderedDict()
+        """The newest message of each gateway and incarnation that counts images."""
+
+    def take(self, message: GatewayQueues) -> None:
+        """Record a gateway's counts; a message without counts of images changes nothing."""
+        key = (message.gateway_id, message.incarnation)
+        known = self._gateways.get(key)
+        if known is not None and known.told_unix_ns > message.told_unix_ns:
+            return
+        if any(each.HasField("arrived_images") for each in message.queues[:MAX_MODELS]):
+            put_newest(self._gateways, key, message, MAX_GATEWAYS)
+
+    def per_token(self, model: str) -> float:
+        """Return the images per prompt token of all arrivals; 0 if none are known."""
+        messages = self._gateways.values()
+        found = [each for message in messages for each in message.queues[:MAX_MODELS] if each.model == model]
+        tokens = sum(each.arrived_tokens for each in found)
+        return sum(each.arrived_images for each in found) / tokens if tokens else 0.0
+
+
 def _rate(samples: "deque[_Sample]", model: str) -> Rate:
     if len(samples) < 2:
         return Rate()

@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,8 @@ from libs.contracts.errors import InvalidRequest
 from libs.model.info import Embedding
 from services.gateway.embeddings.schema import (
     EMBEDDINGS_PATH,
-    RERANK_PATH,
-    SCORE_PATH,
+    RERANK_PATHS,
+    SCORE_PATHS,
     Document,
     EmbeddingItem,
     EmbeddingReply,
@@ -29,10 +29,11 @@ from services.gateway.embeddings.schema import (
 from services.gateway.request.choice import Choice, first_error
 from services.gateway.request.endpoint import AnswerFactory, Reader
 from services.gateway.request.exchange import OutputSignal, Wire
+from services.gateway.request.harmless import drop_harmless
 from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import ParsedRequest, pooled_request, prompts_of
 from services.gateway.request.prompt import ServedModel
-from services.gateway.request.schema import drop_harmless, fit
+from services.gateway.request.schema import fit
 
 Vectors = NDArray[np.float32]
 """[inputs, size] 2D float32."""
@@ -142,7 +143,7 @@ class EmbeddingReader:
 
 class ScoreReader:
     async def read(self, body: bytes, _arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
-        request = fit(body, ScoreRequest, partial(drop_harmless, served=frozenset(_FIELDS[ScoreRequest])))
+        request = fit(body, ScoreRequest, _tidy_score)
         first, second = _texts(request.text_1), _texts(request.text_2)
         if not second:
             raise InvalidRequest("text_2 is empty", param="text_2")
@@ -172,7 +173,24 @@ _FIELDS: Final = {kind: kind.__struct_fields__ for kind in (EmbeddingRequest, Sc
 
 def pooled_readers() -> dict[str, Reader]:
     """Return the reader of each route by its path."""
-    return {EMBEDDINGS_PATH: EmbeddingReader(), SCORE_PATH: ScoreReader(), RERANK_PATH: RerankReader()}
+    scores, reranks = dict.fromkeys(SCORE_PATHS, ScoreReader()), dict.fromkeys(RERANK_PATHS, RerankReader())
+    return {EMBEDDINGS_PATH: EmbeddingReader(), **scores, **reranks}
+
+
+_TEXT_NAMES: Final = {
+    "queries": "text_1", "data_1": "text_1", "documents": "text_2", "items": "text_2", "data_2": "text_2",
+}  # fmt: skip
+
+
+def _tidy_score(body: dict[str, Any]) -> dict[str, Any]:
+    """Rename vLLM's other names of the texts; refuse two names of one text."""
+    named: dict[str, Any] = {}
+    for key, value in drop_harmless(body, served=frozenset(_FIELDS[ScoreRequest]) | _TEXT_NAMES.keys()).items():
+        name = _TEXT_NAMES.get(key, key)
+        if name in named:
+            raise InvalidRequest(f"{key} and another field name the same texts: send one", param=key)
+        named[name] = value
+    return named
 
 
 def _texts(texts: str | list[str]) -> tuple[str, ...]:

@@ -10,6 +10,9 @@ from services.gateway.request.schema import AtLeastOne, Label
 EMBEDDINGS_PATH: Final = "/v1/embeddings"
 SCORE_PATH: Final = "/v1/score"
 RERANK_PATH: Final = "/v1/rerank"
+SCORE_PATHS: Final = (SCORE_PATH, "/score")
+RERANK_PATHS: Final = (RERANK_PATH, "/rerank", "/v2/rerank")
+"""The paths of score and rerank with those that vLLM serves too. Cohere's client asks at `/v2/rerank`."""
 MAX_INPUTS: Final = 2048
 """The bound for one request in OpenAI's API. A shorter queue lowers it."""
 
@@ -29,7 +32,10 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ScoreRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of POST /v1/score: one text against each of several, or two lists of one length pair by pair."""
+    """The body of POST /v1/score: one text against each of several, or two lists of one length pair by pair.
+
+    `queries` with `documents` or `items` are vLLM's other names of the texts.
+    """
 
     model: str
     text_1: str | list[str]

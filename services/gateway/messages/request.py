@@ -101,11 +101,22 @@ def _tidy(body: dict[str, Any]) -> dict[str, Any]:
         kind = tool.get("type")
         if isinstance(kind, str) and kind != "custom":
             raise _unserved(f"tools[{place}].type", kind, ("custom",))
+    if isinstance(kept.get("tools"), list):
+        kept["tools"] = [_tool(each) for each in kept["tools"]]
+    # The name that SDKs of 2025 send, with the beta of structured outputs.
+    if "output_format" in kept and isinstance(config := kept.get("output_config") or {}, dict):
+        kept["output_config"] = {"format": kept.pop("output_format"), **config}
     if isinstance(kept.get("system"), list):
         kept["system"] = _blocks(kept["system"], "system", ("text",))
     if isinstance(kept.get("messages"), list):
         kept["messages"] = [_message(each, f"messages[{place}]") for place, each in enumerate(kept["messages"])]
     return kept
+
+
+def _tool(plain: Any) -> Any:
+    if not isinstance(plain, dict) or plain.get("defer_loading") is not False:
+        return plain
+    return {key: value for key, value in plain.items() if key != "defer_loading"}
 
 
 def _message(plain: Any, where: str) -> Any:

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from libs.contracts.classes import DEFAULT_CLASS
@@ -17,6 +16,7 @@ from libs.model.grammar import InvalidGrammar, choice_rule, grammar_rule, patter
 from libs.model.info import SamplingDefaults
 from services.gateway.images.files import SentImage
 from services.gateway.request.chat import ToolUse, chat_message, sent_images, tool_use
+from services.gateway.request.harmless import tidy_chat, tidy_completion, tidy_detokenize, tidy_tokenize
 from services.gateway.request.schema import (
     MAX_STOPS_CHARS,
     ChatRequest,
@@ -26,7 +26,6 @@ from services.gateway.request.schema import (
     ResponseFormat,
     StructuredOutputs,
     TokenizeRequest,
-    drop_harmless,
     fit,
 )
 
@@ -171,10 +170,6 @@ def _schema(given: str | dict[str, Any], field: str) -> Mapping[str, Any]:
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of max_tokens for text completions. A chat may use the rest of the context."""
 
-_tidy_chat = partial(drop_harmless, served=frozenset(ChatRequest.__struct_fields__))
-_tidy_completion = partial(drop_harmless, served=frozenset(CompletionRequest.__struct_fields__))
-_tidy_tokenize = partial(drop_harmless, served=frozenset(TokenizeRequest.__struct_fields__))
-_tidy_detokenize = partial(drop_harmless, served=frozenset(DetokenizeRequest.__struct_fields__))
 _ADVISED = tuple(field.name for field in fields(SamplingDefaults))
 
 TextPair = tuple[str, str]
@@ -265,12 +260,12 @@ class ParsedRequest:
 
 
 def parse_chat(body: bytes) -> ParsedRequest:
-    return convert_chat(fit(body, ChatRequest, _tidy_chat))
+    return convert_chat(fit(body, ChatRequest, tidy_chat))
 
 
 def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
     """Parse a body of /tokenize, and whether it wants the tokens' texts."""
-    request = fit(body, TokenizeRequest, _tidy_tokenize)
+    request = fit(body, TokenizeRequest, tidy_tokenize)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("send either prompt or messages", param="prompt")
     if request.messages is None:
@@ -304,7 +299,7 @@ def pooled_request(
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
-    return fit(body, DetokenizeRequest, _tidy_detokenize)
+    return fit(body, DetokenizeRequest, tidy_detokenize)
 
 
 def convert_chat(request: ChatRequest) -> ParsedRequest:
@@ -353,7 +348,7 @@ def convert_chat(request: ChatRequest) -> ParsedRequest:
 
 
 def parse_completion(body: bytes) -> ParsedRequest:
-    request = fit(body, CompletionRequest, _tidy_completion)
+    request = fit(body, CompletionRequest, tidy_completion)
     max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     scores = request.echo or request.prompt_logprobs is not None
     if not max_tokens and not scores:
@@ -363,6 +358,12 @@ def parse_completion(body: bytes) -> ParsedRequest:
     if scores or request.best_of is not None:
         parsed = _with_prompt(parsed, request, only_prompt=not max_tokens)
     constraint = constraint_of(request)
+    schema, wanted = _answer_schema(request.response_format), request.response_format
+    if constraint is not None and schema is not None:
+        raise InvalidRequest(f"response_format and {constraint.field} cannot be combined", param=constraint.field)
+    if schema is not None:
+        own = wanted.json_schema if wanted else None
+        constraint, parsed = Constraint("response_format", schema), replace(parsed, strict=bool(own and own.strict))
     return parsed if constraint is None else _constrained(parsed, constraint, request)
 
 

@@ -151,9 +151,9 @@ def load_catalog(
 INLINE_CHARS = 4096
 # Template variables that enable reasoning: Qwen3's and GLM's, then DeepSeek V3.1's.
 _SWITCHES = ("enable_thinking", "thinking")
-# gpt-oss accepts only low, medium and high.
-_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
-# The bound on logprobs of one prompt, including alternatives. The worker sends them in one frame.
+# gpt-oss accepts low, medium and high only.
+_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+# Logprobs of one prompt, including alternatives. The worker sends them in one frame.
 MAX_SCORES = 262_144
 # Added for each message to its content, since the template writes marks around it.
 MESSAGE_CHARS = 64

@@ -5,7 +5,7 @@ Decoding checks types and ranges, and its errors name the field at fault.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -41,7 +41,7 @@ MAX_TOOLS = 128
 # The bound for one message.
 MAX_CALLS = 128
 FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MAX_STOP_TOKEN_IDS = 64
 Label = Annotated[str, Meta(max_length=512)]
@@ -82,7 +82,8 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
 
     `top_k` (0 or -1 is off), `min_p` (0 is off), `repetition_penalty` (1 is off), `ignore_eos`, `min_tokens`,
     `stop_token_ids`, `structured_outputs`, `guided_*`, `prompt_logprobs` and `return_token_ids` are extensions.
-    `user`, `metadata`, `safety_identifier` and `prompt_cache_key` have no effect.
+    `user`, `metadata`, `safety_identifier`, `prompt_cache_key`, `prompt_cache_retention` and vLLM's `session_id` have
+    no effect.
     """
 
     model: str
@@ -114,6 +115,8 @@ class Common(Struct, forbid_unknown_fields=True, kw_only=True):
     metadata: dict[str, Label] | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+    session_id: Label | None = None
 
 
 class ImageUrl(Struct, forbid_unknown_fields=True):
@@ -252,88 +255,20 @@ class CompletionRequest(Common, kw_only=True):
     """The body of POST /v1/completions.
 
     `prompt` is text, token ids, or a list of either. `max_tokens` may be 0 if `echo` or `prompt_logprobs` requests
-    the prompt itself.
+    the prompt itself. `response_format` is vLLM's.
     """
 
     prompt: str | list[str | int | list[int]]
+    response_format: ResponseFormat | None = None
     logprobs: TopLogprobs | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     echo: bool | None = None
     best_of: Choices | None = None
 
 
-# Values, in addition to null, that request the default behaviour.
-_COMMON: Final[Mapping[str, tuple[Any, ...]]] = {
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "echo": (False,),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    # vLLM's
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "use_beam_search": (False,),
-}
-
 UNSERVED_ROLES: Final = frozenset({"function"})
 UNSERVED_PARTS: Final = frozenset({"input_audio", "file", "refusal"})
 """Types of message parts in OpenAI's API that are not served."""
-
-_KNOWN: Final = frozenset(Message.__struct_fields__)
-# Values of unused fields of an answer, which clients send back in messages.
-_NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
-
-
-def drop_harmless(body: dict[str, Any], served: frozenset[str]) -> dict[str, Any]:
-    """Return the body without unserved fields that request nothing; refuse, by name, others that are not in
-    `served`.
-    """
-    kept = {key: value for key, value in body.items() if key in served or not _is_harmless(key, value)}
-    messages = kept.get("messages")
-    if isinstance(messages, list):
-        kept["messages"] = [_drop_unused(message) if isinstance(message, dict) else message for message in messages]
-    options = kept.get("stream_options")
-    if isinstance(options, dict) and not options.get("include_obfuscation"):
-        kept["stream_options"] = {key: value for key, value in options.items() if key != "include_obfuscation"}
-    return kept
-
-
-def _is_harmless(key: str, value: Any) -> bool:
-    # `True == 1` in Python, but not in JSON.
-    return value is None or any(type(value) is type(known) and value == known for known in _COMMON.get(key, ()))
-
-
-def _drop_unused(message: dict[str, Any]) -> dict[str, Any]:
-    if message.get("role") == "assistant":
-        message = _with_refusal(message)
-    return {key: value for key, value in message.items() if key in _KNOWN or value not in _NOTHING}
-
-
-def _with_refusal(message: dict[str, Any]) -> dict[str, Any]:
-    """Turn a refusal in an answer of OpenAI's models into text, as vLLM does with such parts."""
-    content, refusal = message.get("content"), message.get("refusal")
-    if isinstance(refusal, str) and not content:
-        return {**message, "content": refusal, "refusal": None}
-    if isinstance(content, list):
-        return {**message, "content": [refusal_as_text(part, "text") for part in content]}
-    return message
-
-
-def refusal_as_text(part: Any, kind: str) -> Any:
-    """Return a part of type refusal as a text part of type `kind`, and any other part unchanged."""
-    if not isinstance(part, dict) or part.get("type") != "refusal" or "text" in part:
-        return part
-    kept = {key: value for key, value in part.items() if key != "refusal"}
-    return {**kept, "type": kind, "text": part.get("refusal")}
 
 
 MAX_REASON_CHARS = 200
@@ -400,11 +335,18 @@ def _second_look(
     if not isinstance(plain, dict):
         raise InvalidRequest("the body must be a JSON object", param="body")
     try:
-        return msgspec.convert(tidy(plain), kind)
+        return msgspec.convert(_whole_numbers(tidy(plain)), kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error), kind, plain, values) from None
     except RecursionError:
         raise _explain(str(first), kind, {}, values) from None
+
+
+def _whole_numbers(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body with fields such as 16.0 as integers, which fit fields of either kind of number."""
+    return {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in body.items()
+    }
 
 
 def _malformed(body: bytes, error: Exception) -> InvalidRequest:

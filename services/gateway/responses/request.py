@@ -15,6 +15,7 @@ from libs.contracts.errors import InvalidRequest, ResponseNotFound, StoreUnavail
 from libs.keys.gate import caller_of
 from libs.stores.responses import ResponsesDown, ResponseStore
 from services.gateway.request.formats import Declared
+from services.gateway.request.harmless import COMMON_DEFAULTS, refusal_as_text
 from services.gateway.request.parse import ParsedRequest, convert_chat, read_headers
 from services.gateway.request.schema import (
     MAX_CALLS,
@@ -31,7 +32,6 @@ from services.gateway.request.schema import (
     Tool,
     ToolCall,
     fit,
-    refusal_as_text,
 )
 from services.gateway.responses.schema import (
     ENCRYPTED,
@@ -157,9 +157,10 @@ def _text(content: str | Sequence[InputText]) -> str:
 
 # Fields that are not served, with the values, in addition to null, that request the default behaviour.
 _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+    **{name: values for name, values in COMMON_DEFAULTS.items() if name not in ResponseRequest.__struct_fields__},
     "background": (False,),
     "truncation": ("disabled",),
-    "service_tier": ("auto", "default"),
+    "context_management": ([],),
 }
 _INCLUDED: Final = (LOGPROBS, ENCRYPTED)
 Items = list[dict[str, Any]]
@@ -214,12 +215,20 @@ def response_asked(request: ResponseRequest, earlier: Items, response_id: str, c
 
 
 def _tidy(body: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(tools := body.get("tools"), list):
+        body = {**body, "tools": [_without_default(each) for each in tools]}
     return {
         key: value
         for key, value in body.items()
         if value is not None
         and not any(type(value) is type(known) and value == known for known in _HARMLESS.get(key, ()))
     }
+
+
+def _without_default(tool: Any) -> Any:
+    if not isinstance(tool, dict) or tool.get("defer_loading") is not False:
+        return tool
+    return {key: value for key, value in tool.items() if key != "defer_loading"}
 
 
 def _chat(request: ResponseRequest, turns: Sequence[Message]) -> ChatRequest:
@@ -235,6 +244,10 @@ def _chat(request: ResponseRequest, turns: Sequence[Message]) -> ChatRequest:
         top_k=request.top_k,
         min_p=request.min_p,
         repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        stop_token_ids=request.stop_token_ids,
         seed=request.seed,
         stop=request.stop,
         ignore_eos=request.ignore_eos,

@@ -9,18 +9,22 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from services.gateway.request.formats import ChatTokenLogprob, Notes
 from services.gateway.request.schema import (
+    MAX_STOP_TOKEN_IDS,
     MAX_TOOLS,
     AtLeastOne,
+    Bias,
     Effort,
     FunctionName,
     Label,
     MinP,
+    Penalty,
     RepetitionPenalty,
     Seed,
     Stop,
     Stops,
     StructuredOutputs,
     Temperature,
+    TokenId,
     TopK,
     TopLogprobs,
     TopP,
@@ -78,8 +82,9 @@ class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
 class ResponseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/responses.
 
-    `top_k`, `min_p`, `repetition_penalty`, `seed`, `stop`, `ignore_eos`, `structured_outputs` and
-    `chat_template_kwargs` are extensions. `user`, `safety_identifier` and `prompt_cache_key` have no effect.
+    `top_k`, `min_p`, the penalties, `logit_bias`, `seed`, `stop`, `stop_token_ids`, `ignore_eos`,
+    `structured_outputs` and `chat_template_kwargs` are extensions. `user`, `safety_identifier`, `prompt_cache_key`,
+    `prompt_cache_retention` and vLLM's `session_id` have no effect.
     """
 
     model: str
@@ -96,6 +101,10 @@ class ResponseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     top_k: TopK | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     seed: Seed | None = None
     stop: Stop | Stops | None = None
     ignore_eos: bool | None = None
@@ -111,6 +120,8 @@ class ResponseRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+    session_id: Label | None = None
 
 
 class InputText(Struct, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ import numpy as np
 
 from libs.bus.port import Record
 from libs.contracts.errors import InvalidRequest, QueueFull
-from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import StepBatch
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, StepBatch
 from libs.demand.history import REQUESTS, DemandBins, models_of
 from libs.demand.parts import By, FleetOutlook, fleet_outlook, parts_json
 from libs.demand.report import DemandOutlook, ModelDemand, forecast_report, model_demand
@@ -19,10 +19,11 @@ from libs.perfmodel.learner import FittedModel, StepKind, combine
 from libs.perfmodel.wire import fitted_model
 from libs.policy.capacity import PHASES, Phase, WorkerKind
 from libs.policy.newest import put_newest
-from libs.policy.speed import Speed
+from libs.policy.speed import Speed, image_ns
 from libs.policy.worker.saturation import knee_of
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet import FleetTelemetry
+from libs.telemetry.gateways import ImageArrivals
 from services.metrics.accounting.queues import pool_indices
 from services.metrics.demand.keeping import DAY_S, DemandKeeper
 
@@ -45,17 +46,22 @@ class _ReportedWorker:
     gpus: int
     max_sequences: int
     kv_tokens: int
+    images_used: int
+    image_encode_ns: int
 
 
 @dataclass(slots=True)
 class WorkerKinds:
-    """The latest reports of workers, by model."""
+    """The latest reports of workers, by model, and the images that arrive for them."""
 
     _workers: OrderedDict[str, OrderedDict[str, _ReportedWorker]] = field(default_factory=OrderedDict)
+    _images: ImageArrivals = field(default_factory=ImageArrivals)
 
     def take(self, record: Record, now_ns: int) -> None:
-        """Record a worker's description, at most once every `LOOK_NS`."""
+        """Record a worker's description, at most once every `LOOK_NS`, or a gateway's arrivals."""
         value = record.value
+        if isinstance(value, GatewayQueues):
+            self._images.take(value)
         if not isinstance(value, StepBatch):
             return
         of_model = self._workers.get(value.assignment.model)
@@ -76,6 +82,8 @@ class WorkerKinds:
             max(value.gpus, 1),
             value.max_sequences or MAX_SEQUENCES,
             value.kv_blocks * KV_BLOCK_TOKENS,
+            value.load.images_used,
+            value.load.image_encode_ns,
         )
         put_newest(of_model, value.worker_id, worker, MAX_WORKERS)
 
@@ -90,11 +98,13 @@ class WorkerKinds:
         fits = {each: max((one.fitted for one in workers), key=lambda fit: fit.of(each).steps) for each in StepKind}
         step_time = combine(workers[-1].fitted.model, fits)
         chunk = knee_of(step_time, MOST_CHUNK_TOKENS)[0]
+        each_ns = image_ns((each.images_used, each.image_encode_ns) for each in workers)
         return WorkerKind(
             Speed(step_time, max(chunk, 1), measured=True),
             max(each.gpus for each in workers),
             min(each.max_sequences for each in workers),
             min(each.kv_tokens for each in workers),
+            self._images.per_token(model) * each_ns,
         )
 
 

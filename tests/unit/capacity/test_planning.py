@@ -97,6 +97,34 @@ def test_more_traffic_and_longer_prompts_need_more_gpus_in_their_pool(tmp_path: 
     assert most["isl"]["prefill"] >= 1.8 * most["now"]["prefill"]
 
 
+def test_images_need_more_prefill_workers_by_the_time_of_encoding_them(tmp_path: Path) -> None:
+    requested = PlanQuery(SLO, 86_400.0)
+    texts = daily()
+    assert texts.kind is not None
+    each_s = plan_capacity(texts, requested, HARDWARE, table_folder(tmp_path, texts, requested)).bench.work_each()
+    # One image comes with each prompt of a thousand tokens, and takes as long as the prompt.
+    encode_token_ns = each_s["prefill"] * 1e9 / 1000
+    images = replace(texts, kind=replace(texts.kind, encode_token_ns=encode_token_ns))
+    found = {
+        name: plan_capacity(each, requested, HARDWARE, table_folder(tmp_path, each, requested))
+        for name, each in (("texts", texts), ("images", images))
+    }
+    ratio = found["images"].work["prefill"] / found["texts"].work["prefill"]
+    assert ratio == pytest.approx(2, rel=0.1)
+    assert found["images"].work["decode"] == pytest.approx(found["texts"].work["decode"])
+    assert found["images"].plan.most("prefill") > 1.8 * found["texts"].plan.most("prefill")
+    assert found["images"].plan.most("decode") == found["texts"].plan.most("decode")
+    note = "encoding images is 50% of prefill's work, at the pace of the present workers"
+    assert note in plan_json(images, requested, found["images"], None)["notes"]
+    assert not [each for each in plan_json(texts, requested, found["texts"], None)["notes"] if "images" in each]
+
+
+def test_the_lab_charges_images_to_prompts_and_not_to_answers() -> None:
+    bench = replace(bench_of(daily(), PlanQuery(SLO, 3600.0), HARDWARE), encode_token_ns=1e6)
+    took, before = bench.lab_hardware.profile.step_time, HARDWARE.profile.step_time
+    assert took == replace(before, prefill_token_ns=before.prefill_token_ns + 1e6)
+
+
 @pytest.mark.parametrize("days, ahead_days, said", [(2, 5, True), (6, 1, False)])
 def test_a_plan_far_beyond_past_demand_says_so(tmp_path: Path, days: int, ahead_days: int, said: bool) -> None:
     found, requested = daily(days), PlanQuery(SLO, ahead_days * 86_400.0)
@@ -150,6 +178,8 @@ def test_a_planner_decodes_the_plan_that_the_metrics_service_sends(tmp_path: Pat
 
 def test_a_plans_input_survives_a_json_round_trip() -> None:
     found = daily()
+    assert found.kind is not None
+    found = replace(found, kind=replace(found.kind, encode_token_ns=1234.5))
     again = input_from_json(json.loads(json.dumps(input_json(found))))
     assert again.mix == found.mix
     assert again.there == found.there

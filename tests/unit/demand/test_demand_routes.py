@@ -9,14 +9,19 @@ from prometheus_client import CollectorRegistry
 
 from libs.bus.port import Record
 from libs.capacity.inputs import input_from_json
+from libs.contracts.pb.fulcrum.common.v1.common_pb2 import Load
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan
-from libs.contracts.topics import DEMAND
+from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue, StepBatch
+from libs.contracts.topics import DEMAND, QUEUES, STEPS
 from libs.demand.counts import Counts, DemandKey
 from libs.demand.report import make_outlook
 from libs.demand.wire import BinDelta, plan_of, totals_message
 from libs.keys.gate import ChangeGuard
+from libs.perfmodel.learner import FittedModel
+from libs.perfmodel.wire import step_time_message
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import DemandHistory
+from libs.policy.step_time import StepTimeModel
 from libs.runtime.web import make_web_app
 from libs.telemetry.columns import prefill_shares
 from libs.testing.wait import ManualClock
@@ -181,6 +186,22 @@ async def test_bins_in_which_a_model_is_unknown_do_not_count_as_zero_demand(rig:
 async def test_a_plan_for_the_only_model_makes_its_own_forecast(rig: Rig) -> None:
     await _fill(rig, {"m": 1.0})
     assert (await rig.get("/v1/capacity/input", model="m", horizon="2h")).json()["outlook"] is None
+
+
+async def test_a_plans_input_has_the_time_of_encoding_the_images_that_arrive(rig: Rig) -> None:
+    await _fill(rig, {"m": 1.0})
+    batch = StepBatch(
+        worker_id="w", gpus=1, kv_blocks=1000, load=Load(images_used=50, image_encode_ns=50 * 200_000_000)
+    )
+    batch.assignment.model = "m"
+    batch.step_time.CopyFrom(
+        step_time_message(FittedModel(StepTimeModel(8e6, 6e4, 0.0, 15e6, 3e5, 25.0, interference=1.0)))
+    )
+    queue = ModelQueue(model="m", arrived_tokens=6000, arrived_images=10)
+    for topic, value in ((STEPS, batch), (QUEUES, GatewayQueues(gateway_id="g", queues=[queue]))):
+        rig.demand.kinds.take(Record(topic, "key", value, 0, 0), rig.clock.now_ns())
+    workers = (await rig.get("/v1/capacity/input", model="m", horizon="2h")).json()["workers"]
+    assert workers["encode_token_ns"] == pytest.approx(200_000_000 * 10 / 6000)
 
 
 async def test_a_plans_input_uses_the_forecast_that_is_consistent_with_other_models(rig: Rig) -> None:

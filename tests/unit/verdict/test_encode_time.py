@@ -14,7 +14,7 @@ from libs.policy.step_time import StepTimeModel
 from libs.policy.verdict.aftermath import aftermath
 from libs.policy.verdict.causes import CauseCode, causes
 from libs.policy.verdict.state import ModelState, PromisedFigure, RoleCounts, VerdictLimits, as_roles_stand
-from libs.telemetry.gateways import ArrivalRates, ModelBacklog
+from libs.telemetry.gateways import ArrivalRates, ImageArrivals, ModelBacklog
 from services.metrics.status.observe import ObservedStatus, SeenDemand, observe
 from tests.unit.planner.test_planner_observation import look, worker
 
@@ -108,6 +108,23 @@ def test_images_per_prompt_token_are_those_that_came_over_all_gateways() -> None
         take(gateway, 1_000, 100 + tokens, 1 + images)
     assert rates.images_per_token("m", 1_000 * MS) == pytest.approx(4 / 1_000)
     assert rates.images_per_token("other", 1_000 * MS) is None
+
+
+def test_images_of_all_arrivals_are_the_newest_counts_of_each_gateway_and_incarnation() -> None:
+    arrivals = ImageArrivals()
+
+    def take(gateway: str, incarnation: int, told: int, tokens: int, images: int | None) -> None:
+        queue = ModelQueue(model="m", arrived_tokens=tokens, arrived_images=images)
+        arrivals.take(GatewayQueues(gateway_id=gateway, incarnation=incarnation, told_unix_ns=told, queues=[queue]))
+
+    assert arrivals.per_token("m") == 0.0
+    take("older", 1, 5, 9_000, None)
+    take("a", 1, 5, 600, 3)
+    take("a", 1, 2, 100, 1)
+    take("a", 6, 7, 400, 2)
+    take("b", 1, 5, 0, 0)
+    assert arrivals.per_token("m") == pytest.approx(5 / 1_000)
+    assert arrivals.per_token("other") == 0.0
 
 
 def test_the_planner_gives_images_more_prefill_workers_than_their_prompts_alone() -> None:
