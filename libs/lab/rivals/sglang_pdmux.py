@@ -20,9 +20,11 @@ PREFILL_SMS: Final = (112, 104, 96, 88, 80, 72)
 DECODES_DIVISOR: Final = 36
 """`decode_bs_divisor`: the sequences from which prompts get the fewest SMs."""
 LOOK_NS: Final = 50_000_000
-# Prompt tokens at which the speed of a prompt is taken.
-_TYPICAL_TOKENS: Final = 1024
+# Prompt tokens at which the pace of a prompt is taken.
+_WHOLE_TOKENS: Final = 4096
 _LEAST_TOKENS: Final = 64
+# The step grows with the budget, which grows with the step. Each round brings both closer, as shares are below 1.
+_ROUNDS: Final = 8
 # A budget that differs by less is left as it is.
 _SAME_SHARE: Final = 0.1
 
@@ -36,12 +38,19 @@ def prefill_share(decodes: int) -> float:
 
 
 def budget_tokens(worker: SeenWorker) -> int:
-    """Return the prompt tokens that the prefill stream computes while the other takes one decode step."""
+    """Return the prompt tokens that the prefill stream computes during one step of the lab with as many decodes."""
     if not worker.decodes:
         return worker.speed.chunk_tokens
-    token_ns = worker.speed.prompt_ns(_TYPICAL_TOKENS, _TYPICAL_TOKENS**2) / _TYPICAL_TOKENS
-    tokens = round(prefill_share(worker.decodes) * worker.decode_step_ns / token_ns)
-    return min(max(tokens, _LEAST_TOKENS), worker.speed.chunk_tokens)
+    model, decode_ns = worker.speed.step_time, worker.decode_step_ns
+    hiding_ns = model.hiding_ns(worker.decodes)
+    # At the pace of whole prompts, which pay a step's fixed time once.
+    whole_ns = worker.speed.prompt_ns(_WHOLE_TOKENS, _WHOLE_TOKENS**2)
+    tokens_per_ns = prefill_share(worker.decodes) * _WHOLE_TOKENS / whole_ns
+    tokens, step_ns = _LEAST_TOKENS, decode_ns
+    for _ in range(_ROUNDS):
+        tokens = max(round(tokens_per_ns * step_ns), _LEAST_TOKENS)
+        step_ns = model.mixed_ns(model.beside_ns(tokens, 0.0), decode_ns, hiding_ns)
+    return min(tokens, worker.speed.chunk_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ def sglang_pdmux() -> Rival:
         source="sgl-project/sglang 038fc19e and 00d56e2c: python/sglang/srt/multiplex",
         simplified=(
             "A worker of the lab runs one step at a time. Its prompt budget is therefore what the prefill stream would "
-            "compute during one decode step, and the step takes as long as the profile says for both together.",
+            "compute during the step, and the step takes as long as the profile says for both together.",
             "Decodes are not slowed by having fewer SMs, which favours this rival.",
             f"SMs are divided every {LOOK_NS // 1_000_000} ms rather than when a prefill batch begins or ends, and "
             "prompts join a step by the lab's rules rather than in one batch at a time.",
