@@ -263,8 +263,9 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
         # Without the linker's flags of this Python, which may name folders of this machine.
         environment["LDSHARED"] = f"{_compiler()} -shared"
         # Functions that nothing outside of the library calls are inlined and called directly. Debug symbols would
-        # only make the build longer.
-        environment["CFLAGS"] = f"{environment.get('CFLAGS', '')} -fvisibility=hidden -g0".strip()
+        # only make the build longer. CFLAGS take the place of this Python's own flags, so those are repeated.
+        flags = sysconfig.get_config_var("CFLAGS"), environment.get("CFLAGS"), "-fvisibility=hidden -g0"
+        environment["CFLAGS"] = " ".join(each for each in flags if each)
     subprocess.run(command, cwd=folder, check=True, env=environment, stdout=sys.stderr)
     shutil.rmtree(folder / "build", ignore_errors=True)
     shutil.rmtree(folder / ".mypy_cache", ignore_errors=True)
