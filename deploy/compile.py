@@ -141,6 +141,18 @@ def _constructor(node: ast.ClassDef, fields: list[_Field]) -> list[str]:
 
 
 ROOT: Final = Path(__file__).parents[1]
+_ENGINE: Final = (
+    "config",
+    "core",
+    "kv_blocks",
+    "kv_port",
+    "offers",
+    "port",
+    "reports",
+    "roster",
+    "runner",
+    "sequence",
+)
 # Globs. Not the rest of libs/engine, which the lab does not load, nor what libs/lab does before and after a run,
 # nor decisions about roles (libs/policy/planner, libs/policy/pressure.py), which are arithmetic on arrays.
 MODULES: Final = (
@@ -148,10 +160,7 @@ MODULES: Final = (
     "libs/policy/gateway/*.py",
     "libs/policy/worker/*.py",
     "libs/dispatch/*.py",
-    *(
-        f"libs/engine/{name}.py"
-        for name in ("config", "core", "kv_blocks", "kv_port", "offers", "port", "roster", "runner", "sequence")
-    ),
+    *(f"libs/engine/{name}.py" for name in _ENGINE),
     "libs/lab/cluster/*.py",
     "libs/lab/cluster/host/*.py",
 )
@@ -165,7 +174,7 @@ SERVICES: Final = (
     *(f"libs/policy/worker/{name}.py" for name in ("assignment", "credits", "handing_over", "pace")),
     *(f"libs/dispatch/{name}.py" for name in ("dispatcher", "generation", "ports", "rounds", "suspects", "waiting")),
     *(f"libs/contracts/{name}.py" for name in ("hashing", "packing")),
-    *(f"libs/engine/{name}.py" for name in ("reports", "sim_tokens")),
+    "libs/engine/sim_tokens.py",
     "libs/model/tokenizer.py",
     *(f"libs/worker/{name}.py" for name in ("host", "kv_wire", "roles", "wire")),
     "services/gateway/answers/parts.py",
@@ -179,10 +188,24 @@ SERVICES_BUILD: Final = ROOT / "build" / "services"
 # Runs in a separate process, because its working directory is the folder. `make check` checks types strictly.
 _BUILD: Final = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from mypyc.build import mypycify
 from setuptools import setup
+from distutils.ccompiler import CCompiler
 
 optimise, jobs, *modules = sys.argv[1:]
+
+# setuptools compiles the files of one extension after each other, and nearly all are of one.
+def compile_together(self, sources, output_dir=None, macros=None, include_dirs=None, debug=0, extra_preargs=None,
+                     extra_postargs=None, depends=None):
+    _, objects, extra, options, build = self._setup_compile(
+        output_dir, macros, include_dirs, sources, depends, extra_postargs)
+    arguments = self._get_cc_args(options, debug, extra_preargs)
+    with ThreadPoolExecutor(int(jobs)) as pool:
+        list(pool.map(lambda each: self._compile(each, *build[each], arguments, extra, options), build))
+    return objects
+
+CCompiler.compile = compile_together
 checks = ["--follow-imports=silent", "--ignore-missing-imports", "--cache-dir=.mypy_cache"]
 extensions = mypycify([*checks, *modules], opt_level=optimise, debug_level="0", multi_file=True)
 setup(name="lab", packages=[], ext_modules=extensions, script_args=["-q", "build_ext", "--inplace", "-j", jobs])
@@ -239,6 +262,10 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
     if sys.platform == "linux":
         # Without the linker's flags of this Python, which may name folders of this machine.
         environment["LDSHARED"] = f"{_compiler()} -shared"
+        # Functions that nothing outside of the library calls are inlined and called directly. Debug symbols would
+        # only make the build longer. CFLAGS take the place of this Python's own flags, so those are repeated.
+        flags = sysconfig.get_config_var("CFLAGS"), environment.get("CFLAGS"), "-fvisibility=hidden -g0"
+        environment["CFLAGS"] = " ".join(each for each in flags if each)
     subprocess.run(command, cwd=folder, check=True, env=environment, stdout=sys.stderr)
     shutil.rmtree(folder / "build", ignore_errors=True)
     shutil.rmtree(folder / ".mypy_cache", ignore_errors=True)

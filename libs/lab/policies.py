@@ -14,6 +14,7 @@ from libs.lab.rivals.llm_d import llm_d
 from libs.lab.rivals.llm_d_latency import llm_d_latency
 from libs.lab.rivals.port import MoveCost, PromptOrder, PromptTurn, QueuedPrompt, Rival, RivalSetting
 from libs.lab.rivals.sglang_flip import sglang_flip
+from libs.lab.rivals.sglang_pdmux import sglang_pdmux
 from libs.lab.rivals.splits import aggregated, niyama, static_split
 from libs.lab.rivals.taichi import taichi
 from libs.policy.gateway.order import PACE_COUNTED_ON, QueuedRequest, hopeless_from_ns, making_room
@@ -51,6 +52,7 @@ RIVALS: Final[Mapping[str, RivalKind]] = MappingProxyType(
         "llm-d-latency-most": RivalKind(partial(llm_d_latency, most=True), BUDGET),
         "niyama": RivalKind(niyama, ("",)),
         "sglang-flip": RivalKind(sglang_flip, SPLIT),
+        "sglang-pdmux": RivalKind(sglang_pdmux, ("",)),
         "taichi": RivalKind(taichi, ("", "P:D", "P:D:BUDGET_TOKENS")),
         "taichi-flow": RivalKind(partial(taichi, flow=True), ("", "P:D", "P:D:BUDGET_TOKENS")),
     }
@@ -96,8 +98,8 @@ AUTO: Final = "fulcrum-auto"
 OFFLINE: Final = "offline"
 """The best schedule of a search that knows the trace (libs/lab/offline.py)."""
 HINDSIGHT: Final = (STILL, "static", OFFLINE)
-"""Policies that use the best split in hindsight if their name does not contain one."""
-AGGREGATED: Final = ("aggregated", "niyama", "llm-d-latency", "llm-d-latency-most", MIXED)
+"""Policies that use the best split in hindsight if their name has none."""
+AGGREGATED: Final = ("aggregated", "niyama", "llm-d-latency", "llm-d-latency-most", "sglang-pdmux", MIXED)
 Design = Literal["aggregated", "disaggregated", "hybrid"]
 """The division of phases: all workers do both, each does one, or each mainly does one and partly the other."""
 ALL: Final = (STILL, MIXED, "static", *(name for name in RIVALS if name != "static"))

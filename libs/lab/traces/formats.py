@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,8 +195,17 @@ def _request(text: str) -> TraceRequest:
         arrival_ns=whole(row["timestamp"], "timestamp", 0, MAX_NS // _MS_NS),
         input_tokens=input_tokens,
         output_tokens=tokens(row["output_length"], "output_length"),
-        hash_ids=tuple(whole(each, "one of hash_ids", 0, MAX_NS) for each in hash_ids),
+        hash_ids=_hash_ids(hash_ids),
     )
+
+
+def _hash_ids(values: list[object]) -> tuple[int, ...]:
+    # Checked together if all are whole numbers, which halves the time of reading a trace.
+    if values and set(map(type, values)) == {int}:
+        ids = cast("list[int]", values)
+        if min(ids) >= 0 and max(ids) <= MAX_NS:
+            return tuple(ids)
+    return tuple(whole(each, "one of hash_ids", 0, MAX_NS) for each in values)
 
 
 def clock_tick_ms(stamps_ms: Sequence[int]) -> int:

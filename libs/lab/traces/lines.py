@@ -118,6 +118,9 @@ def json_row(text: str) -> dict[str, Any]:
 
 def whole(value: object, name: str, least: int, most: int) -> int:
     """Return an integer from the text of a CSV cell or from a JSON value."""
+    # The common case first: traces hold hundreds of thousands of block ids.
+    if type(value) is int and least <= value <= most:
+        return value
     if isinstance(value, str) and _WHOLE.fullmatch(value):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):

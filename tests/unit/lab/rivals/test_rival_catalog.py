@@ -31,6 +31,7 @@ NAMES = [
     "niyama",
     "sglang-flip",
     "sglang-flip:9:7",
+    "sglang-pdmux",
     "taichi",
     "taichi:9:7",
     "taichi:9:7:512",
@@ -118,7 +119,9 @@ def looks(draw: st.DrawFn) -> list[SeenCluster]:
     ]
 
 
-moving = st.sampled_from([name for name in NAMES if rival(name).mover(cluster(WORKERS)) is not None])
+movers = [name for name in NAMES if rival(name).mover(cluster(WORKERS)) is not None]
+moving = st.sampled_from([name for name in movers if design_of(name) != "aggregated"])
+dividing = st.sampled_from([name for name in movers if design_of(name) == "aggregated"])
 
 
 @given(moving, looks())
@@ -126,6 +129,18 @@ def test_a_mover_moves_only_ready_workers_leaves_one_in_each_role_and_is_determi
     name: str, all_looks: list[SeenCluster]
 ) -> None:
     decide_alike(name, all_looks)
+
+
+@given(dividing, looks())
+def test_a_mover_of_mixed_workers_changes_budgets_alone(name: str, all_looks: list[SeenCluster]) -> None:
+    mover = rival(name).mover(cluster(WORKERS))
+    assert mover is not None
+    for look in all_looks:
+        before = {each.index: each for each in look.workers}
+        for move in mover.moves(look):
+            assert before[move.index].ready
+            assert before[move.index].role == move.role
+            assert before[move.index].budget_tokens != move.budget_tokens > 0
 
 
 @settings(max_examples=10)
