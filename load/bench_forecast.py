@@ -47,33 +47,33 @@ AIM_COVERAGE, AIM_COVERAGE_OF_A_DAY = (0.87, 0.93), (0.84, 0.96)
 
 
 def main() -> None:
-    asked = _arguments()
-    found: dict[str, Any] = {"bench": "forecast", "half": asked.half, "every": asked.every}
-    if asked.half != "none":
-        records, recovery = _accuracy(asked)
+    options = _arguments()
+    found: dict[str, Any] = {"bench": "forecast", "half": options.half, "every": options.every}
+    if options.half != "none":
+        records, recovery = _accuracy(options)
         show(_table(records))
         summary = summarize(records)
         print(*in_words(summary, recovery), sep="\n")
-        short = _short_histories(asked)
+        short = _short_histories(options)
         show(_short_table(short))
         found |= {"records": records, "summary": summary, "recovery": recovery, "short": short}
-    if asked.days:
-        rows = [_measure(int(each), asked.series, asked.seed) for each in asked.days.split(",")]
-        show(_speeds(rows, asked.series))
-        found |= {"series": asked.series, "horizons": HORIZONS, "rows": rows}
+    if options.days:
+        rows = [_measure(int(each), options.series, options.seed) for each in options.days.split(",")]
+        show(_speeds(rows, options.series))
+        found |= {"series": options.series, "horizons": HORIZONS, "rows": rows}
     print(json.dumps(found))
 
 
-def _series(asked: argparse.Namespace) -> list[tuple[SuiteSeries, DemandHistory]]:
-    return suite(Path(os.environ.get("FULCRUM_DATA", "")), None if asked.half == "both" else asked.half)
+def _series(options: argparse.Namespace) -> list[tuple[SuiteSeries, DemandHistory]]:
+    return suite(Path(os.environ.get("FULCRUM_DATA", "")), None if options.half == "both" else options.half)
 
 
-def _accuracy(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def _accuracy(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, float]]:
     rivals = light_baselines()
     records: list[dict[str, Any]] = []
     recovery: dict[str, float] = {}
-    for each, history in _series(asked):
-        forecasts = run(history, make_plan(history, HORIZONS_S), DemandForecaster(), rivals, every=asked.every)
+    for each, history in _series(options):
+        forecasts = run(history, make_plan(history, HORIZONS_S), DemandForecaster(), rivals, every=options.every)
         if each.name in CHANGED:
             recovery |= {f"{each.name} {name}": held for name, held in _recovery(forecasts).items()}
         for record in score(forecasts):
@@ -89,10 +89,10 @@ def _accuracy(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str
     return records, recovery
 
 
-def _short_histories(asked: argparse.Namespace) -> list[dict[str, Any]]:
+def _short_histories(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return, by days of history and horizon, how forecasts of all series and many origins came out."""
     cells: dict[tuple[int, int], list[tuple[float, ...]]] = {}
-    for _, history in _series(asked):
+    for _, history in _series(options):
         for days in SHORT_DAYS:
             for start in range(0, max(len(history) - days * DAY, 1), SHORT_EVERY):
                 _try_short(history, start, days, cells)

@@ -55,8 +55,8 @@ def input_of(
     if demand.mix is None:
         raise InvalidRequest(f"no request for {demand.model} is known yet: there is nothing to plan for")
     step_s = demand.history.step_s
-    counts, heard = demand.bins.sums(), demand.bins.heard
-    peaks = hour_peaks(counts, heard, max(round(HOUR_S / step_s), 1), max(round(PEAK_S / step_s), 1))
+    counts, covered = demand.bins.sums(), demand.bins.covered
+    peaks = hour_peaks(counts, covered, max(round(HOUR_S / step_s), 1), max(round(PEAK_S / step_s), 1))
     recent = peaks[-MOST_PEAKS:]
     return PlanInput(demand.model, demand.history, demand.speed, demand.mix, recent, kind, there, outlook=outlook)
 
@@ -102,7 +102,7 @@ def input_of_trace(trace: Trace, model: str) -> PlanInput:
         )
     ):
         np.add.at(counts[:, column], places, np.asarray(values, np.int64))
-    heard = np.ones(len(counts), np.bool_)
+    covered = np.ones(len(counts), np.bool_)
     per = max(round((HOUR_S if seconds >= LONG_TRACE_S else PEAK_S) / bin_s), 1)
     whole = counts[: len(counts) // per * per].reshape(-1, per, 7).sum(axis=1) if len(counts) >= per else counts
     step_s = bin_s * per if len(counts) >= per else bin_s
@@ -112,8 +112,8 @@ def input_of_trace(trace: Trace, model: str) -> PlanInput:
     every = max(len(trace.requests) // MOST_LENGTHS, 1)
     lengths = tuple((each.input_tokens, max(each.output_tokens, 1)) for each in trace.requests[::every])
     total = counts.sum(axis=0)
-    mix = Mix(total[2] / total[0], total[4] / total[0], 0.0, dispersion_of(counts, heard))
-    peaks = hour_peaks(counts, heard, per, max(round(PEAK_S / bin_s), 1))
+    mix = Mix(total[2] / total[0], total[4] / total[0], 0.0, dispersion_of(counts, covered))
+    peaks = hour_peaks(counts, covered, per, max(round(PEAK_S / bin_s), 1))
     return PlanInput(model, history, 1.0, mix, peaks, None, {}, lengths, known=True)
 
 

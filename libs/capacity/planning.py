@@ -132,13 +132,13 @@ def reported_hardware(kind: WorkerKind, name: str) -> Hardware:
     return Hardware(profile, mixed_measured=False, chunk_tokens=chunk, max_sequences=kind.max_sequences)
 
 
-def bench_of(found: PlanInput, asked: PlanQuery, hardware: Hardware) -> Bench:
+def bench_of(found: PlanInput, query: PlanQuery, hardware: Hardware) -> Bench:
     """Return the lab bench for this traffic, with mean lengths on a grid so that tables can be reused."""
     if found.lengths:
         traffic = PlanTraffic(found.lengths, 1.0)
     else:
         traffic = PlanTraffic(made_lengths(_round(found.mix.prompt_tokens), _round(found.mix.output_tokens)), 1.0)
-    traffic = replace(traffic.scaled(asked.isl, asked.osl), cv=round(2 * gap_cv(found.mix.dispersion)) / 2)
+    traffic = replace(traffic.scaled(query.isl, query.osl), cv=round(2 * gap_cv(found.mix.dispersion)) / 2)
     kv_tokens = hardware.profile.kv_memory_bytes // max(hardware.profile.kv_bytes_per_token, 1)
     fitting = [each for each in traffic.lengths if sum(each) < kv_tokens]
     if not fitting:
@@ -146,7 +146,7 @@ def bench_of(found: PlanInput, asked: PlanQuery, hardware: Hardware) -> Bench:
     traffic = replace(traffic, lengths=fitting)
     encode_token_ns = 0.0 if found.kind is None else found.kind.encode_token_ns
     sequences = hardware.max_sequences or MAX_SEQUENCES
-    return Bench(hardware, asked.slo, traffic, sequences, seed=asked.seed, encode_token_ns=encode_token_ns)
+    return Bench(hardware, query.slo, traffic, sequences, seed=query.seed, encode_token_ns=encode_token_ns)
 
 
 def rounded(bench: Bench) -> Bench:
@@ -164,40 +164,40 @@ def rounded(bench: Bench) -> Bench:
 
 
 def plan_capacity(
-    found: PlanInput, asked: PlanQuery, hardware: Hardware, folder: Path | None = None, note: Note = lambda line: None
+    found: PlanInput, query: PlanQuery, hardware: Hardware, folder: Path | None = None, note: Note = lambda line: None
 ) -> Planned:
     """Plan the capacity of one model.
 
     Raise InvalidRequest if the SLO cannot be met or the horizon is invalid.
     """
-    bench = bench_of(found, asked, hardware)
+    bench = bench_of(found, query, hardware)
     tables = kept_tables(rounded(bench), folder, note)
     each = bench.work_each()
     per_token = {
-        "prefill": each["prefill"] / bench.traffic.prompt_tokens * (1 - found.mix.cached_share) * asked.isl,
-        "decode": each["decode"] / bench.traffic.output_tokens * asked.osl,
+        "prefill": each["prefill"] / bench.traffic.prompt_tokens * (1 - found.mix.cached_share) * query.isl,
+        "decode": each["decode"] / bench.traffic.output_tokens * query.osl,
     }
     if found.known:
         rates = np.stack([found.history.prefill, found.history.decode])[None]
         start_s, step_s, notes = found.history.start_s, found.history.step_s, found.history.notes
-        rng = np.random.default_rng(asked.seed)
+        rng = np.random.default_rng(query.seed)
         rates = np.repeat(rates, PATHS, axis=0) if len(found.peaks) > 1 else rates
     else:
         try:
-            outlook = found.outlook or make_outlook(found.history, asked.horizon_s * found.speed)
+            outlook = found.outlook or make_outlook(found.history, query.horizon_s * found.speed)
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
-        rates, rng = draw(outlook, asked.seed)
+        rates, rng = draw(outlook, query.seed)
         start_s, step_s = outlook.start_s, outlook.step_s
-        rates, notes = limited(found.history, outlook, rates, asked)
+        rates, notes = limited(found.history, outlook, rates, query)
     inside = rng.choice(found.peaks, rates.shape[::2]) if step_s >= HOUR_S / 2 else np.ones(rates.shape[::2])
     work = {
-        phase: np.nan_to_num(rates[:, place] * per_token[phase] * asked.traffic * inside)
+        phase: np.nan_to_num(rates[:, place] * per_token[phase] * query.traffic * inside)
         for place, phase in enumerate(PHASES)
     }
     starts = [start_s + at * step_s for at in range(rates.shape[2])]
     plan = make_plan(
-        work, tables, starts_s=starts, step_s=step_s, confidence=asked.confidence, spare=asked.spare, there=found.there
+        work, tables, starts_s=starts, step_s=step_s, confidence=query.confidence, spare=query.spare, there=found.there
     )
     return Planned(plan, bench, tables, work, tuple(notes))
 
@@ -213,11 +213,11 @@ def draw(outlook: DemandOutlook, seed: int) -> tuple[Floats, np.random.Generator
 def check_plan(planned: Planned) -> dict[str, Any]:
     """Run the busiest stretch at the requested confidence in the lab, with both pools at their cost."""
     plan, bench = planned.plan, planned.bench
-    sums = [sum(plan.pools[phase][at].asked for phase in PHASES) for at in range(len(plan.starts_s))]
+    sums = [sum(plan.pools[phase][at].planned for phase in PHASES) for at in range(len(plan.starts_s))]
     works = {phase: np.quantile(planned.work[phase], plan.confidence, axis=0) for phase in PHASES}
     at = busiest_stretch(sums, works["prefill"] + works["decode"])
     work = {phase: float(works[phase][at]) for phase in PHASES}
-    pools = {phase: plan.pools[phase][at].asked - plan.spare for phase in PHASES}
+    pools = {phase: plan.pools[phase][at].planned - plan.spare for phase in PHASES}
     each = bench.work_each()
     requests = work["prefill"] / each["prefill"] * CHECKED_S
     limit = min(MOST_CHECKED / max(sum(pools.values()), 1), MOST_CHECKED_REQUESTS / max(requests, 1), 1.0)
@@ -261,7 +261,7 @@ def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase
 
 
 def limited(
-    history: DemandHistory, outlook: DemandOutlook, rates: Floats, asked: PlanQuery
+    history: DemandHistory, outlook: DemandOutlook, rates: Floats, query: PlanQuery
 ) -> tuple[Floats, tuple[str, ...]]:
     """Return sampled rates within the support of history and `asked.growth`, and the plan's notes.
 
@@ -271,19 +271,19 @@ def limited(
     seen = coarser_history(history, max(round(step_s / history.step_s), 1))
     first = round((outlook.start_s - seen.start_s) / step_s)
     phases = (seen.prefill, seen.decode)
-    most = np.stack([most_supported(each, first, ahead, step_s=step_s, growth=asked.growth) for each in phases])
-    held = int((np.quantile(rates, asked.confidence, axis=0) > most).any(axis=0).sum())
+    most = np.stack([most_supported(each, first, ahead, step_s=step_s, growth=query.growth) for each in phases])
+    held = int((np.quantile(rates, query.confidence, axis=0) > most).any(axis=0).sum())
     rates = np.minimum(rates, most)
-    days, times = len(history) * history.step_s / DAY_S, f"{asked.growth:g} times the busiest stretch so far"
+    days, times = len(history) * history.step_s / DAY_S, f"{query.growth:g} times the busiest stretch so far"
     if held:
         note = (
             f"{held} of {ahead} stretches are planned for {times} around their time of day: the forecast allows more, "
             f"but {days:.1f} days of history do not support it (--growth)"
         )
         return rates, (*outlook.notes, note)
-    before = "" if asked.traffic == 1 else ", before --what-if"
-    note = f"no stretch is planned for more than {asked.growth:g} times past demand around its time of day (--growth)"
-    return rates, (*outlook.notes, note + before, *_beyond_history(seen, rates, asked.confidence, days))
+    before = "" if query.traffic == 1 else ", before --what-if"
+    note = f"no stretch is planned for more than {query.growth:g} times past demand around its time of day (--growth)"
+    return rates, (*outlook.notes, note + before, *_beyond_history(seen, rates, query.confidence, days))
 
 
 def _beyond_history(seen: DemandHistory, rates: Floats, confidence: float, days: float) -> tuple[str, ...]:
@@ -299,7 +299,7 @@ def _beyond_history(seen: DemandHistory, rates: Floats, confidence: float, days:
     )
 
 
-def plan_json(found: PlanInput, asked: PlanQuery, planned: Planned, check: dict[str, Any] | None) -> dict[str, Any]:
+def plan_json(found: PlanInput, query: PlanQuery, planned: Planned, check: dict[str, Any] | None) -> dict[str, Any]:
     """Return the output of `fulcrum capacity plan --json` and of the REST route, in GPUs and clock time."""
     plan, gpus, speed = planned.plan, planned.bench.hardware.profile.gpus, found.speed
     moving, still = gpu_hours(plan, gpus)
@@ -314,15 +314,15 @@ def plan_json(found: PlanInput, asked: PlanQuery, planned: Planned, check: dict[
         "model": found.model,
         "device": planned.bench.hardware.profile.name,
         "gpus_per_worker": gpus,
-        "slo": asked.slo.text,
-        "confidence": asked.confidence,
-        "spare_workers": asked.spare,
-        "what_if": {"traffic": asked.traffic, "isl": asked.isl, "osl": asked.osl},
+        "slo": query.slo.text,
+        "confidence": query.confidence,
+        "spare_workers": query.spare,
+        "what_if": {"traffic": query.traffic, "isl": query.isl, "osl": query.osl},
         "step_s": plan.step_s / speed,
         "starts_unix_s": [each / speed for each in plan.starts_s],
         "pools": {
             phase: {
-                "gpus": [each.asked * gpus for each in plan.pools[phase]],
+                "gpus": [each.planned * gpus for each in plan.pools[phase]],
                 "surely": [each.surely * gpus for each in plan.pools[phase]],
                 "p50": [each.p50 * gpus for each in plan.pools[phase]],
                 "p95": [each.p95 * gpus for each in plan.pools[phase]],
@@ -350,8 +350,8 @@ def plan_json(found: PlanInput, asked: PlanQuery, planned: Planned, check: dict[
         ],
         "gpu_hours": {"hourly": round(moving, 2), "fixed": round(still, 2)},
         "cost": None
-        if not asked.gpu_hour
-        else {"hourly": round(moving * asked.gpu_hour, 2), "fixed": round(still * asked.gpu_hour, 2)},
+        if not query.gpu_hour
+        else {"hourly": round(moving * query.gpu_hour, 2), "fixed": round(still * query.gpu_hour, 2)},
         "traffic": {
             "prompt_tokens": round(planned.bench.traffic.prompt_tokens, 1),
             "output_tokens": round(planned.bench.traffic.output_tokens, 1),
@@ -402,15 +402,15 @@ def _round(value: float) -> float:
 
 
 def make_plan_row(
-    row: dict[str, Any], asked: dict[str, Any], folder: str, device: str, *, check: bool
+    row: dict[str, Any], query: dict[str, Any], folder: str, device: str, *, check: bool
 ) -> dict[str, Any]:
     """Return `plan_json` for an encoded input; raise InvalidRequest if no plan is possible.
 
-    `row` is the result of `input_json`. `asked` holds the fields of the query, with `slo` as text.
+    `row` is the result of `input_json`. `query` holds the fields of the query, with `slo` as text.
     """
     quiet()
     found = input_from_json(row)
-    wanted = PlanQuery(**{**asked, "slo": parse_slo(asked["slo"])})
+    wanted = PlanQuery(**{**query, "slo": parse_slo(query["slo"])})
     if device:
         hardware = resolve(found.model, device)
     elif found.kind is None:

@@ -28,7 +28,7 @@ class DemandBins:
     bin_ns: int
     first: int
     """The number of the first bin: its start over `bin_ns`."""
-    heard: NDArray[np.bool_]
+    covered: NDArray[np.bool_]
     """The bins whose arrivals are known, as a mask [n]."""
     rows: Mapping[DemandKey, Ints]
     """The counts of each model, class and tenant, as [n, fields]."""
@@ -36,12 +36,12 @@ class DemandBins:
     """The bins in which only this model's arrivals are unknown, as a mask [n] by model."""
 
     def __len__(self) -> int:
-        return len(self.heard)
+        return len(self.covered)
 
-    def heard_of(self, model: str) -> NDArray[np.bool_]:
+    def covered_for(self, model: str) -> NDArray[np.bool_]:
         """Return a mask [n] of the bins in which a model's arrivals are known."""
         unknown = self.unknown.get(model)
-        return self.heard if unknown is None else self.heard & ~unknown
+        return self.covered if unknown is None else self.covered & ~unknown
 
     def sums(self, wanted: Callable[[DemandKey], bool] = lambda key: True) -> Ints:
         """Return the counts summed over the wanted rows, of shape [n, fields]."""
@@ -55,11 +55,11 @@ class DemandBins:
         at = max(len(self) - bins, 0)
         rows = {key: row[at:] for key, row in self.rows.items()}
         unknown = {model: each[at:] for model, each in self.unknown.items()}
-        return DemandBins(self.bin_ns, self.first + at, self.heard[at:], rows, unknown)
+        return DemandBins(self.bin_ns, self.first + at, self.covered[at:], rows, unknown)
 
 
 def demand_history(
-    counts: Ints, heard: NDArray[np.bool_], *, start_s: float, step_s: float, seconds: float
+    counts: Ints, covered: NDArray[np.bool_], *, start_s: float, step_s: float, seconds: float
 ) -> DemandHistory:
     """Return the rates of bins with counts of shape [n, fields].
 
@@ -72,7 +72,7 @@ def demand_history(
         nothing = np.empty(0)
         return DemandHistory(step_s, start_s, nothing, nothing, nothing, ("no demand was heard of",))
     rates = counts / seconds
-    rates[~heard] = np.nan
+    rates[~covered] = np.nan
     decode = rates[:, KNOWN] * mean_outputs(counts)
     times = start_s + step_s * np.arange(n)
     found = {"requests": rates[:, REQUESTS], "known_requests": rates[:, KNOWN], "prefill": rates[:, PROMPT]}
@@ -113,27 +113,27 @@ class Mix:
     """The index of dispersion of arrivals by the bin; 1 is Poisson."""
 
 
-def mix_of(counts: Ints, heard: NDArray[np.bool_]) -> Mix | None:
+def mix_of(counts: Ints, covered: NDArray[np.bool_]) -> Mix | None:
     """Return the mix of all bins together; None if there was no request.
 
     Bursts are measured between neighbouring bins, so that slow waves do not count (the Allan factor).
     """
-    known = counts[heard]
+    known = counts[covered]
     total = known.sum(axis=0)
     if not total[KNOWN]:
         return None
     outputs = total[OUTPUT] / max(total[ENDED], 1)
     cached = min(total[CACHED] / max(total[PROMPT], 1), 1.0)
-    return Mix(float(total[PROMPT] / total[KNOWN]), float(outputs), float(cached), dispersion_of(counts, heard))
+    return Mix(float(total[PROMPT] / total[KNOWN]), float(outputs), float(cached), dispersion_of(counts, covered))
 
 
-def dispersion_of(counts: Ints, heard: NDArray[np.bool_]) -> float:
+def dispersion_of(counts: Ints, covered: NDArray[np.bool_]) -> float:
     """Return the Allan factor of arrivals, or 1 with fewer than ten pairs of bins.
 
     It is half the mean squared difference of neighbouring bins over their mean.
     """
     arrivals = counts[:, REQUESTS].astype(np.float64)
-    pairs = heard[1:] & heard[:-1] if len(heard) > 1 else np.zeros(0, np.bool_)
+    pairs = covered[1:] & covered[:-1] if len(covered) > 1 else np.zeros(0, np.bool_)
     if pairs.sum() < 10:
         return 1.0
     off = np.diff(arrivals)[pairs]
@@ -141,14 +141,14 @@ def dispersion_of(counts: Ints, heard: NDArray[np.bool_]) -> float:
     return float((off * off).mean() / 2 / mean) if mean > 0 else 1.0
 
 
-def hour_peaks(counts: Ints, heard: NDArray[np.bool_], per_hour: int, per_peak: int) -> Floats:
+def hour_peaks(counts: Ints, covered: NDArray[np.bool_], per_hour: int, per_peak: int) -> Floats:
     """Return the ratio of busiest stretch to mean for each covered hour [hours]; a stretch is `per_peak` bins."""
     hours = len(counts) // per_hour
     if not hours or per_hour < 2 * per_peak:
         return np.ones(1)
     kept = hours * per_hour
     tokens = (counts[-kept:, PROMPT] + counts[-kept:, OUTPUT]).astype(np.float64).reshape(hours, per_hour)
-    known = heard[-kept:].reshape(hours, per_hour).all(axis=1) & (tokens.sum(axis=1) > 0)
+    known = covered[-kept:].reshape(hours, per_hour).all(axis=1) & (tokens.sum(axis=1) > 0)
     parts = tokens[:, : per_hour // per_peak * per_peak].reshape(hours, -1, per_peak).mean(axis=2)
     found = parts[known].max(axis=1) / tokens[known].mean(axis=1)
     return found if len(found) else np.ones(1)
@@ -267,10 +267,12 @@ def _moved_more(before: Mapping[str, TrafficRates], after: Mapping[str, TrafficR
 
 def traffic(bins: DemandBins, part: slice) -> dict[str, TrafficRates]:
     """Return the traffic of each tenant over the covered bins of the part, with rates by the clock."""
-    seconds = float(bins.heard[part].sum()) * bins.bin_ns / 1e9
+    seconds = float(bins.covered[part].sum()) * bins.bin_ns / 1e9
     found: dict[str, Ints] = {}
     for key, row in bins.rows.items():
-        found[key.tenant] = found.get(key.tenant, np.zeros(FIELDS, np.int64)) + row[part][bins.heard[part]].sum(axis=0)
+        found[key.tenant] = found.get(key.tenant, np.zeros(FIELDS, np.int64)) + row[part][bins.covered[part]].sum(
+            axis=0
+        )
     return {
         tenant: TrafficRates(
             float(total[REQUESTS]) / seconds,

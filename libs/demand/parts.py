@@ -119,11 +119,11 @@ def _part(bins: DemandBins, rows: Mapping[DemandKey, Ints]) -> DemandBins:
         requests[key.model] = requests.get(key.model, np.zeros(len(bins), np.int64)) + row[:, REQUESTS]
     whole, missing = 0.0, np.zeros(len(bins))
     for model, counts in requests.items():
-        known = bins.heard_of(model)
+        known = bins.covered_for(model)
         usual = float(counts[known].mean()) if known.any() else 0.0
         whole += usual
-        missing += usual * (bins.heard & ~known)
-    return replace(bins, heard=bins.heard & (missing <= MOST_MISSING * whole), rows=rows)
+        missing += usual * (bins.covered & ~known)
+    return replace(bins, covered=bins.covered & (missing <= MOST_MISSING * whole), rows=rows)
 
 
 def _only(bins: DemandBins, model: str) -> DemandBins:

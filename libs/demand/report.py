@@ -129,20 +129,20 @@ def model_demand(bins: DemandBins, model: str, speed: float = 1.0) -> ModelDeman
     Batch lines are left out: they wait for room, so they follow the capacity.
     """
     own = {key: row for key, row in bins.rows.items() if key.model == model and key.service_class != BATCH_CLASS}
-    return demand_of(DemandBins(bins.bin_ns, bins.first, bins.heard_of(model), own), model, speed)
+    return demand_of(DemandBins(bins.bin_ns, bins.first, bins.covered_for(model), own), model, speed)
 
 
 def demand_of(bins: DemandBins, model: str, speed: float = 1.0) -> ModelDemand:
     """Return the demand of all rows together, from the first covered bin on."""
-    known = np.flatnonzero(bins.heard)
+    known = np.flatnonzero(bins.covered)
     first = int(known[0]) if len(known) else len(bins)
     kept = bins.last(len(bins) - first)
     counts = kept.sums()
     bin_s = bins.bin_ns / 1e9
     seen_s = bin_s * speed
-    history = demand_history(counts, kept.heard, start_s=kept.first * seen_s, step_s=seen_s, seconds=bin_s)
+    history = demand_history(counts, kept.covered, start_s=kept.first * seen_s, step_s=seen_s, seconds=bin_s)
     day = max(round(DAY_S / speed / bin_s), 1)
-    mix = mix_of(counts[-day:], kept.heard[-day:]) or mix_of(counts, kept.heard)
+    mix = mix_of(counts[-day:], kept.covered[-day:]) or mix_of(counts, kept.covered)
     return ModelDemand(model, kept, history, mix, speed)
 
 

@@ -22,7 +22,7 @@ KEPT_MARKS: Final = 64
 # The incarnation that has been silent for longest is dropped first.
 MAX_GATEWAYS: Final = 256
 # After a longer stretch without a record, the times of arrivals are unknown, so its bins count as not covered.
-HEARD_NS: Final = 900_000_000_000
+MAX_COVERED_NS: Final = 900_000_000_000
 # The arrivals of a longer stretch are spread over its last bins.
 MOST_SPREAD_BINS: Final = 1440
 # Bins times rows of a stretch limit the cost of one record; one with more rows is spread over fewer bins.
@@ -40,12 +40,12 @@ class BinDelta:
     """The counts and covered time to add to a bin."""
 
     rows: dict[DemandKey, Counts] = field(default_factory=dict)
-    heard_ns: int = 0
+    covered_ns: int = 0
     """The time for which arrivals in the bin are known, summed over gateways."""
     unknown: frozenset[str] = frozenset()
     """The models whose arrivals in the bin are only partly known."""
 
-    def add(self, rows: Mapping[DemandKey, Counts], heard_ns: int, sign: int = 1) -> None:
+    def add(self, rows: Mapping[DemandKey, Counts], covered_ns: int, sign: int = 1) -> None:
         """Add counts and time, or subtract them with sign -1."""
         for key, counts in rows.items():
             known = self.rows.get(key, NOTHING)
@@ -54,10 +54,10 @@ class BinDelta:
                 self.rows[key] = found
             else:
                 self.rows.pop(key, None)
-        self.heard_ns += sign * heard_ns
+        self.covered_ns += sign * covered_ns
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.heard_ns)
+        return bool(self.rows or self.covered_ns)
 
 
 Deltas = dict[int, BinDelta]
@@ -107,7 +107,7 @@ class DemandFold:
         """Add changes from elsewhere, or ones that could not be written, to those that `take_deltas` returns next."""
         for number, delta in deltas.items():
             found = self._at(number)
-            found.add(delta.rows, delta.heard_ns)
+            found.add(delta.rows, delta.covered_ns)
             found.unknown |= delta.unknown
 
     def newest(self) -> dict[GatewayKey, Mark]:
@@ -118,10 +118,10 @@ class DemandFold:
         return self._deltas.setdefault(number, BinDelta())
 
     def _lay(self, before: Mark, after: Mark, sign: int) -> None:
-        heard = after.at_ns - before.at_ns <= HEARD_NS
+        covered = after.at_ns - before.at_ns <= MAX_COVERED_NS
         for number, overlap_ns, rows in _shares(before, after, self._bin_ns):
             delta = self._at(number)
-            delta.add(rows, overlap_ns if heard else 0, sign)
+            delta.add(rows, overlap_ns if covered else 0, sign)
             if not delta:
                 del self._deltas[number]
 
@@ -212,7 +212,7 @@ def _need(plan: CapacityPlan, phase: Phase) -> PoolNeed:
         surely=[each.surely for each in pool],
         p50=[each.p50 for each in pool],
         p95=[each.p95 for each in pool],
-        asked=[each.asked for each in pool],
+        asked=[each.planned for each in pool],
         short=[each.short for each in pool],
         there=plan.there.get(phase),
     )
@@ -231,7 +231,7 @@ def plan_of(message: PlanMessage) -> CapacityPlan:
         need: PoolNeed = getattr(message, phase)
         columns = need.surely, need.p50, need.p95, need.asked, need.short or repeat(0.0, count)
         pools[phase] = tuple(PoolHour(*each) for each in zip(*columns, strict=True))
-        if len(pools[phase]) != count or max(max(each.asked, each.p95) for each in pools[phase]) > MOST_WORKERS:
+        if len(pools[phase]) != count or max(max(each.planned, each.p95) for each in pools[phase]) > MOST_WORKERS:
             raise ValueError(f"{phase} has another number of stretches, or more than {MOST_WORKERS} workers")
         if need.HasField("there"):
             there[phase] = need.there

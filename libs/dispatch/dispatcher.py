@@ -256,8 +256,8 @@ class Dispatcher:
             if model not in demands:
                 demands[model] = self._queue.demand(model, now_ns)
                 if model in contested:
-                    asked = demands[model], contested[model], free.get(model, 0)
-                    demands[model] = self.places.asked(model, *asked, now_ns)
+                    queue_state = demands[model], contested[model], free.get(model, 0)
+                    demands[model] = self.places.within_share(model, *queue_state, now_ns)
             link.set_demand(demands[model])
 
     def _bind(self) -> None:

@@ -281,7 +281,7 @@ class TenantPlaces:
         allowance = found.allowance
         return (each for each in ready if each.batch or each.pooled or allowance.take(each.context.tenant))
 
-    def asked(
+    def within_share(
         self, model: str, demand: QueuedDemand, waiting: Mapping[str, int], free: int, now_ns: int
     ) -> QueuedDemand:
         """Return a model's demand for its workers without choices beyond their tenants' shares.
@@ -291,7 +291,7 @@ class TenantPlaces:
         found = self._contest(model, waiting, free, now_ns) if self._others.tenants(model) else None
         if found is None:
             return demand
-        return demand._replace(waiting=demand.waiting - sum(waiting.values()) + found.allowance.asked(waiting))
+        return demand._replace(waiting=demand.waiting - sum(waiting.values()) + found.allowance.within_share(waiting))
 
     def giving_way(self, model: str, waiting: Mapping[str, int], free: int, now_ns: int) -> list[Generation]:
         """Return the running choices to preempt after all waiting ones that found room have been bound.

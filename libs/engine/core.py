@@ -307,7 +307,7 @@ class Core:
         fetches, self._new_fetches = self._new_fetches, []
         return [sequence for sequence in fetches if sequence.stage is Stage.FETCHING]
 
-    def kv_asked(self, sequence: Sequence) -> None:
+    def kv_requested(self, sequence: Sequence) -> None:
         """Publish that the first block was requested, which fixes the decode worker."""
         self._news.outputs.append(SequenceOutput(sequence.sequence_id, pulling=True))
 

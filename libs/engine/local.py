@@ -431,7 +431,7 @@ class LocalEngine:
         assert handle is not None
         async with self._fetch_slots:
             started_ns = self._clock.now_ns()
-            core.kv_asked(sequence)
+            core.kv_requested(sequence)
             self._settle()
             try:
                 received = await receive_blocks(

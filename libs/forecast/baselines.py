@@ -52,7 +52,7 @@ class Baseline(Protocol):
 
     name: str
 
-    def predict(self, asked: BaselineTask) -> Floats | None:
+    def predict(self, task: BaselineTask) -> Floats | None:
         """Return forecasts of shape [origins, horizons], at least 0; None if the history is too short for a fit."""
         ...
 
@@ -62,8 +62,8 @@ class Persistence:
 
     name = "persistence"
 
-    def predict(self, asked: BaselineTask) -> Floats | None:
-        return np.repeat(asked.values[np.asarray(asked.origins)][:, None], len(asked.horizons), axis=1)
+    def predict(self, task: BaselineTask) -> Floats | None:
+        return np.repeat(task.values[np.asarray(task.origins)][:, None], len(task.horizons), axis=1)
 
 
 class SeasonalNaive:
@@ -73,15 +73,15 @@ class SeasonalNaive:
         self.name = name
         self._seconds = seconds
 
-    def predict(self, asked: BaselineTask) -> Floats | None:
+    def predict(self, task: BaselineTask) -> Floats | None:
         """Return the value at the same time of the latest season that contains it."""
-        season = asked.season(self._seconds)
-        horizons = np.array(asked.horizons)
+        season = task.season(self._seconds)
+        horizons = np.array(task.horizons)
         back = -(-horizons // season) * season
-        indices = np.asarray(asked.origins)[:, None] + (horizons - back)[None]
-        if not len(asked.origins) or indices.min() < 0:
+        indices = np.asarray(task.origins)[:, None] + (horizons - back)[None]
+        if not len(task.origins) or indices.min() < 0:
             return None
-        return np.asarray(asked.values[indices])
+        return np.asarray(task.values[indices])
 
 
 class ExponentialSmoothing:
@@ -94,9 +94,9 @@ class ExponentialSmoothing:
         self.name = name
         self._season_s = season_s
 
-    def predict(self, asked: BaselineTask) -> Floats | None:
-        season = asked.season(self._season_s) if self._season_s else 1
-        if asked.fitted < max(2 * season, 12):
+    def predict(self, task: BaselineTask) -> Floats | None:
+        season = task.season(self._season_s) if self._season_s else 1
+        if task.fitted < max(2 * season, 12):
             return None
         seasonal = (0.0, 0.05, 0.2, 0.5) if season > 1 else (0.0,)
         grid = np.array([
@@ -105,13 +105,13 @@ class ExponentialSmoothing:
             for share in seasonal
             for trend, damping in ((0.0, 0.0), (0.02, 0.98), (0.1, 0.98), (0.1, 0.9), (0.3, 0.8))
         ])  # fmt: skip
-        errors, _ = _smooth(asked.values[: asked.fitted], grid, season, ())
+        errors, _ = _smooth(task.values[: task.fitted], grid, season, ())
         best = grid[[int(np.argmin(errors))]]
-        _, states = _smooth(asked.values[: max(asked.origins) + 1], best, season, asked.origins)
+        _, states = _smooth(task.values[: max(task.origins) + 1], best, season, task.origins)
         damping = best[0, 3]
-        found = np.empty((len(asked.origins), len(asked.horizons)))
-        for row, (origin, (level, trend, seasons)) in enumerate(zip(asked.origins, states, strict=True)):
-            for column, horizon in enumerate(asked.horizons):
+        found = np.empty((len(task.origins), len(task.horizons)))
+        for row, (origin, (level, trend, seasons)) in enumerate(zip(task.origins, states, strict=True)):
+            for column, horizon in enumerate(task.horizons):
                 run = damping * (1 - damping**horizon) / (1 - damping) if damping else 0.0
                 found[row, column] = level + run * trend + seasons[(origin + horizon) % season]
         return np.maximum(found, 0.0)
@@ -151,10 +151,10 @@ class Theta:
 
     name = "theta"
 
-    def predict(self, asked: BaselineTask) -> Floats | None:
+    def predict(self, task: BaselineTask) -> Floats | None:
         """Return level plus season plus half of the training days' slope, at least 0."""
-        day, values = asked.season(86_400.0), asked.values
-        train = values[: asked.fitted]
+        day, values = task.season(86_400.0), task.values
+        train = values[: task.fitted]
         if len(train) < 12:
             return None
         season = np.zeros(day)
@@ -168,7 +168,7 @@ class Theta:
         half_lives = np.array([0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 16.0, 48.0])
         levels = running_means(plain, half_lives)
         best = levels[np.abs(levels[:, : len(train) - 1] - plain[1 : len(train)]).mean(axis=1).argmin()]
-        origins, horizons = np.asarray(asked.origins), np.array(asked.horizons)
+        origins, horizons = np.asarray(task.origins), np.array(task.horizons)
         ahead = best[origins][:, None] + 0.5 * slope * horizons
         found: Floats = np.maximum(ahead + season[(origins[:, None] + horizons) % day], 0.0)
         return found
@@ -179,10 +179,10 @@ class Autoregression:
 
     name = "ar"
 
-    def predict(self, asked: BaselineTask) -> Floats | None:
+    def predict(self, task: BaselineTask) -> Floats | None:
         """Return forecasts computed step by step up to the longest horizon."""
-        train = asked.values[: asked.fitted]
-        if asked.fitted < 2 * MOST_LAGS or not train.any():
+        train = task.values[: task.fitted]
+        if task.fitted < 2 * MOST_LAGS or not train.any():
             return None
         mean = float(train.mean())
         lagged = np.lib.stride_tricks.sliding_window_view(train - mean, MOST_LAGS + 1)
@@ -194,13 +194,13 @@ class Autoregression:
             criterion = len(wanted) * np.log(((wanted - rows @ weights) ** 2).mean() + 1e-12) + 2 * lags
             if criterion < least:
                 best, least = weights, float(criterion)
-        values = asked.values - mean
-        state = np.stack([values[np.maximum(np.asarray(asked.origins) - lag, 0)] for lag in range(len(best))], axis=1)
-        found = np.empty((len(asked.origins), len(asked.horizons)))
-        for step in range(1, max(asked.horizons) + 1):
+        values = task.values - mean
+        state = np.stack([values[np.maximum(np.asarray(task.origins) - lag, 0)] for lag in range(len(best))], axis=1)
+        found = np.empty((len(task.origins), len(task.horizons)))
+        for step in range(1, max(task.horizons) + 1):
             following = state @ best
             state = np.concatenate([following[:, None], state[:, :-1]], axis=1)
-            for column in (at for at, horizon in enumerate(asked.horizons) if horizon == step):
+            for column in (at for at, horizon in enumerate(task.horizons) if horizon == step):
                 found[:, column] = following
         return np.maximum(np.clip(found + mean, 0.0, 10 * train.max()), 0.0)
 
@@ -210,16 +210,16 @@ class DynamoKalman:
 
     name = "kalman-dynamo"
 
-    def predict(self, asked: BaselineTask) -> Floats | None:
+    def predict(self, task: BaselineTask) -> Floats | None:
         """Return level plus a multiple of the trend; tokens are requests times lengths."""
-        last = max(asked.origins) + 1
-        requests = held(asked.history.requests[:last])
-        per_bin = asked.history.step_s
-        found = _kalman(requests * per_bin, asked.origins, asked.horizons) / per_bin
-        if asked.name == "requests":
+        last = max(task.origins) + 1
+        requests = held(task.history.requests[:last])
+        per_bin = task.history.step_s
+        found = _kalman(requests * per_bin, task.origins, task.horizons) / per_bin
+        if task.name == "requests":
             return found
-        lengths = np.where(requests > 0, asked.history.series(asked.name)[:last] / np.maximum(requests, 1e-12), np.nan)
-        return found * _kalman(held(lengths), asked.origins, asked.horizons)
+        lengths = np.where(requests > 0, task.history.series(task.name)[:last] / np.maximum(requests, 1e-12), np.nan)
+        return found * _kalman(held(lengths), task.origins, task.horizons)
 
 
 def _kalman(values: Floats, origins: Sequence[int], horizons: Sequence[int]) -> Floats:
@@ -287,18 +287,18 @@ class _Forwarded:
         self.name = name
         self._make = make
 
-    def predict(self, asked: BaselineTask) -> Floats | None:
-        day = asked.season(_DAY_S)
-        if asked.fitted < 2 * day + 1:
+    def predict(self, task: BaselineTask) -> Floats | None:
+        day = task.season(_DAY_S)
+        if task.fitted < 2 * day + 1:
             return None
-        values = asked.values
+        values = task.values
         model = self._make(day)
-        found = np.zeros((len(asked.origins), len(asked.horizons)))
-        indices = np.array(asked.horizons) - 1
+        found = np.zeros((len(task.origins), len(task.horizons)))
+        indices = np.array(task.horizons) - 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model.fit(y=values[max(asked.fitted - MOST_SEEN, 0) : asked.fitted])
-            for row, origin in enumerate(asked.origins):
+            model.fit(y=values[max(task.fitted - MOST_SEEN, 0) : task.fitted])
+            for row, origin in enumerate(task.origins):
                 seen = values[max(origin + 1 - MOST_SEEN, 0) : origin + 1]
                 found[row] = model.forward(y=seen, h=int(indices.max()) + 1)["mean"][indices]
         return np.maximum(np.nan_to_num(found), 0.0)
@@ -312,24 +312,24 @@ class _DynamoStyle:
         self._one = predict_one
         self._requests: tuple[tuple[int, int], Floats] | None = None
 
-    def predict(self, asked: BaselineTask) -> Floats | None:
-        if asked.fitted < 5:  # with fewer bins Dynamo predicts the last value
+    def predict(self, task: BaselineTask) -> Floats | None:
+        if task.fitted < 5:  # with fewer bins Dynamo predicts the last value
             return None
-        last = max(asked.origins) + 1
-        requests = held(asked.history.requests[:last])
-        key = (asked.fitted, last)
+        last = max(task.origins) + 1
+        requests = held(task.history.requests[:last])
+        key = (task.fitted, last)
         if self._requests is None or self._requests[0] != key:  # all three series need the same forecast
-            self._requests = key, self._one(requests * asked.history.step_s, asked) / asked.history.step_s
-        if asked.name == "requests":
+            self._requests = key, self._one(requests * task.history.step_s, task) / task.history.step_s
+        if task.name == "requests":
             return self._requests[1]
-        lengths = np.where(requests > 0, asked.history.series(asked.name)[:last] / np.maximum(requests, 1e-12), np.nan)
-        return self._requests[1] * self._one(held(lengths), asked)
+        lengths = np.where(requests > 0, task.history.series(task.name)[:last] / np.maximum(requests, 1e-12), np.nan)
+        return self._requests[1] * self._one(held(lengths), task)
 
 
-def _arima(values: Floats, asked: BaselineTask) -> Floats:
+def _arima(values: Floats, task: BaselineTask) -> Floats:
     pmdarima = import_module("pmdarima")
-    train = values[max(asked.fitted - MOST_SEEN, 0) : asked.fitted]
-    found = np.empty((len(asked.origins), len(asked.horizons)))
+    train = values[max(task.fitted - MOST_SEEN, 0) : task.fitted]
+    found = np.empty((len(task.origins), len(task.horizons)))
     if len(set(train.tolist())) == 1:
         found[:] = train[0]
         return found
@@ -340,19 +340,19 @@ def _arima(values: Floats, asked: BaselineTask) -> Floats:
         if in_log:
             train, values = np.log1p(train), np.log1p(values)
             model = pmdarima.auto_arima(train, suppress_warnings=True, error_action="ignore")
-        state, seen = model.arima_res_, asked.fitted
-        for row, origin in enumerate(asked.origins):
+        state, seen = model.arima_res_, task.fitted
+        for row, origin in enumerate(task.origins):
             if origin + 1 > seen:
                 state, seen = state.extend(values[seen : origin + 1]), origin + 1
-            ahead = np.asarray(state.forecast(max(asked.horizons)))
-            found[row] = ahead[np.array(asked.horizons) - 1]
+            ahead = np.asarray(state.forecast(max(task.horizons)))
+            found[row] = ahead[np.array(task.horizons) - 1]
     return np.maximum(np.expm1(found) if in_log else found, 0.0)
 
 
-def _windowed_prophet(values: Floats, asked: BaselineTask) -> Floats:
+def _windowed_prophet(values: Floats, task: BaselineTask) -> Floats:
     return np.stack([
-        prophet_ahead(values[max(origin + 1 - PROPHET_WINDOW, 0) : origin + 1], asked.horizons, asked.history.step_s)
-        for origin in asked.origins
+        prophet_ahead(values[max(origin + 1 - PROPHET_WINDOW, 0) : origin + 1], task.horizons, task.history.step_s)
+        for origin in task.origins
     ])  # fmt: skip
 
 
@@ -376,12 +376,12 @@ class _Prophet:
 
     name = "prophet"
 
-    def predict(self, asked: BaselineTask) -> Floats | None:
-        if asked.fitted < 24:
+    def predict(self, task: BaselineTask) -> Floats | None:
+        if task.fitted < 24:
             return None
-        ahead = tuple(range(1, max(asked.origins) - asked.fitted + max(asked.horizons) + 2))
-        path = prophet_ahead(asked.values[: asked.fitted], ahead, asked.history.step_s)
-        indices = np.asarray(asked.origins)[:, None] + np.array(asked.horizons)[None] - asked.fitted
+        ahead = tuple(range(1, max(task.origins) - task.fitted + max(task.horizons) + 2))
+        path = prophet_ahead(task.values[: task.fitted], ahead, task.history.step_s)
+        indices = np.asarray(task.origins)[:, None] + np.array(task.horizons)[None] - task.fitted
         return np.asarray(path[np.maximum(indices, 0)])
 
 

@@ -168,14 +168,14 @@ def side_by_side(
         max(min(jobs, len(names)), 1), mp_context=context, initializer=_start, initargs=(experiment, notes)
     )
     try:
-        asked = {pool.submit(_call, call, name): name for name in names}
-        waiting = set(asked)
+        requested = {pool.submit(_call, call, name): name for name in names}
+        waiting = set(requested)
         while waiting:
             done, waiting = wait(waiting, timeout=LOOK_S, return_when=FIRST_COMPLETED)
             while not notes.empty():
                 note(notes.get())
             for future in done:
-                yield asked[future], future.result()
+                yield requested[future], future.result()
     finally:
         for child in active_children():  # a run may take minutes, and its result is no longer needed
             child.kill()

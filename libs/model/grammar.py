@@ -132,8 +132,10 @@ def main() -> None:
     # Beyond these limits of time and memory the kernel ends the process.
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    asked = json.load(sys.stdin)
-    loose, fault = (LooseSchema({}), fault_of_rule(asked)) if isinstance(asked, str) else loose_schema(asked)
+    requested = json.load(sys.stdin)
+    loose, fault = (
+        (LooseSchema({}), fault_of_rule(requested)) if isinstance(requested, str) else loose_schema(requested)
+    )
     json.dump({**loose._asdict(), "fault": fault}, sys.stdout)
 
 

@@ -52,7 +52,7 @@ class _Lost:
     """A server that a change may have removed permanently."""
 
     listed: _Listed
-    asked_s: float
+    requested_s: float
     tries: int = 0
 
 
@@ -110,7 +110,7 @@ class RouterRoles:
         there, missing = {each.url for each in found}, []
         for url, lost in list(self._lost.items()):
             if url in there:
-                if asyncio.get_running_loop().time() >= lost.asked_s + WATCHED_S:
+                if asyncio.get_running_loop().time() >= lost.requested_s + WATCHED_S:
                     del self._lost[url]
                 continue
             lost.tries += 1

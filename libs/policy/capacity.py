@@ -128,7 +128,7 @@ class PoolHour:
     """Workers that at least `SURE` of the paths need."""
     p50: int
     p95: int
-    asked: int
+    planned: int
     """Workers at the requested confidence, plus spare ones."""
     short: float
     """The share of paths in which the present workers are too few."""
@@ -162,7 +162,7 @@ class CapacityPlan:
 
     def most(self, phase: Phase) -> int:
         """Return the number of workers that suffices at all times."""
-        return max((each.asked for each in self.pools[phase]), default=0)
+        return max((each.planned for each in self.pools[phase]), default=0)
 
 
 def needed_workers(work: Floats, table: PoolTable) -> Whole:
@@ -200,7 +200,7 @@ def make_plan(
                 surely=int(quantiles[0, at]),
                 p50=int(quantiles[1, at]),
                 p95=int(quantiles[2, at]),
-                asked=max(int(quantiles[3, at]), least) + spare,
+                planned=max(int(quantiles[3, at]), least) + spare,
                 short=float((needed[:, at] > have).mean()) if have is not None else 0.0,
             )
             for at in range(len(starts_s))
@@ -248,7 +248,7 @@ def gpu_hours(plan: CapacityPlan, gpus: int) -> tuple[float, float]:
     throughout).
     """
     hours = plan.step_s / 3600
-    moving = sum(each.asked for phase in PHASES for each in plan.pools[phase]) * hours * gpus
+    moving = sum(each.planned for phase in PHASES for each in plan.pools[phase]) * hours * gpus
     still = sum(plan.most(phase) for phase in PHASES) * len(plan.starts_s) * hours * gpus
     return moving, still
 
@@ -267,7 +267,7 @@ def wished_workers(plan: CapacityPlan, now_s: float, lead_s: float) -> dict[Phas
     wished = {}
     for phase in PHASES:
         pool = [plan.pools[phase][at] for at in indices]
-        wished[phase] = max(each.asked for each in pool) if any(each.p95 for each in pool) else 0
+        wished[phase] = max(each.planned for each in pool) if any(each.p95 for each in pool) else 0
     return wished
 
 

@@ -22,16 +22,16 @@ class Shares:
 
     def __init__(self, own_id: str) -> None:
         self.own_id = own_id
-        self._heard_ns: dict[str, int] = {}
+        self._seen_ns: dict[str, int] = {}
 
     def hear(self, instance_id: str, now_ns: int) -> None:
-        if instance_id in self._heard_ns or len(self._heard_ns) < MAX_INSTANCES:
-            self._heard_ns[instance_id] = now_ns
+        if instance_id in self._seen_ns or len(self._seen_ns) < MAX_INSTANCES:
+            self._seen_ns[instance_id] = now_ns
 
     def alive(self, now_ns: int) -> list[str]:
         """Return the sorted names of live instances, including this one."""
-        self._heard_ns = {name: at_ns for name, at_ns in self._heard_ns.items() if now_ns - at_ns < ALIVE_NS}
-        return sorted({self.own_id, *self._heard_ns})
+        self._seen_ns = {name: at_ns for name, at_ns in self._seen_ns.items() if now_ns - at_ns < ALIVE_NS}
+        return sorted({self.own_id, *self._seen_ns})
 
     def mine(self, partition: int, now_ns: int) -> bool:
         """Return whether this instance reads a partition."""

@@ -169,19 +169,19 @@ class RedisKvIndex:
 
     async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
         found: list[list[dict[str, int]]] = [[{} for _ in query.prompts] for query in queries]
-        asked = [
+        lookups = [
             (worker_id, query, maps)
             for query, maps in zip(queries, found, strict=True)
             if any(query.prompts)
             for worker_id in query.worker_ids
         ]
-        if asked:
+        if lookups:
             self._lookups += 1
             sets = [
                 (keys.kv_blocks(self._cluster, query.model, worker_id), distinct(query.prompts))
-                for worker_id, query, _ in asked
+                for worker_id, query, _ in lookups
             ]
-            for (worker_id, query, maps), held in zip(asked, await self._held(sets), strict=False):
+            for (worker_id, query, maps), held in zip(lookups, await self._held(sets), strict=False):
                 for prompt, counts in zip(query.prompts, maps, strict=True):
                     if count := leading_blocks(prompt, held):
                         counts[worker_id] = count

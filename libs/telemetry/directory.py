@@ -49,7 +49,7 @@ class WorkerDirectory:
 
     def __init__(self) -> None:
         self.timelines: dict[str, Timeline] = {}
-        """Timelines of the workers that this process reads. The fleet adds and removes them, then calls `heard`."""
+        """Timelines of the workers that this process reads. The fleet adds and removes them, then calls `mark_seen`."""
         self.relayed: dict[str, Relayed | RelayedRow] = {}
         """Workers that other processes report. A worker that this process reads is also here while the other process
         covers more of its time.
@@ -66,7 +66,7 @@ class WorkerDirectory:
         self._listed_ns: int | None = None
         """The time at which the listing was built; None once it must be rebuilt."""
 
-    def heard(self, worker_id: str, covered_to_ns: int) -> None:
+    def mark_seen(self, worker_id: str, covered_to_ns: int) -> None:
         """Record that a worker of this process has reported up to `covered_to_ns`."""
         self.newest_cover_ns = max(self.newest_cover_ns, covered_to_ns)
         self._known = None
@@ -165,13 +165,13 @@ class WorkerDirectory:
         Silence is measured against the newest report of any worker, so no worker is given up when all are silent. After
         `LOAD_NS` a silent worker's queues and slots count as zero, while its cumulative counters stay.
         """
-        heard_from_ns = now_ns - LOAD_NS
+        covered_from_ns = now_ns - LOAD_NS
         for facts in self.known():
-            heard = facts.covered_to_unix_ns > heard_from_ns
-            if heard and not facts.left:  # the usual case
+            mark_seen = facts.covered_to_unix_ns > covered_from_ns
+            if mark_seen and not facts.left:  # the usual case
                 yield facts
             elif self._is_listed(facts, now_ns):
-                yield facts if heard else facts._replace(load=_counted(facts.load), kv_blocks=0, max_sequences=0)
+                yield facts if mark_seen else facts._replace(load=_counted(facts.load), kv_blocks=0, max_sequences=0)
 
     def listing(self, now_ns: int) -> Listing:
         """Return the cached list of the workers that `listed` yields, without the facts that change from batch to
@@ -215,9 +215,9 @@ class WorkerDirectory:
 
     def longest_silent(self, worker_ids: Iterable[str]) -> str:
         """Return the worker among `worker_ids` that has been silent for longest."""
-        return min(worker_ids, key=self._heard_ns)
+        return min(worker_ids, key=self._reported_ns)
 
-    def _heard_ns(self, worker_id: str) -> int:
+    def _reported_ns(self, worker_id: str) -> int:
         facts = self.facts(worker_id)
         return facts.covered_to_unix_ns if facts else 0
 

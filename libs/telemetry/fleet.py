@@ -100,7 +100,7 @@ class FleetTelemetry:
             return self._count(BatchOutcome.MALFORMED)
         if followed is None:
             return self._count(self._add(batch, worker_id, now_ns))
-        directory.heard(worker_id, covered_to_ns)
+        directory.mark_seen(worker_id, covered_to_ns)
         self._followed.append(followed)
         if len(self._followed) >= MAX_FOLLOWED:
             self.settle()
@@ -114,7 +114,7 @@ class FleetTelemetry:
             return self._count(BatchOutcome.MALFORMED)
         taken = self._sort_in_time(batch, batch.worker_id)
         if taken is BatchOutcome.COUNTED:
-            self.directory.heard(batch.worker_id, batch.covered_to_unix_ns)
+            self.directory.mark_seen(batch.worker_id, batch.covered_to_unix_ns)
             self.add_late_transfers(batch)
         return self._count(taken)
 
@@ -326,7 +326,7 @@ class FleetTelemetry:
     def _add(self, batch: StepBatch, worker_id: str, now_ns: int) -> BatchOutcome:
         taken = self._sort_in_time(batch, worker_id)
         if taken is BatchOutcome.COUNTED:
-            self.directory.heard(worker_id, batch.covered_to_unix_ns)
+            self.directory.mark_seen(worker_id, batch.covered_to_unix_ns)
             self._nodes.note([batch.node], [batch.covered_to_unix_ns], [now_ns])
             self._note_asides([batch])
         return taken

@@ -102,7 +102,7 @@ class AwaitedTokens(NamedTuple):
 
 
 class _Report(NamedTuple):
-    heard_ns: int
+    received_ns: int
     incarnation: int
     reported_unix_ns: int
     queues: tuple[ModelQueue, ...]
@@ -121,7 +121,7 @@ class GatewayReports:
         if (
             known is not None
             and age < (known.incarnation, known.reported_unix_ns)
-            and now_ns < known.heard_ns + SILENT_NS
+            and now_ns < known.received_ns + SILENT_NS
         ):
             return
         self._latest.pop(key, None)
@@ -144,7 +144,7 @@ class GatewayReports:
         if newest_ns is None or now_ns > newest_ns + SILENT_NS:
             return found
         for report in self._live(newest_ns):
-            since_ns = max(now_ns - report.heard_ns, 0)
+            since_ns = max(now_ns - report.received_ns, 0)
             for queue in report.queues:
                 if not queue.awaited:
                     continue
@@ -157,14 +157,14 @@ class GatewayReports:
         return found
 
     def _live(self, newest_ns: int) -> Iterator[_Report]:
-        return (report for report in self._latest.values() if report.heard_ns > newest_ns - SILENT_NS)
+        return (report for report in self._latest.values() if report.received_ns > newest_ns - SILENT_NS)
 
     def waiting_tokens(self, now_ns: int) -> int:
         """Return the waiting prompt tokens of all models; 0 if no gateway reports."""
         return sum(each.prompt_tokens for each in (self.waiting(now_ns) or {}).values())
 
     def _newest_ns(self) -> int | None:
-        return next(reversed(self._latest.values())).heard_ns if self._latest else None
+        return next(reversed(self._latest.values())).received_ns if self._latest else None
 
 
 def _by_model(queues: Iterable[ModelQueue]) -> dict[str, ModelBacklog]:
@@ -213,7 +213,7 @@ class Rate(NamedTuple):
 class _Gateway:
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
-        self.heard_ns = 0
+        self.received_ns = 0
         self.samples: deque[_Sample] = deque(maxlen=MAX_SAMPLES)
 
 
@@ -236,7 +236,7 @@ class ArrivalRates:
         put_newest(self._gateways, key, known, MAX_GATEWAYS)
         if known.incarnation > message.incarnation or (known.samples and known.samples[-1][0] >= reported_ns):
             return
-        known.heard_ns = now_ns
+        known.received_ns = now_ns
         counted = {each.model: each.arrived_tokens for each in message.queues[:MAX_MODELS]}
         images = {
             each.model: each.arrived_images for each in message.queues[:MAX_MODELS] if each.HasField("arrived_images")
@@ -251,12 +251,14 @@ class ArrivalRates:
 
         A model's first requests are counted from the last message of their gateway without any.
         """
-        rates = [_rate(each.samples, model) for each in self._gateways.values() if each.heard_ns > now_ns - SILENT_NS]
+        rates = [
+            _rate(each.samples, model) for each in self._gateways.values() if each.received_ns > now_ns - SILENT_NS
+        ]
         return Rate(sum(each.tokens_per_s for each in rates), sqrt(sum(each.error**2 for each in rates)))
 
     def images_per_token(self, model: str, now_ns: int) -> float | None:
         """Return the images per prompt token of recent arrivals; None if no gateway counts them."""
-        found = [each.samples for each in self._gateways.values() if each.heard_ns > now_ns - SILENT_NS]
+        found = [each.samples for each in self._gateways.values() if each.received_ns > now_ns - SILENT_NS]
         ends = [(each[0], each[-1]) for each in found if len(each) > 1 and model in each[-1][2]]
         if not ends:
             return None

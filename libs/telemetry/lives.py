@@ -33,7 +33,7 @@ class LifeSigns(NamedTuple):
 
     incarnation: int
     """The time at which its process started."""
-    heard_ns: int
+    reported_ns: int
     """The end of the telemetry of this incarnation; 0 before its first report."""
     left: bool = False
     """True if the worker has announced its end in a last batch."""
@@ -66,7 +66,7 @@ def life_of(
     returned_ns = before.returned_ns if before is not None else 0
     state, since_ns = _now(signs, before, min(newest_ns, now_ns), now_ns, resumed_ns)
     if state is LifeState.BACK and (before is None or before.state is not LifeState.BACK or _is_newer(signs, before)):
-        returned_ns = signs.heard_ns
+        returned_ns = signs.reported_ns
     if before is not None and before.state is state and not _is_newer(signs, before):
         since_ns = before.since_ns
     return WorkerLife(state, since_ns, signs.incarnation, returned_ns, _seen_ns(signs, before, now_ns))
@@ -75,16 +75,16 @@ def life_of(
 def _now(
     signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns: int, resumed_ns: int
 ) -> tuple[LifeState, int]:
-    if not signs.heard_ns:
-        return _unheard(signs, before, newest_ns, now_ns)
+    if not signs.reported_ns:
+        return _unreported(signs, before, newest_ns, now_ns)
     if signs.left:
-        return LifeState.GONE, signs.heard_ns
+        return LifeState.GONE, signs.reported_ns
     serves = before is not None and before.state in SERVING
-    silent_ns = newest_ns - (max(signs.heard_ns, resumed_ns) if serves else signs.heard_ns)
+    silent_ns = newest_ns - (max(signs.reported_ns, resumed_ns) if serves else signs.reported_ns)
     if silent_ns > GONE_AFTER_NS:
-        return LifeState.GONE, signs.heard_ns
+        return LifeState.GONE, signs.reported_ns
     if silent_ns > SILENT_AFTER_NS:
-        return LifeState.SILENT, signs.heard_ns
+        return LifeState.SILENT, signs.reported_ns
     if not signs.ready:
         return LifeState.STARTING, signs.incarnation
     if before is None:
@@ -96,7 +96,7 @@ def _now(
     return LifeState.RUNNING, before.since_ns
 
 
-def _unheard(signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns: int) -> tuple[LifeState, int]:
+def _unreported(signs: LifeSigns, before: WorkerLife | None, newest_ns: int, now_ns: int) -> tuple[LifeState, int]:
     """Return the state of a worker whose present incarnation has reported nothing."""
     if not signs.leased:
         return LifeState.GONE, now_ns
@@ -146,7 +146,9 @@ class LifeWatch:
             for name, each in self._signs.items()
             if name not in signs and self.known[name].state is not LifeState.GONE
         }
-        named = {name: each if each.heard_ns else self._heard_before(name, each) for name, each in signs.items()}
+        named = {
+            name: each if each.reported_ns else self._with_earlier_report(name, each) for name, each in signs.items()
+        }
         self._signs = {**dict(list(absent.items())[-MAX_ABSENT:]), **named}
         if newest_ns > self._newest_ns:
             if self._all_silent:  # workers that a broker had cut off report again one by one
@@ -159,12 +161,12 @@ class LifeWatch:
             for name, each in self._signs.items()
         }
 
-    def _heard_before(self, name: str, signs: LifeSigns) -> LifeSigns:
+    def _with_earlier_report(self, name: str, signs: LifeSigns) -> LifeSigns:
         # A registry that was away returns without workers, although their telemetry continued.
         before = self._signs.get(name)
         if before is None or before.incarnation != signs.incarnation or not signs.ready:
             return signs
-        return signs._replace(heard_ns=before.heard_ns)
+        return signs._replace(reported_ns=before.reported_ns)
 
     def serves(self, worker_id: str) -> bool:
         life = self.known.get(worker_id)
@@ -177,4 +179,4 @@ class LifeWatch:
 
 def newest_of(signs: Iterable[LifeSigns]) -> int:
     """Return the newest telemetry of workers that have not left; 0 if there are none."""
-    return max((each.heard_ns for each in signs if not each.left), default=0)
+    return max((each.reported_ns for each in signs if not each.left), default=0)

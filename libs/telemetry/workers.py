@@ -19,7 +19,7 @@ from libs.telemetry.columns import Bools, Ints
 from libs.telemetry.rollups import MAX_WORKERS
 
 # attrgetter reads protobuf fields in C, several times faster than one by one. The order is that of `WorkerFacts`.
-_TOLD: Final = attrgetter(
+_IDENTITY: Final = attrgetter(
     "worker_id", "incarnation", "node", "gpus", "engine", "assignment", "load", "covered_to_unix_ns", "dropped_batches"
 )
 what_stays: Final = attrgetter("node", "gpus", "engine", "assignment", "compute", "kv_blocks", "max_sequences", "group")
@@ -87,7 +87,7 @@ def _compute_of(message: bytes) -> Compute | None:
 
 def facts_of(batch: StepBatch, compute: Compute | None = None) -> WorkerFacts:
     """Extract the worker's description from a batch; a worker that reports no GPUs counts as one."""
-    facts = WorkerFacts._make((*_TOLD(batch), compute, *_MORE(batch)))
+    facts = WorkerFacts._make((*_IDENTITY(batch), compute, *_MORE(batch)))
     return facts if facts.gpus else facts._replace(gpus=1)
 
 
@@ -150,7 +150,7 @@ class Loads(NamedTuple):
     """Arrays [workers] in the order of a listing; all zeros for a worker that has been silent for `LOAD_NS`."""
 
     listing: Listing
-    heard: Bools
+    reporting: Bools
     """True if the worker has reported within `LOAD_NS`."""
     covered_to_ns: Ints
     """The end of the worker's telemetry, also for silent workers."""
@@ -195,11 +195,11 @@ def reported_of(newest: Sequence[Any]) -> NDArray[np.uint64]:
 def loads_of(listing: Listing, reported: NDArray[np.uint64], now_ns: int) -> Loads:
     """Build loads from the reports of each listed worker, [workers, `REPORTED`] in order."""
     covered_to_ns = reported[:, 0].astype(np.int64)
-    heard = covered_to_ns > now_ns - LOAD_NS
-    counts = np.where(heard[:, None], np.minimum(reported[:, 1:], np.uint64(MOST_COUNTED)), np.uint64(0)).astype(
+    reporting = covered_to_ns > now_ns - LOAD_NS
+    counts = np.where(reporting[:, None], np.minimum(reported[:, 1:], np.uint64(MOST_COUNTED)), np.uint64(0)).astype(
         np.int64
     )
-    return Loads(listing, heard, covered_to_ns, *counts.T)
+    return Loads(listing, reporting, covered_to_ns, *counts.T)
 
 
 def _pools(workers: Sequence[Listed]) -> dict[tuple[str, str], Ints]:

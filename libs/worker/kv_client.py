@@ -271,16 +271,16 @@ class PullStream:
 
     def _reset(self, reason: str) -> None:
         """Fail the pulls of a lost stream. Those not yet requested from the sender move to the next one."""
-        unasked = dict(self._opens)
+        unrequested = dict(self._opens)
         for number, pull in self._pulls.items():
-            if number not in unasked:
+            if number not in unrequested:
                 pull.fail(KvLost(reason))
         self._take_frame()
-        self._pulls = {number: self._pulls[number] for number in unasked}
-        self._opens.update(unasked)
+        self._pulls = {number: self._pulls[number] for number in unrequested}
+        self._opens.update(unrequested)
         self._silent_ticks = 0
         for event in (self._wanted, self._wake):
-            event.set() if unasked else event.clear()
+            event.set() if unrequested else event.clear()
 
 
 def _error(failed: pb.PullFailed) -> FulcrumError:

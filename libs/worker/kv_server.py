@@ -88,13 +88,13 @@ class KvOutbox:
             if (pull := self._pulls.get(taken.pull)) is not None:
                 pull.ahead_bytes = max(pull.ahead_bytes - taken.sent_bytes, 0)
                 pull.silent_ticks = 0
-        for asked in frame.opens:
-            if asked.pull in self._pulls:
-                raise InvalidRequest(f"pull {asked.pull} already runs")
+        for requested in frame.opens:
+            if requested.pull in self._pulls:
+                raise InvalidRequest(f"pull {requested.pull} already runs")
             try:
-                self._open(asked)
+                self._open(requested)
             except FulcrumError as error:
-                self._fail(asked.pull, error)
+                self._fail(requested.pull, error)
         self._wake()
 
     def take_frame(self) -> bytes | None:
@@ -163,22 +163,22 @@ class KvOutbox:
         for number in list(self._pulls):
             self._end(number)
 
-    def _open(self, asked: pb.PullOpen) -> None:
+    def _open(self, requested: pb.PullOpen) -> None:
         if not self._has_room():
             raise QueueFull("this worker has its maximum number of transfers under way")
-        if asked.incarnation != self._incarnation:
+        if requested.incarnation != self._incarnation:
             raise KvLost("the worker that held the blocks has restarted")
         engine = self._host.engine
-        in_place = bool(asked.shared_nonce) and asked.shared_nonce == engine.capabilities.kv_nonce
+        in_place = bool(requested.shared_nonce) and requested.shared_nonce == engine.capabilities.kv_nonce
         export = engine.export(
-            asked.handle,
-            asked.kv_layout,
-            asked.from_block,
+            requested.handle,
+            requested.kv_layout,
+            requested.from_block,
             news=self._wake,
             in_place=in_place,
-            named=asked.named,
+            named=requested.named,
         )
-        pull = self._pulls[asked.pull] = _Pull(asked.pull, asked.handle, export, in_place)
+        pull = self._pulls[requested.pull] = _Pull(requested.pull, requested.handle, export, in_place)
         self._turns.append(pull)
 
     def _next(self, pull: _Pull) -> KvChunk | None:

@@ -91,7 +91,7 @@ _SENTENCES = {
     AssignmentRefusal.STALE_EPOCH: (
         "expected epoch {expected_epoch}, the worker is at {epoch}: check its state, then try again"
     ),
-    AssignmentRefusal.OTHER_MODEL: "this worker holds model {held!r}, not {asked!r}",
+    AssignmentRefusal.OTHER_MODEL: "this worker holds model {held!r}, not {requested!r}",
     AssignmentRefusal.UNKNOWN_ROLE: "role must be prefill, mixed or standby",
     AssignmentRefusal.BUDGET_WITHOUT_MIXED: "only role mixed has a prompt budget",
     AssignmentRefusal.BUDGET_TOO_LARGE: f"a prompt budget is at most {roles.MAX_BUDGET_TOKENS} tokens",
@@ -136,7 +136,7 @@ class AssignmentState:
         new = next_assignment(self._current, wanted, draining=self.draining)
         if isinstance(new, AssignmentRefusal):
             raise _error(
-                new, expected_epoch=expected_epoch, epoch=self._current.epoch, asked=model, held=self._current.model
+                new, expected_epoch=expected_epoch, epoch=self._current.epoch, requested=model, held=self._current.model
             )
         self._current = new
         return self.message

@@ -107,7 +107,7 @@ class Outcome:
     """Why the connection broke; empty if it did not."""
     left: bool = False
     """Whether the client closed the connection itself."""
-    asked_s: float = 0.0
+    requested_s: float = 0.0
     came_s: list[float] = field(default_factory=list)
     """Times at which parts of the answer arrived, on the loop's clock."""
 
@@ -122,7 +122,7 @@ class Outcome:
     @property
     def longest_wait_s(self) -> float:
         """Return the longest wait for a part of the answer, the first one included."""
-        return max(later - sooner for sooner, later in pairwise((self.asked_s, *self.came_s)))
+        return max(later - sooner for sooner, later in pairwise((self.requested_s, *self.came_s)))
 
     @property
     def error(self) -> str:
@@ -176,7 +176,7 @@ async def send(
     if found is None:
         return None
     node, app = found
-    outcome = Outcome(ask, node, asked_s=net.loop.time())
+    outcome = Outcome(ask, node, requested_s=net.loop.time())
     exchange = _Exchange(net, client, node, ask)
     net.loop.after(net.delay_s(client, node), exchange.start, app)
     try:

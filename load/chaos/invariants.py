@@ -77,7 +77,7 @@ WINDOW_S: Final = 1.0
 QUIET_S: Final = WRITTEN_S + WINDOW_S + 0.3
 
 
-def unheard(cluster: Cluster) -> Iterator[str]:
+def unreported(cluster: Cluster) -> Iterator[str]:
     """Yield what planner and metrics still lack some time after everything has healed."""
     now_ns = cluster.clock.now_ns()
     registered = {(each.id, each.incarnation) for each in _registered(cluster.stores)}
@@ -180,9 +180,9 @@ def missed_time(cluster: Cluster) -> Iterator[str]:
         if process.metrics is None:
             continue
         shown = _occupancy(cluster, process.metrics, ago_s=WRITTEN_S)
-        heard = {each.id: each for each in shown.workers}
+        shown_by_id = {each.id: each for each in shown.workers}
         for name in served:
-            coverage = heard[name].coverage if name in heard else None
+            coverage = shown_by_id[name].coverage if name in shown_by_id else None
             if coverage != 1.0:
                 yield f"{process.node} heard of {coverage} of the last quiet second of {name}"
 

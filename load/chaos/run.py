@@ -20,7 +20,7 @@ from load.chaos.invariants import (
     QUIET_S,
     missed_decisions,
     missed_time,
-    unheard,
+    unreported,
     unsettled,
     wrong_sums,
 )
@@ -178,7 +178,7 @@ class _World:
         for name in list(self.cluster.processes):
             self.cluster.thaw(name)
         deadline_s = self.loop.time() + REST_S
-        while left := [*unsettled(self.cluster), *unheard(self.cluster)]:
+        while left := [*unsettled(self.cluster), *unreported(self.cluster)]:
             await asyncio.sleep(0.25)
             if self.loop.time() > deadline_s:
                 break

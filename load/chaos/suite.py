@@ -73,7 +73,7 @@ class VirtualSuite:
         self._roles = spec.roles
         self.cluster = cluster
         self.client = Node("client")
-        self.asked: list[ClientRequest] = []
+        self.requests: list[ClientRequest] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._chance = Random(f"{seed} prompts")
         cluster.loop.add(self.client)
@@ -111,27 +111,27 @@ class VirtualSuite:
 
     async def ask(self, isl: int, osl: int, *, model: str = "sim") -> ClientRequest:
         """Run one streamed request to its end."""
-        asked = ClientRequest(isl, osl, self.now_s)
-        self.asked.append(asked)
+        requested = ClientRequest(isl, osl, self.now_s)
+        self.requests.append(requested)
         prompt = tuple(self._chance.choice(LETTERS) for _ in range(isl))
         ask = ClientCall(
-            len(self.asked), prompt, osl, temperature=0.0, seed=0, n=1, stream=True, stop="", leaves_after_s=LATE_S,
+            len(self.requests), prompt, osl, temperature=0.0, seed=0, n=1, stream=True, stop="", leaves_after_s=LATE_S,
             model=model,
         )  # fmt: skip
 
         def came(part: bytes) -> None:
             count = part.count(TOKEN)
             if count:
-                asked.first_s = asked.first_s or self.now_s
-                asked.tokens += count
+                requested.first_s = requested.first_s or self.now_s
+                requested.tokens += count
 
         outcome = await send(self.cluster.net, self.client, GATEWAY, ask, came)
-        asked.done = True
+        requested.done = True
         if outcome is None or outcome.left:
-            asked.broken = "refused" if outcome is None else "too late"
+            requested.broken = "refused" if outcome is None else "too late"
         else:
-            asked.status, asked.broken = outcome.status, outcome.broken
-        return asked
+            requested.status, requested.broken = outcome.status, outcome.broken
+        return requested
 
     async def set_roles(self, workers: Sequence[str], role: str) -> None:
         """Set roles as `fulcrum role` does; return when each worker has answered."""

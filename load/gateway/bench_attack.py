@@ -307,7 +307,7 @@ async def resident_mib(suite: RunningSuite) -> int:
     return round(float(size.split()[1]) / 2**20)
 
 
-def attack_until_told(name: str, target: Target, news: Connection) -> None:
+def attack_until_stopped(name: str, target: Target, news: Connection) -> None:
     """Report when an attack begins, attack until a message comes, then report the counts of answers by status.
 
     For a process of its own: the attacker's clients do not share an event loop with another tenant's.
@@ -351,7 +351,7 @@ async def serve(
     suite: RunningSuite, headers: Mapping[str, str], seconds: float, *, files: bool = False
 ) -> TenantOutcome:
     """Send requests as the modest tenant does; `files` puts work on a file before every completion."""
-    served, good, asked, first_s = TenantOutcome(), 0, round(RATE_RPS * seconds), time.perf_counter()
+    served, good, requested, first_s = TenantOutcome(), 0, round(RATE_RPS * seconds), time.perf_counter()
 
     async def one(http: httpx.AsyncClient) -> None:
         nonlocal good
@@ -370,10 +370,10 @@ async def serve(
         httpx.AsyncClient(base_url=suite.gateway, headers=dict(headers), timeout=10) as http,
         asyncio.TaskGroup() as group,
     ):
-        for _ in range(asked):
+        for _ in range(requested):
             group.create_task(one(http))
             await asyncio.sleep(1 / RATE_RPS)
-    served.goodput = good / asked
+    served.goodput = good / requested
     return served
 
 
@@ -403,7 +403,7 @@ async def attacked(
         if name.startswith("lists"):
             await asyncio.to_thread(fill, log.parent / "files")
         before, mib = killed(log), [await resident_mib(suite)]
-        with spawned(attack_until_told, name, target) as news:
+        with spawned(attack_until_stopped, name, target) as news:
             news.recv()  # it begins
             served = await serve(suite, headers["modest"], seconds, files=name in OF_FILES)
             news.send("end")

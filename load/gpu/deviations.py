@@ -53,9 +53,9 @@ class Verdict:
 
 def judge_serving(figures: Mapping[str, Any], hoped: Mapping[str, Any], *, moves: int = 0) -> list[Verdict]:
     """Return verdicts on the figures of `load.gpu.serve` beside the lab's."""
-    answered, asked = figures.get("answered", 0), figures.get("requests", 0)
+    answered, requested = figures.get("answered", 0), figures.get("requests", 0)
     found = [
-        Verdict("answered", answered, asked, answered == asked and asked > 0,
+        Verdict("answered", answered, requested, answered == requested and requested > 0,
                 "requests failed: their errors are in `failed`, the workers' in `logs`")
     ]  # fmt: skip
     late_ms = figures.get("client_late_ms", 0.0)

@@ -116,15 +116,15 @@ def measure(tls: str, threads: int | None, size: int, device: str, get_zcopy: st
             if value:
                 os.environ[name] = value
         context = torch.multiprocessing.get_context("spawn")
-        (near, far), (told, tells) = context.Pipe(), context.Pipe()
+        (near, far), (results, tells) = context.Pipe(), context.Pipe()
         reader = context.Process(target=read, args=(far, tells, size, device, threads), daemon=True)
         holder = context.Process(target=hold, args=(near, size, device, threads), daemon=True)
         for each in (reader, holder):
             each.start()
         rows, end_s = list[dict[str, Any]](), time.monotonic() + LIMIT_S
         while time.monotonic() < end_s and not reader.exitcode and not holder.exitcode:
-            if told.poll(0.1):
-                row = told.recv()
+            if results.poll(0.1):
+                row = results.recv()
                 if row is None:
                     break
                 rows.append(row)

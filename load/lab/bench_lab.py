@@ -98,41 +98,41 @@ Bounds = dict[str, dict[Measure, float]]
 
 
 def main() -> None:
-    asked = _arguments()
-    if not asked.plain:
+    options = _arguments()
+    if not options.plain:
         run_compiled("load.lab.bench_lab")
     quiet()
-    if asked.share:
-        print(json.dumps(_at_share(asked)))
+    if options.share:
+        print(json.dumps(_at_share(options)))
         return
     started = time.monotonic()
-    asked_for = asked.workloads.split(",") if asked.workloads else list(EIGHT if asked.eight else QUICK)
-    if unknown := [name for name in asked_for if name not in EIGHT]:
+    requested = options.workloads.split(",") if options.workloads else list(EIGHT if options.eight else QUICK)
+    if unknown := [name for name in requested if name not in EIGHT]:
         raise SystemExit(f"no workload {', '.join(unknown)}: there are {', '.join(EIGHT)}")
-    workloads = {name: text for name, text in EIGHT.items() if name in asked_for and is_there(text)}
+    workloads = {name: text for name, text in EIGHT.items() if name in requested and is_there(text)}
     if not workloads:
         raise SystemExit("these workloads are traces: FULCRUM_DATA has to name the folder with them, see docs/data.md")
-    policies = asked.policies.split(",") if asked.policies else POLICIES
-    cells = [Cell(w, p, x) for x in ("", *asked.wrong) for w in workloads for p in policies]
+    policies = options.policies.split(",") if options.policies else POLICIES
+    cells = [Cell(w, p, x) for x in ("", *options.wrong) for w in workloads for p in policies]
     base = Base(
-        asked.workers, asked.model, asked.device, asked.slo, workloads, asked.seeds, held_out=asked.held_out
+        options.workers, options.model, options.device, options.slo, workloads, options.seeds, held_out=options.held_out
     )  # fmt: skip
     bounds: Bounds = {}
     for workload in workloads:
         experiment = base.experiment(Cell(workload, ""))
         bounds[workload] = {measure: fluid_rate(experiment, measure) for measure in MEASURES}
     found: dict[Cell, Edges] = {}
-    for cell, edges in _search(base, cells, asked.jobs or os.cpu_count() or 1):
+    for cell, edges in _search(base, cells, options.jobs or os.cpu_count() or 1):
         found[cell] = edges
         rates = ", ".join(f"{name} {edge.rate_scale:.2f}" for name, edge in edges.items())
         print(f"{len(found)} of {len(cells)}: {cell.policy} on {cell.workload} {cell.wrong}: {rates}", file=sys.stderr)
-        if asked.out:
+        if options.out:
             figures = _figures(base, found, bounds, round(time.monotonic() - started, 1))
-            asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+            options.out.write_text(json.dumps(figures, indent=1) + "\n")
     for measure in MEASURES:
         show(_table(found, workloads, policies, bounds, measure=measure))
-    if asked.wrong:
-        show(_lost(found, workloads, policies, asked.wrong))
+    if options.wrong:
+        show(_lost(found, workloads, policies, options.wrong))
     figures = _figures(base, found, bounds, round(time.monotonic() - started, 1))
     print(json.dumps(figures))
 
@@ -190,10 +190,10 @@ def _search(base: Base, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=quiet) as pool:
         # Searches that try splits take longest; begun last, one of them would keep a single core busy at the end.
         longest_first = sorted(cells, key=lambda cell: not has_hindsight(cell.policy))
-        asked = {pool.submit(_find, base, cell): cell for cell in longest_first}
+        options = {pool.submit(_find, base, cell): cell for cell in longest_first}
         try:
-            for future in as_completed(asked):
-                yield asked[future], future.result()
+            for future in as_completed(options):
+                yield options[future], future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -280,22 +280,22 @@ class Shares(NamedTuple):
     role_moves: int
 
 
-def _at_share(asked: argparse.Namespace) -> list[dict[str, Any]]:
+def _at_share(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run policies at `--share` of the kept rates, print a table, and return a row for each run."""
-    kept = json.loads(asked.of.read_text())
-    edges = {each["workload"]: each["rate_scale"] for each in kept["cells"] if each["policy"] == asked.edge_of}
-    wanted = asked.workloads.split(",") if asked.workloads else QUICK
+    kept = json.loads(options.of.read_text())
+    edges = {each["workload"]: each["rate_scale"] for each in kept["cells"] if each["policy"] == options.edge_of}
+    wanted = options.workloads.split(",") if options.workloads else QUICK
     workloads = [name for name in wanted if name in edges and is_there(EIGHT[name])]
-    policies = asked.policies.split(",") if asked.policies else SHARE_POLICIES
+    policies = options.policies.split(",") if options.policies else SHARE_POLICIES
     base = Base(kept["workers"], kept["model"], kept["device"], kept["slo"], EIGHT, 1, held_out=True)
-    seeds = range(HELD_OUT_SEED, HELD_OUT_SEED + asked.seeds)
-    runs = [Run(w, p, s, round(edges[w] * asked.share, 4)) for s, w, p in product(seeds, workloads, policies)]
+    seeds = range(HELD_OUT_SEED, HELD_OUT_SEED + options.seeds)
+    runs = [Run(w, p, s, round(edges[w] * options.share, 4)) for s, w, p in product(seeds, workloads, policies)]
     found: dict[Run, Shares] = {}
-    with ProcessPoolExecutor(asked.jobs or os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(options.jobs or os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
         for each, shares in zip(runs, pool.map(_run, [base] * len(runs), runs), strict=True):
             found[each] = shares
             print(f"{len(found)} of {len(runs)}: {each.policy} on {each.workload}: {shares}", file=sys.stderr)
-    title = f"Good requests / work at {asked.share:g} of the highest rate of {asked.edge_of}, {asked.seeds} seeds"
+    title = f"Good requests / work at {options.share:g} of the highest rate of {options.edge_of}, {options.seeds} seeds"
     shown = titled_table(title, "policy", *workloads)
     for policy in policies:
         cells = [[found[each] for each in runs if (each.workload, each.policy) == (w, policy)] for w in workloads]
@@ -345,9 +345,9 @@ def _arguments() -> Any:
     parser.add_argument("--share", type=float, help="run at this share of kept rates in place of a search, e.g. 1")
     parser.add_argument("--of", type=Path, default=KEPT_EDGES, help="with --share: figures that --out kept")
     parser.add_argument("--edge-of", default="fulcrum-auto", help="with --share: the policy whose rates are taken")
-    asked = parser.parse_args()
-    asked.seeds = asked.seeds or (3 if asked.share else 1)
-    return asked
+    options = parser.parse_args()
+    options.seeds = options.seeds or (3 if options.share else 1)
+    return options
 
 
 if __name__ == "__main__":

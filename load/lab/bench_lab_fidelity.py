@@ -149,11 +149,11 @@ async def _run(net: Net, stores: Stores, cluster: Cluster, place: ClusterShape, 
         request = trace.requests[places[number]]
         await asyncio.sleep(request.arrival_ns / 1e9)
         prompt = tuple(prompts[places[number]])
-        asked = ClientCall(
+        options = ClientCall(
             number, prompt, request.output_tokens, temperature=0.0, seed=0, n=1, stream=False, stop="",
             leaves_after_s=None,
         )  # fmt: skip
-        outcome = await send(net, client, GATEWAY, asked)
+        outcome = await send(net, client, GATEWAY, options)
         if outcome is None or outcome.kind != "ok":
             raise AssertionError(f"request {number} was not answered: {outcome.kind if outcome else 'refused'}")
 
@@ -330,13 +330,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    asked = parser().parse_args()
+    options = parser().parse_args()
     found: dict[str, Any] = {}
-    for link in ("sim", "live", "torch") if "all" in asked.links else asked.links:
+    for link in ("sim", "live", "torch") if "all" in options.links else options.links:
         if link == "sim":
-            found[link] = against_sim(asked.only, seeds=asked.drawn)
+            found[link] = against_sim(options.only, seeds=options.drawn)
         else:
-            found[link] = judged([run_live(link, asked.seconds, seed) for seed in asked.seeds])
+            found[link] = judged([run_live(link, options.seconds, seed) for seed in options.seeds])
     print(json.dumps({"bench": "lab-fidelity"} | found))
 
 

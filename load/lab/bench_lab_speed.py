@@ -66,9 +66,9 @@ class Job:
 
 
 def main() -> None:
-    asked = _arguments()
-    if asked.child:
-        print(json.dumps(_run(Job(**json.loads(asked.child)))))
+    options = _arguments()
+    if options.child:
+        print(json.dumps(_run(Job(**json.loads(options.child)))))
         return
     if not os.environ.get("FULCRUM_DATA"):
         raise SystemExit("FULCRUM_DATA has to name the folder with the traces: see docs/data.md")
@@ -76,11 +76,11 @@ def main() -> None:
     if lacking := missing():
         print(f"no compiled rows: {lacking}", file=sys.stderr)
     else:
-        build(asked.compiled)
-        folders["compiled"] = asked.compiled.resolve()
+        build(options.compiled)
+        folders["compiled"] = options.compiled.resolve()
     with tempfile.TemporaryDirectory() as scratch:
-        speed = _speed(folders, asked.rounds) if "speed" in asked.parts else []
-        equal = _equal(folders, Path(scratch)) if "equal" in asked.parts else []
+        speed = _speed(folders, options.rounds) if "speed" in options.parts else []
+        equal = _equal(folders, Path(scratch)) if "equal" in options.parts else []
         shown = [_speed_table(speed)] if speed else []
         shown += [_equal_table(equal)] if equal else []
         show(*shown)
@@ -134,13 +134,13 @@ def _dynosim(router: str, profile: Path | None, trace: Path | None = None) -> di
     if not peer_python().is_file():
         print("no rows of DynoSim: `make peer-dynamo` installs it", file=sys.stderr)
         return None
-    asked = {
+    options = {
         "trace": str(trace or _trace()), "block_tokens": BLOCK_TOKENS, "prefill": 9, "decode": 7, "blocks": BLOCKS,
         "chunk_tokens": CHUNK_TOKENS, "max_sequences": MAX_SEQUENCES, "router": router, "ttft_ms": 2000, "itl_ms": 50,
         "profile": str(profile or ""),
     }  # fmt: skip
     script = Path(__file__).parents[1] / "peers" / "dynamo_simulate.py"
-    found = _last_line([str(peer_python()), str(script), json.dumps(asked)], ROOT, os.environ | _ONE_THREAD)
+    found = _last_line([str(peer_python()), str(script), json.dumps(options)], ROOT, os.environ | _ONE_THREAD)
     each = found["summary"]
 
     def of(name: str) -> dict[str, float]:

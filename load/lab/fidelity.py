@@ -239,15 +239,15 @@ class Comparison:
         return dict(rounded(asdict(self), 5))
 
 
-def compare(case: str, first: Replay, second: Replay, asked: int) -> Comparison:
-    """Compare two runs, of which `first` is the truth; `asked` is the number of the trace's requests."""
+def compare(case: str, first: Replay, second: Replay, requested: int) -> Comparison:
+    """Compare two runs, of which `first` is the truth; `requested` is the number of the trace's requests."""
     both = sorted(first.served.keys() & second.served.keys())
     pairs = [(first.served[number], second.served[number]) for number in both]
     later = [(one, other) for one, other in pairs if one.tpot_ns and other.tpot_ns]
     return Comparison(
         case=case,
         requests=len(both),
-        failed=asked - len(both),
+        failed=requested - len(both),
         ttft=_figures([one.ttft_ns for one, _ in pairs], [other.ttft_ns for _, other in pairs]),
         tpot=_figures([one.tpot_ns for one, _ in later], [other.tpot_ns for _, other in later]),
         same_prefill=_share(pairs, lambda each: each.prefill_worker),

@@ -22,13 +22,13 @@ SLO: Final = "ttft=max(2s,3x),tpot=50ms"
 
 
 def main() -> None:
-    asked = _arguments()
+    options = _arguments()
     quiet()
-    workloads = {asked.workload: EIGHT.get(asked.workload, asked.workload)}
-    base = Base(asked.workers, "llama-3.1-70b", "h100", SLO, workloads, 1, held_out=True)
-    for policy in asked.policies.split(","):
-        drawn = base.experiment(Cell(asked.workload, policy), asked.seed)
-        show(_late(scaled(drawn, asked.rate, "superpose"), policy))
+    workloads = {options.workload: EIGHT.get(options.workload, options.workload)}
+    base = Base(options.workers, "llama-3.1-70b", "h100", SLO, workloads, 1, held_out=True)
+    for policy in options.policies.split(","):
+        drawn = base.experiment(Cell(options.workload, policy), options.seed)
+        show(_late(scaled(drawn, options.rate, "superpose"), policy))
 
 
 def _late(experiment: Experiment, policy: str) -> Table:

@@ -270,10 +270,10 @@ class SuiteObserver:
 async def observe(shape: str, suite: RunningSuite, beside: Beside, options: argparse.Namespace) -> list[Phase]:
     """Run the requested phases of one suite."""
     url, gateway = str(suite.ready["metrics"]), urlsplit(suite.gateway)
-    watcher, asked = Watcher(url), Shape(TOKENS, stream=True)
-    requests = Requests(str(suite.ready["model"] or "sim"), asked, question=PROMPT)
+    watcher, request_shape = Watcher(url), Shape(TOKENS, stream=True)
+    requests = Requests(str(suite.ready["model"] or "sim"), request_shape, question=PROMPT)
     address = (str(gateway.hostname), int(gateway.port or 0))
-    load = PacedLoad(address, requests, asked, clients=options.clients, per_s=options.rate)
+    load = PacedLoad(address, requests, request_shape, clients=options.clients, per_s=options.rate)
     wanted = ((IDLE, options.idle_minutes, None), (LOADED, options.load_minutes, load))
     async with httpx.AsyncClient(timeout=30, trust_env=False) as http, asyncio.TaskGroup() as tasks:
         observer = SuiteObserver(shape, suite, MinuteReports(http, url, suite.workers), watcher, beside)

@@ -4,7 +4,7 @@ A synthetic fleet's batches are decoded, entered, written and encoded for reader
 the other in this process, without broker, socket or reader. Figures are CPU time of this thread, so other work on the
 machine changes them little. With `--heard` another instance's windows are read too, as one of several instances does.
 
-The law that extrapolates: an instance that reads `own` workers beside `heard` ones of others needs
+The law that extrapolates: an instance that reads `own` workers beside `received` ones of others needs
 `own x a + heard x b` cores and `m x (own + heard)` memory, where a, b and m are measured here. Prints a table, then
 one JSON line.
 """
@@ -110,15 +110,15 @@ def _arrivals(fleet: list[SyntheticWorker], start_ns: int) -> Iterator[tuple[int
         start_ns += PERIOD_NS
 
 
-async def replay(own: int, heard: int, seconds: float, repeats: int) -> dict[str, float]:
+async def replay(own: int, received: int, seconds: float, repeats: int) -> dict[str, float]:
     """Return the CPU ms that each part takes in 100 ms of the fleet's time, the least of `repeats`."""
     start_ns = time.time_ns() // PERIOD_NS * PERIOD_NS
-    whole = synthetic_fleet(own + heard)
+    whole = synthetic_fleet(own + received)
     # Workers are in order of their phase, so each instance gets an even part of them.
-    others = set(np.linspace(0, own + heard - 1, heard, dtype=int).tolist())
+    others = set(np.linspace(0, own + received - 1, received, dtype=int).tolist())
     mine = [worker for place, worker in enumerate(whole) if place not in others]
-    service = Replay(mine, "one" if heard else "", start_ns)
-    other = Replay([whole[place] for place in sorted(others)], "other", start_ns) if heard else None
+    service = Replay(mine, "one" if received else "", start_ns)
+    other = Replay([whole[place] for place in sorted(others)], "other", start_ns) if received else None
     end_ns, found = start_ns + ARRIVAL_NS, []
     for repeat in range(repeats + 1):
         for took in service.took_ms.values():
@@ -136,10 +136,10 @@ async def replay(own: int, heard: int, seconds: float, repeats: int) -> dict[str
     return min(found, key=lambda each: sum(each.values()))
 
 
-def law(alone: dict[str, float], beside: dict[str, float], own: int, heard: int) -> tuple[float, float]:
+def law(alone: dict[str, float], beside: dict[str, float], own: int, received: int) -> tuple[float, float]:
     """Return the cores that 1,000 own workers and 1,000 heard ones need, from ms of CPU per 100 ms."""
     per_own = sum(alone.values()) / 100 * 1000 / own
-    return per_own, (sum(beside.values()) - sum(alone.values())) / 100 * 1000 / heard if heard else 0.0
+    return per_own, (sum(beside.values()) - sum(alone.values())) / 100 * 1000 / received if received else 0.0
 
 
 async def main() -> int:
@@ -154,23 +154,23 @@ async def main() -> int:
     alone = await replay(options.gpus, 0, options.seconds, options.repeats)
     mb_per_1000 = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - began_mb) * 1000 / options.gpus
     beside = await replay(options.gpus, options.heard, options.seconds, options.repeats) if options.heard else alone
-    per_own, per_heard = law(alone, beside, options.gpus, options.heard)
+    per_own, per_peer = law(alone, beside, options.gpus, options.heard)
     print(f"CPU ms in 100 ms, {options.gpus} workers{'':<6}{'alone':>10}{f'+ {options.heard} heard':>16}")
     for part, words in PARTS.items():
         print(f"{words:<34}{alone[part]:>10.1f}{beside[part]:>16.1f}")
     print(f"{'together':<34}{sum(alone.values()):>10.1f}{sum(beside.values()):>16.1f}")
     print(
-        f"cores for 1,000 workers: {per_own:.2f} (aim {MOST_CORES_PER_1000}), {per_heard:.2f} where another instance "
+        f"cores for 1,000 workers: {per_own:.2f} (aim {MOST_CORES_PER_1000}), {per_peer:.2f} where another instance "
         f"reads them; {mb_per_1000:.0f} MB for 1,000"
     )
-    spread = {str(by): WHOLE_GPUS / 1000 * (per_own / by + per_heard * (1 - 1 / by)) for by in (1, 4, 10)}
+    spread = {str(by): WHOLE_GPUS / 1000 * (per_own / by + per_peer * (1 - 1 / by)) for by in (1, 4, 10)}
     print(
         f"{WHOLE_GPUS} GPUs, extrapolated: "
         + ", ".join(f"{cores:.1f} cores each of {by}" for by, cores in spread.items())
     )
     found = {
         "gpus": options.gpus, "heard": options.heard, "alone_ms": alone, "beside_ms": beside,
-        "cores_per_1000": per_own, "cores_per_1000_heard": per_heard, "mb_per_1000": mb_per_1000,
+        "cores_per_1000": per_own, "cores_per_1000_heard": per_peer, "mb_per_1000": mb_per_1000,
         "extrapolated_cores_each": spread,
     }  # fmt: skip
     print(json.dumps(found))

@@ -103,14 +103,14 @@ class _Fleet:
         last = len(self.answers) - LEAST_LEFT_S * SCRAPES_A_SECOND
         self._starts = [chance.randrange(last) for _ in range(servers)]
         self._began_s = time.monotonic()
-        self._asked_s = [0.0] * servers
+        self._requested_s = [0.0] * servers
         self.gaps_s: list[float] = []
 
     def answer(self, number: int) -> bytes:
         now_s = time.monotonic()
-        if self._asked_s[number]:
-            self.gaps_s.append(now_s - self._asked_s[number])
-        self._asked_s[number] = now_s
+        if self._requested_s[number]:
+            self.gaps_s.append(now_s - self._requested_s[number])
+        self._requested_s[number] = now_s
         at = self._starts[number] + int(SCRAPES_A_SECOND * (now_s - self._began_s))
         return self.answers[at % len(self.answers)]
 
@@ -245,8 +245,8 @@ def main() -> None:
     parser.add_argument("--servers", type=int, nargs="+", default=[100, 300, 1000], help="fleets, one run each")
     parser.add_argument("--learn-s", type=float, default=60.0, help="time before each measurement, with most fits")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of each measurement")
-    asked = parser.parse_args()
-    if not all(0 < each <= MOST_SERVERS for each in asked.servers):
+    options = parser.parse_args()
+    if not all(0 < each <= MOST_SERVERS for each in options.servers):
         parser.error(f"--servers: name fleets of 1 to {MOST_SERVERS}")
     found = []
     print(
@@ -254,8 +254,8 @@ def main() -> None:
         f"{'failed':>6} {'known':>6} {'player cores':>12}",
         flush=True,
     )
-    for servers in asked.servers:
-        each = measure(servers, asked.learn_s, asked.seconds)
+    for servers in options.servers:
+        each = measure(servers, options.learn_s, options.seconds)
         found.append(each)
         print(
             f"{each.servers:7} {each.cores:6.2f} {each.ms_a_server_second:11.3f} {each.rss_mib:6.0f} "

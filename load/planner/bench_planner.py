@@ -177,13 +177,13 @@ def run(workers: int, seconds: int, seed: int = 1) -> dict[str, Any]:
 
 
 def main() -> None:
-    asked = bench_parser(__doc__, workers=[100, 1000], seconds=(60, "of the planner's time")).parse_args()
+    options = bench_parser(__doc__, workers=[100, 1000], seconds=(60, "of the planner's time")).parse_args()
     found = []
     print(f"{'workers':>8} {'CPU':>7} {'tick p50':>9} {'p99':>7} {'most':>7}  ms   by part")
-    for workers in asked.workers:
+    for workers in options.workers:
         run(workers, 3)  # warms up
         collect_seldom()  # as services do
-        row = run(workers, asked.seconds)
+        row = run(workers, options.seconds)
         found.append(row)
         tick, parts = row["tick_ms"], ", ".join(f"{name} {each:.1%}" for name, each in row["cpu_by_part"].items())
         print(

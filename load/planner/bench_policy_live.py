@@ -191,21 +191,21 @@ def main() -> None:
     parser = bench_parser(__doc__, workers=WORKERS, seconds=60, seed=1, near=near_edge)
     parser.add_argument("--loads", nargs="+", choices=LOADS, help="all by default")
     parser.add_argument("--rates", nargs="+", type=float, help="requests a second; a ladder of its own for each load")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     quiet()
-    names = [each for each in LOADS if each in (asked.loads or LOADS)]
-    both, kind = sides(asked.workers), SIM
-    bench = PolicyComparison(both, kind, kind.with_steps(kind.step_time), asked.seconds, asked.seed, asked.near)
-    what = f"{asked.workers} workers of {kind.place.profile.name}, SLO {kind.slo.text}"
-    print(f"{what}, {asked.seconds} s; good requests")
+    names = [each for each in LOADS if each in (options.loads or LOADS)]
+    both, kind = sides(options.workers), SIM
+    bench = PolicyComparison(both, kind, kind.with_steps(kind.step_time), options.seconds, options.seed, options.near)
+    what = f"{options.workers} workers of {kind.place.profile.name}, SLO {kind.slo.text}"
+    print(f"{what}, {options.seconds} s; good requests")
     first = LOADS[names[0]]
-    bench = bench.calibrated(first, min(asked.rates or first.rates))
+    bench = bench.calibrated(first, min(options.rates or first.rates))
     print(f"{'':<17} {'live':^17} {'lab':^17}\n{'load':<10} {'rate':>6} " + " ".join(["  before     ours"] * 2))
-    found = {name: compare(name, LOADS[name], asked.rates or LOADS[name].rates, bench) for name in names}
+    found = {name: compare(name, LOADS[name], options.rates or LOADS[name].rates, bench) for name in names}
     steps = asdict(bench.lab_kind.step_time)
     print(
         json.dumps({
-            "bench": "policy-live", "workers": asked.workers, "seconds": asked.seconds,
+            "bench": "policy-live", "workers": options.workers, "seconds": options.seconds,
             "calibration": bench.calibration, "step_time": steps, "loads": found,
         })
     )  # fmt: skip

@@ -354,26 +354,26 @@ def main() -> None:
     parser.add_argument(
         "--policies", nargs="+", help="of auto, static, aggregated, dynamo-load, dynamo-load+moves; all by default"
     )
-    asked = parser.parse_args()
+    options = parser.parse_args()
     quiet()
     found: dict[str, list[dict[str, Any]]] = {}
     began = datetime.now()
-    workers, kind = asked.workers, SIM
-    size = asked.size or workers / SIZED_FOR
-    for name in asked.stories:
-        story = STORIES[name](asked.seconds, size)
+    workers, kind = options.workers, SIM
+    size = options.size or workers / SIZED_FOR
+    for name in options.stories:
+        story = STORIES[name](options.seconds, size)
         print(f"\n{name}: {story.spec}, {workers} workers of {kind.place.profile.name}, SLO {kind.slo.text}\n{HEAD}")
         for policy in policies(workers):
-            if asked.policies and policy.name.split()[0] not in asked.policies:
+            if options.policies and policy.name.split()[0] not in options.policies:
                 continue
             print(f"{policy.name} serves {name} ...", file=sys.stderr, flush=True)
-            row = run(policy, story, seed=asked.seed, kind=kind, most_judged=asked.judged)
+            row = run(policy, story, seed=options.seed, kind=kind, most_judged=options.judged)
             found.setdefault(name, []).append(row)
             print(print_row(row), flush=True)
             for error in row["errors"]:
                 print(f"  {error}")
     took_s = (datetime.now() - began).total_seconds()
-    print(json.dumps({"workers": workers, "seconds": asked.seconds, "took_s": took_s, "stories": found}))
+    print(json.dumps({"workers": workers, "seconds": options.seconds, "took_s": took_s, "stories": found}))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class DynamoLive:
         self._cluster = cluster
         self._start_s = start_s
         self._mover = DynamoMover(cluster, "load", "kalman")
-        self._heard: dict[str, WorkerTelemetry] = {}
+        self._received: dict[str, WorkerTelemetry] = {}
         self._starting: set[str] = set()
         self.moves: list[tuple[int, str, str]] = []
         """(Unix ns, worker, its new role)"""
@@ -79,8 +79,8 @@ class DynamoLive:
         chunk, prefill = self._cluster.speed.chunk_tokens, sum(each["role"] == "prefill" for each in listed.values())
         tokens = round(waiting_ms * 1e6 * chunk / self._cluster.speed.prompt_ns(chunk, chunk**2) / max(prefill, 1))
         workers = [self._seen(index, name, listed[name], tokens) for index, name in enumerate(names)]
-        for heard in self._heard.values():
-            heard.steps = []
+        for received in self._received.values():
+            received.steps = []
         if any(worker is None for worker in workers):
             return ()  # one has sent nothing yet
         seen = SeenCluster(
@@ -89,10 +89,10 @@ class DynamoLive:
         return self._mover.moves(seen)
 
     def _seen(self, index: int, name: str, listed: Mapping[str, Any], waiting_tokens: int) -> SeenWorker | None:
-        heard = self._heard.get(name)
-        if heard is None:
+        received = self._received.get(name)
+        if received is None:
             return None
-        load, role = heard.batch.load, ROLES[listed["role"]]
+        load, role = received.batch.load, ROLES[listed["role"]]
         decodes = load.running if role is Role.MIXED else 0
         return SeenWorker(
             index=index,
@@ -101,15 +101,15 @@ class DynamoLive:
             ready=name not in self._starting and role is not Role.STANDBY,
             speed=self._cluster.speed,
             max_sequences=self._cluster.max_sequences,
-            kv_blocks=heard.batch.kv_blocks,
-            block_tokens=max(heard.batch.block_size_tokens, 1),
+            kv_blocks=received.batch.kv_blocks,
+            block_tokens=max(received.batch.block_size_tokens, 1),
             prompts=load.waiting,
             prompt_tokens=waiting_tokens if role is Role.PREFILL else 0,
             decodes=decodes,
             queued_decodes=load.awaiting_kv,
-            kv_tokens=(heard.batch.kv_blocks - load.free_kv_blocks) * heard.batch.block_size_tokens,
+            kv_tokens=(received.batch.kv_blocks - load.free_kv_blocks) * received.batch.block_size_tokens,
             free_blocks=load.free_kv_blocks,
-            steps=heard.steps,
+            steps=received.steps,
         )
 
     async def _move(self, http: httpx.AsyncClient, name: str, move: Move) -> None:
@@ -131,7 +131,7 @@ class DynamoLive:
             async with aclosing(cast(Any, bus.subscribe([STEPS]))) as records:
                 async for record in records:
                     batch = cast(StepBatch, record.value)
-                    self._heard.setdefault(batch.worker_id, WorkerTelemetry(batch)).take(batch)
+                    self._received.setdefault(batch.worker_id, WorkerTelemetry(batch)).take(batch)
         finally:
             await bus.close()
 

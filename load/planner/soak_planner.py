@@ -63,7 +63,7 @@ class SoakResult:
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    asked_again: int = 0
+    retries: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     spikes: int = 0
     decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class Soak:
                 if reported["usage"]["completion_tokens"] != tokens:
                     self.found.doubled.append(f"{number}: {reported['usage']}")
                 return str(reported["choices"][0]["text"])
-            self.found.asked_again += 1
+            self.found.retries += 1
             await asyncio.sleep(AGAIN_S)
         raise TimeoutError
 
@@ -229,15 +229,15 @@ def main() -> None:
     """Run, print, and exit 1 if an invariant was broken."""
     parser = bench_parser(__doc__, seconds=CI_S, seed=1)
     parser.add_argument("--hour", action="store_const", dest="seconds", const=HOUR_S)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     arguments = ("--engine", "sim", "--prefill", str(PREFILL), "--decode", str(DECODE), "--spare", str(SPARE))
     with bench_suite(*arguments, "--gateways", str(GATEWAYS), env=ENV) as suite:
-        found = asyncio.run(Soak(suite, asked.seed).run(asked.seconds))
+        found = asyncio.run(Soak(suite, options.seed).run(options.seconds))
     moves = sum(len(each["workers"]) for each in found.decisions.values() if each["action"] == "set_role")
     hasty, grew = restless(found), growth(found)
     row = {
-        "seconds": asked.seconds, "seed": asked.seed, "answered": found.answered, "lost": len(found.lost),
-        "doubled": len(found.doubled), "wrong": len(found.wrong), "asked_again": found.asked_again,
+        "seconds": options.seconds, "seed": options.seed, "answered": found.answered, "lost": len(found.lost),
+        "doubled": len(found.doubled), "wrong": len(found.wrong), "asked_again": found.retries,
         "spikes": found.spikes, "faults": dict(found.faults), "decisions": len(found.decisions), "moves": moves,
         "moves_before_rest": len(hasty), "growth_mib_per_min": grew,
     }  # fmt: skip

@@ -292,7 +292,7 @@ class _Reader:
         self._suite = stage.suite
         self._judge = Judge(drawn.device.ttft_s)
         self._looks: list[Look] = []
-        self._first = len(stage.suite.asked)
+        self._first = len(stage.suite.requests)
         self._applied = mode != "followed"
         self._offered_s: float | None = None
 
@@ -304,16 +304,16 @@ class _Reader:
             self._read()
             await asyncio.sleep(PERIOD_S)
         playing.result()
-        asked = suite.asked[self._first :]
+        requests = suite.requests[self._first :]
         self._stage.end()
-        return self._result(began_s, fired, sum(bool(each.failed) for each in asked))
+        return self._result(began_s, fired, sum(bool(each.failed) for each in requests))
 
     def _read(self) -> None:
         seen = look(self._suite)
         self._looks.append(seen)
-        asked = self._suite.asked[self._first :]
-        self._judge.take(seen, asked, PERIOD_S)
-        if self._stage.cause_s is None and is_there(self._stage.device, self._stage.planted, asked):
+        requests = self._suite.requests[self._first :]
+        self._judge.take(seen, requests, PERIOD_S)
+        if self._stage.cause_s is None and is_there(self._stage.device, self._stage.planted, requests):
             self._stage.caused()
         self._follow(seen)
 
@@ -415,10 +415,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="devices that are drawn; each scene is played on each")
     parser.add_argument("--seed", type=int, default=1, help="the first of them")
     parser.add_argument("--only", nargs="+", metavar="PART", help="scenes whose name has one of these parts")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     began_s, found = time.monotonic(), list[SceneResult]()
-    names = [each.name for each in SCENES if not asked.only or any(part in each.name for part in asked.only)]
-    seeds = range(asked.seed, asked.seed + asked.seeds)
+    names = [each.name for each in SCENES if not options.only or any(part in each.name for part in options.only)]
+    seeds = range(options.seed, options.seed + options.seeds)
     plays = [(name, mode, seed) for seed in seeds for name in names for mode in MODES]
     with ProcessPoolExecutor(os.cpu_count()) as processes:
         for result in processes.map(run_scene, *zip(*plays, strict=True)):

@@ -56,18 +56,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--names", nargs="+", help="only these situations, on each suite")
     parser.add_argument("--lasting", action="store_true", help="ten minutes in balance and two of overload instead")
-    asked = parser.parse_args()
-    if asked.lasting:
-        for seed in range(asked.seed, asked.seed + asked.suites):
+    options = parser.parse_args()
+    if options.lasting:
+        for seed in range(options.seed, options.seed + options.suites):
             for name in LASTS_S:
                 print(json.dumps(asdict(run_lasting(name, seed))), flush=True)
         return
     found: list[Outcome] = []
     began_s = time.monotonic()
-    for number in range(asked.suites):
+    for number in range(options.suites):
         little_kv = number % 3 == 2
-        names = asked.names or (KV_NAMES if little_kv else NAMES)
-        found += run_suite(names, seed=asked.seed + number, little_kv=little_kv)
+        names = options.names or (KV_NAMES if little_kv else NAMES)
+        found += run_suite(names, seed=options.seed + number, little_kv=little_kv)
     followed = [each.off for each in found if each.off is not None]
     named_s = sorted(each.named_s for each in found if each.named_s is not None)
     print(

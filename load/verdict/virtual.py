@@ -86,9 +86,9 @@ class Outcome:
         return self.left / max(self.predicted, 1e-9) - 1
 
 
-def is_there(device: Device, planted: Planted, asked: Iterable[ClientRequest]) -> bool:
+def is_there(device: Device, planted: Planted, requested: Iterable[ClientRequest]) -> bool:
     """Return whether clients see the cause: a queue of prompts, or more sequences than TPOT or KV allows."""
-    live = [each for each in asked if not each.done]
+    live = [each for each in requested if not each.done]
     queued = [each for each in live if not each.first_s]
     decoding = [each for each in live if each.first_s]
     waits_s = sum(device.prompt_s(each.isl) for each in queued) / planted.prefill
@@ -306,9 +306,9 @@ async def see_latencies(
     if at_s is None or action["ttft_p95_most_ms"] is None:
         return found
     await asyncio.sleep(max(at_s + ARRIVE_S - suite.now_s, 0.0))
-    asked = [each for each in suite.asked if at_s <= each.sent_s <= at_s + ARRIVE_S]
+    requested = [each for each in suite.requests if at_s <= each.sent_s <= at_s + ARRIVE_S]
     await asyncio.sleep(ANSWER_S)
-    ttfts = [(each.first_s or suite.now_s) - each.sent_s for each in asked if not each.broken]
+    ttfts = [(each.first_s or suite.now_s) - each.sent_s for each in requested if not each.broken]
     if len(ttfts) >= LEAST_ANSWERS:
         came_ms = p95(ttfts) * 1e3
         found.append(FollowedFigure("ttft", action["ttft_p95_least_ms"], action["ttft_p95_most_ms"], came_ms))
@@ -339,7 +339,7 @@ class _Trial:
         await warm(suite, self._drawn.device, planted.load.isl)
         fired, reported = suite.alerts(), Reported()
         polling = suite.cluster.loop.spawn(suite.client, self._poll(reported))
-        self._first = len(suite.asked)
+        self._first = len(suite.requests)
         if planted.before is not None:
             suite.play(list(arrivals(planted.before, seed, PLAYED_S)))
             await asyncio.sleep(BEFORE_S)
@@ -366,7 +366,7 @@ class _Trial:
             await asyncio.sleep(WITHIN_S + AFTER_S)
             return 0.0
         while suite.now_s < began_s + MOST_S:
-            if is_there(self._drawn.device, planted, suite.asked[self._first :]):
+            if is_there(self._drawn.device, planted, suite.requests[self._first :]):
                 cause_s = suite.now_s - began_s
                 await asyncio.sleep(WITHIN_S + AFTER_S)
                 return cause_s
@@ -464,6 +464,6 @@ async def _play_lasting(suite: VirtualSuite, planted: Planted, seed: int, lasts_
         alerts |= suite.alerts() - fired
     found.said_s = {code: round(long_s, 1) for code, long_s in said_s.items()}
     found.alerts = sorted(alerts)
-    found.answered = sum(each.status == OK and each.done for each in suite.asked)
-    found.refused = sum(each.status == TOO_MANY for each in suite.asked)
+    found.answered = sum(each.status == OK and each.done for each in suite.requests)
+    found.refused = sum(each.status == TOO_MANY for each in suite.requests)
     return found

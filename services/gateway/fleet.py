@@ -135,7 +135,7 @@ class WorkerLinks:
 
 TICK_MS = 25.0
 # Counts one tick at most, since a longer tick shows that this process itself was late.
-MAX_HEARD_MS = 2 * TICK_MS
+MAX_COUNTED_MS = 2 * TICK_MS
 
 
 class SilenceWatch:
@@ -166,11 +166,11 @@ class SilenceWatch:
 
     def tick(self, passed_ms: float) -> None:
         """Advance every link's silence by the time since the last tick."""
-        heard_ms = min(passed_ms, MAX_HEARD_MS)
-        self._metrics.late_s.inc((passed_ms - heard_ms) / 1000)
+        counted_ms = min(passed_ms, MAX_COUNTED_MS)
+        self._metrics.late_s.inc((passed_ms - counted_ms) / 1000)
         links = [link for link in self._fleet.links if link.connected]
         for link in links:
-            link.silent_ms += heard_ms
+            link.silent_ms += counted_ms
         quiet_ms = QUIET_SHARE * self._silent_after_ms
         self._fleet.quiet = frozenset(link.id for link in links if link.overdue_ms >= quiet_ms)
         if any(link.overdue_ms >= self._silent_after_ms for link in links):
@@ -180,12 +180,12 @@ class SilenceWatch:
         links = list(self._fleet.links)
         still_away = {(link.id, link.incarnation) for link in links if link.left}
         self._away = {key: model for key, model in self._away.items() if key in still_away}
-        heard = [
+        workers = [
             WorkerSilence(place, link.model, link.overdue_ms, link.view())
             for place, link in enumerate(links)
             if link.connected and not link.left
         ]
-        for each in whom_to_leave(heard, Counter(self._away.values()), self._silent_after_ms, self._max_silent_ms):
+        for each in whom_to_leave(workers, Counter(self._away.values()), self._silent_after_ms, self._max_silent_ms):
             link = links[each.place]
             running, silent_ms = len(link.running), round(each.silent_ms)
             log.warning("worker is silent", worker=link.id, silent_ms=silent_ms, sequences=running)

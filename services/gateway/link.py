@@ -104,7 +104,7 @@ class WorkerLink:
         """The running sequences whose prompt is computed here for another worker. The value is true for a batch
         line.
         """
-        self._unheard: set[int] = set()
+        self._unanswered: set[int] = set()
         """The sequences sent while the worker was silent; cleared by its next frame."""
         self.silent_ms = 0.0
         """The milliseconds since the last frame, counting only time in which this process could read one."""
@@ -189,7 +189,7 @@ class WorkerLink:
 
     def quiet(self, sequence_id: int) -> bool:
         """Return whether no frame has arrived since the sequence was sent, so the worker may have been dead already."""
-        return sequence_id in self._unheard
+        return sequence_id in self._unanswered
 
     def view(self) -> WorkerView | None:
         """Return binding's view of the worker, or None while it accepts no work."""
@@ -222,7 +222,7 @@ class WorkerLink:
         assert self._worker is not None
         sequence_id, phase = attempt.sequence_id, attempt.phase
         if self.overdue_ms > SIGN_OF_LIFE_MS:
-            self._unheard.add(sequence_id)
+            self._unanswered.add(sequence_id)
         if not self.running:
             self.silent_ms = 0.0  # a busy worker has to send frames more often
         self.running.add(sequence_id)
@@ -255,7 +255,7 @@ class WorkerLink:
         """Ignore further events of a sequence. `abort` also ends it on the worker, or frees the blocks it left."""
         self.running.discard(sequence_id)
         self._prompts.pop(sequence_id, None)
-        self._unheard.discard(sequence_id)
+        self._unanswered.discard(sequence_id)
         self.outlook.ended(sequence_id)
         if abort and self.connected:
             self._aborts.append(sequence_id)
@@ -342,7 +342,7 @@ class WorkerLink:
             if fault := _fault_of(frame):
                 raise MalformedFrame(f"{fault} is out of its range")
             self.silent_ms = 0.0
-            self._unheard.clear()
+            self._unanswered.clear()
             if frame.HasField("worker") and not self._take_worker(frame.worker):
                 return
             self._take(frame)
@@ -422,7 +422,7 @@ class WorkerLink:
         self.outlook = outlook_of(self._registered, self._tpot_ns)
         self._leaving.clear()
         self._listener.lost(self, silent=self.left, died=died)
-        self._unheard.clear()
+        self._unanswered.clear()
 
 
 def _fault_of(frame: pb.WorkerFrame) -> str:

@@ -300,16 +300,16 @@ def _missed(rollups: RollUps, members: Members, written_to_ns: int) -> Iterator[
     series = rollups.read(length_ns, end_ns - LISTED_NS, end_ns, ids)
     for place, worker_id in enumerate(ids):
         covered_ns = series.times_ns[:, place, COVERED]
-        heard, member = covered_ns.nonzero()[0], members.get(worker_id)
-        if not len(heard) or member is None:
+        covered, member = covered_ns.nonzero()[0], members.get(worker_id)
+        if not len(covered) or member is None:
             continue
-        heard_to_ns = int(series.starts_ns[heard[-1]] + covered_ns[heard[-1]])
+        last_covered_ns = int(series.starts_ns[covered[-1]] + covered_ns[covered[-1]])
         role, budget_tokens = role_from_name(ROLE_NAMES[int(series.roles[-1, place]) - NO_ROLE - 1], 1)
         yield StepBatch(
             worker_id=worker_id,
             node=member.node,
             gpus=member.gpus,
             assignment=Assignment(model=member.model, role=role, budget_tokens=budget_tokens),
-            covered_from_unix_ns=heard_to_ns - 1,
-            covered_to_unix_ns=heard_to_ns,
+            covered_from_unix_ns=last_covered_ns - 1,
+            covered_to_unix_ns=last_covered_ns,
         )

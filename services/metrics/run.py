@@ -265,7 +265,7 @@ def _load_publisher(settings: MetricsSettings, bus: Bus, verdicts: VerdictEvalua
         LoadMessageBuilder(settings.id, began_ns),
         partial(bus.publish, LOADS),
         unsent=lambda: bus.stats().buffered,
-        targets_ns=verdicts.traffic.asked_targets_ns,
+        targets_ns=verdicts.traffic.requested_targets_ns,
         assessments=verdicts.assessments,
     )
 

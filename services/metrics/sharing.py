@@ -132,7 +132,7 @@ def _write(fleet: FleetTelemetry, rollups: RollUps, start_ns: int, now_ns: int) 
 
 log = structlog.get_logger()
 
-MAX_HEARD: Final = 65_536
+MAX_RECEIVED_CELLS: Final = 65_536
 """The bound on received windows, of one worker each, that wait for the stream's next tick. Further ones are in history
 only.
 """
@@ -198,8 +198,8 @@ class Sharing:
         """Windows written since the last record; at most those of a few rounds."""
         self._resend = ResendWindow()
         self._overdue = OverdueWindows()
-        self._heard: list[WrittenWindow] = []
-        self._heard_cells = 0
+        self._received: list[WrittenWindow] = []
+        self._received_cells = 0
         self.left_out = Counter(dict.fromkeys(LeftOut, 0))
 
     def note(self, batch: StepBatch, now_ns: int) -> None:
@@ -242,7 +242,9 @@ class Sharing:
         newest = list(self._newest.items())[:MAX_WORKERS]
         alive = set(self.shares.alive(now_ns))
         self._peers = {name: peer for name, peer in self._peers.items() if name in alive}
-        self._older = {name: heard_ns for name, heard_ns in self._older.items() if now_ns - heard_ns < OLDER_NS}
+        self._older = {
+            name: received_ns for name, received_ns in self._older.items() if now_ns - received_ns < OLDER_NS
+        }
         if self._older:
             self._tells_all = True
             return messages([shared_worker(*each, fleet) for _, each in newest], windows)
@@ -334,16 +336,16 @@ class Sharing:
         except ValueError:
             self.left_out[LeftOut.MALFORMED] += 1
             return
-        room = MAX_HEARD - self._heard_cells
+        room = MAX_RECEIVED_CELLS - self._received_cells
         self.left_out[LeftOut.UNSTREAMED] += max(len(taken) - room, 0)
         if streamed := taken.first(room):
-            self._heard.append(WrittenWindow(start_ns, streamed, revised=True))
-            self._heard_cells += len(streamed)
+            self._received.append(WrittenWindow(start_ns, streamed, revised=True))
+            self._received_cells += len(streamed)
 
-    def take_heard(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
+    def take_received(self, fleet: FleetTelemetry, rollups: RollUps, now_ns: int) -> list[WrittenWindow]:
         """Return windows received since the last call, and overdue windows that no instance reports any more."""
-        heard, self._heard, self._heard_cells = self._heard, [], 0
-        return heard + self._overdue.write(fleet, rollups, now_ns)
+        received, self._received, self._received_cells = self._received, [], 0
+        return received + self._overdue.write(fleet, rollups, now_ns)
 
     def makes_trace(self, event: RequestEvent, fleet: FleetTelemetry, now_ns: int) -> bool:
         """Return whether this instance exports the request's trace."""

@@ -456,7 +456,7 @@ def tick(
         state.sharing.keep(written)
         if whole:
             state.sharing.send(state.fleet, state.rollups, now_ns)
-        written = state.sharing.take_heard(state.fleet, state.rollups, now_ns) + written
+        written = state.sharing.take_received(state.fleet, state.rollups, now_ns) + written
     if not whole and writer.knows(written):
         if alerts or any(window.workers for window in written):
             hub.publish(writer.changes(now_ns, written, alerts))

@@ -168,7 +168,7 @@ class FleetView:
         """[columns, workers] newest report of each worker, in the order of `COLUMNS`."""
         self._columns: dict[str, Ints] = {}
         """Signed copies of the columns that were read since the last message, by name."""
-        self.heard_ns: Ints = np.zeros(0, np.int64)
+        self.received_ns: Ints = np.zeros(0, np.int64)
         """[workers] local time of the last newer report; 0 if this incarnation has reported nothing."""
         self.step_times: list[FittedModel | None] = []
         self.seen_steps: Ints = np.zeros((len(StepKind), 0), np.int64)
@@ -197,8 +197,8 @@ class FleetView:
         stays = olds >= 0
         stays[stays] = before.incarnation[olds[stays]] == roster.incarnation[stays]
         count, olds = len(roster), olds[stays]
-        loads, heard = np.zeros((len(COLUMNS), count), np.uint64), np.zeros(count, np.int64)
-        loads[:, stays], heard[stays] = self.loads[:, olds], self.heard_ns[olds]
+        loads, received = np.zeros((len(COLUMNS), count), np.uint64), np.zeros(count, np.int64)
+        loads[:, stays], received[stays] = self.loads[:, olds], self.received_ns[olds]
         times = np.zeros((self._slots, count, 3), np.int32)
         times[:, stays] = self._times[:, olds]
         seen = np.zeros((len(StepKind), count), np.int64)
@@ -210,7 +210,13 @@ class FleetView:
         raw = [b""] * count
         for new, old in zip(np.flatnonzero(stays).tolist(), olds.tolist(), strict=True):
             models[new], raw[new] = self.step_times[old], self._step_bytes[old]
-        self.loads, self.heard_ns, self._times, self.step_times, self._step_bytes = loads, heard, times, models, raw
+        self.loads, self.received_ns, self._times, self.step_times, self._step_bytes = (
+            loads,
+            received,
+            times,
+            models,
+            raw,
+        )
         self.seen_steps = seen
         self._columns.clear()
         self.revision += 1
@@ -241,12 +247,12 @@ class FleetView:
         there[there] = loads[COLUMNS.index("incarnations")][there] == self.roster.incarnation[indices[there]]
         at = indices[there]
         covered = COLUMNS.index("covered_to_unix_ns")
-        newer = (loads[covered][there] > self.loads[covered][at]) | (self.heard_ns[at] == 0)
+        newer = (loads[covered][there] > self.loads[covered][at]) | (self.received_ns[at] == 0)
         busy = any((times[:, PREFILL:] > 0).any() for _, _, times in windows)
         self.works = busy or bool(loads[COLUMNS.index("running") : COLUMNS.index("free_kv_blocks")].any())
         self.loads[:, at[newer]] = loads[:, there][:, newer]
         self._columns.clear()
-        self.heard_ns[at[newer]] = now_ns
+        self.received_ns[at[newer]] = now_ns
         for start_ns, of, times in windows:
             self._take_window(start_ns, indices[of], there[of], times, now_ns)
         for each in message.step_times:
@@ -275,11 +281,11 @@ class FleetView:
 
     def is_known(self) -> Bools:
         """Return whether each worker's present incarnation has reported anything."""
-        return self.heard_ns > 0
+        return self.received_ns > 0
 
     def load(self, index: int) -> Load | None:
         """Return a worker's last reported load, or None if it has reported nothing."""
-        if not self.heard_ns[index]:
+        if not self.received_ns[index]:
             return None
         words = {name: int(self.loads[COLUMNS.index(name), index]) for name in LOAD_COLUMNS}
         return Load(**words)
@@ -367,9 +373,9 @@ def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
 
 def life_signs(view: FleetView) -> dict[str, LifeSigns]:
     """Return the evidence about every registered worker; times are those of arrival here."""
-    heard_ns = view.heard_ns.tolist()
+    received_ns = view.received_ns.tolist()
     return {
-        worker.id: LifeSigns(worker.incarnation, heard_ns[index] if reports else 0, ready=reports)
+        worker.id: LifeSigns(worker.incarnation, received_ns[index] if reports else 0, ready=reports)
         for index, worker in enumerate(view.roster.workers)
         for reports in (worker.state in REPORTING,)
     }

@@ -91,11 +91,11 @@ class LeaderLease:
         self.fault = ""
         """The reason why the leader is unknown; empty while it is known."""
 
-    def take(self, found: Lead, asked_s: float, fault: str = "") -> None:
+    def take(self, found: Lead, requested_s: float, fault: str = "") -> None:
         """Record the store's answer. If it gave none, the last answer holds until the lease expires."""
         self.fault = fault
         if found is not Lead.UNKNOWN:
-            self._lead, self._until_s = found, asked_s + LEASE_MS / 1000
+            self._lead, self._until_s = found, requested_s + LEASE_MS / 1000
 
     def was_outrun(self) -> None:
         """Record that a worker knows a later lead than ours."""

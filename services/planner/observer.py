@@ -22,7 +22,7 @@ from libs.telemetry.gateways import ModelBacklog
 from services.planner.fleet_view import COVERED, PREFILL, ROLES, Bools, FleetView, Ints
 
 # Share of a model's ready workers that must report before anything is decided about it.
-HEARD_SHARE: Final = 0.5
+REPORTING_SHARE: Final = 0.5
 # Least time of a step. Fitted models that predict less are treated as unknown.
 LEAST_NS: Final = 1.0
 _ROLES: Final = {int(role): role for role in Role}
@@ -59,7 +59,7 @@ class ObservedCluster:
 class Look:
     """The inputs of an observation other than telemetry."""
 
-    asked: Mapping[str, Assignment]
+    assigned: Mapping[str, Assignment]
     """The requested assignment of each registered worker whose telemetry shows nothing newer."""
     waiting: Mapping[str, ModelBacklog] | None
     """Backlog at gateways, by model; None if no gateway reports."""
@@ -98,14 +98,14 @@ class Observer:
         """Return the present state of all models and pools."""
         view, roster = self._view, self._view.roster
         role, budget, _ = view.role_now()
-        for name, assignment in look.asked.items():
+        for name, assignment in look.assigned.items():
             index = roster.index_of[name]
             role[index], budget[index] = assignment.role, assignment.budget_tokens
         held = np.maximum(roster.kv_blocks - view.column("free_kv_blocks"), 0) * roster.block_tokens
         columns = _Columns(
             role=role,
             budget_tokens=budget,
-            fresh=view.heard_ns > look.now_ns - FRESH_NS,
+            fresh=view.received_ns > look.now_ns - FRESH_NS,
             kv_tokens=np.where(view.is_known(), held, 0),
             times_ns=view.times_ns(look.end_ns),
         )
@@ -120,11 +120,11 @@ class Observer:
     def _model(self, model: str, indices: Ints, columns: _Columns, look: Look) -> ObservedModel:
         roster, fresh = self._view.roster, columns.fresh[indices]
         gathered = gather(_standings(self._view, indices, columns, look.pinned), roster.groups)
-        heard, tpot_ns = indices[fresh], look.tpot_ns(model)
+        reporting, tpot_ns = indices[fresh], look.tpot_ns(model)
         if gathered.incomplete:
-            heard = heard[[roster.ids[index] not in gathered.incomplete for index in heard.tolist()]]
-        found = self._engine(model, heard)
-        unknown = _unheard(roster.ready[indices], fresh) or gathered.unknown
+            reporting = reporting[[roster.ids[index] not in gathered.incomplete for index in reporting.tolist()]]
+        found = self._engine(model, reporting)
+        unknown = _too_few(roster.ready[indices], fresh) or gathered.unknown
         unknown = unknown or (found if isinstance(found, str) else "")
         if look.waiting is None:
             unknown = unknown or "no gateway reports its queue"
@@ -132,7 +132,7 @@ class Observer:
         if not unknown and isinstance(found, WorkerProfile):
             at_gateways = (look.waiting or {}).get(model, ModelBacklog())
             due_ns = due_within_ns(look.ttft_ns.get(model, 0))
-            work = _work(self._view, found, heard, columns, at_gateways, tpot_ns=tpot_ns, due_ns=due_ns)
+            work = _work(self._view, found, reporting, columns, at_gateways, tpot_ns=tpot_ns, due_ns=due_ns)
             work = share(work, gathered.ranks)
             engine = found
         return ObservedModel(
@@ -143,20 +143,20 @@ class Observer:
             unknown,
             int(roster.gpus[indices].sum()),
             _links(self._view, indices),
-            _age_ns(self._view, heard, look.now_ns),
+            _age_ns(self._view, reporting, look.now_ns),
             gathered.strays,
             gathered.ranks,
         )
 
-    def _engine(self, model: str, heard: Ints) -> WorkerProfile | str:
+    def _engine(self, model: str, reporting: Ints) -> WorkerProfile | str:
         """Return a profile that takes the worst value of all workers in each respect, or the name of the missing data.
 
         A change of roles must not demand more than any worker can do.
         """
-        key, known = heard.tobytes(), self._engines.get(model)
+        key, known = reporting.tobytes(), self._engines.get(model)
         if known is not None and known[:2] == (self._view.revision, key):
             return known[2]
-        engine = _engine(self._view, heard)
+        engine = _engine(self._view, reporting)
         self._engines[model] = self._view.revision, key, engine
         return engine
 
@@ -166,9 +166,9 @@ def _has_role(role: Ints) -> Bools:
     return (role >= min(Role)) & (role <= max(Role))
 
 
-def _age_ns(view: FleetView, heard: Ints, now_ns: int) -> int:
+def _age_ns(view: FleetView, reporting: Ints, now_ns: int) -> int:
     # Ages are by the workers' clocks. Idle workers report seldom, but their state has not changed either.
-    busy = heard[(view.column("running") + view.column("waiting"))[heard] > 0]
+    busy = reporting[(view.column("running") + view.column("waiting"))[reporting] > 0]
     covered_to_ns = view.column("covered_to_unix_ns")[busy]
     return max(now_ns - int(np.median(covered_to_ns)), 0) if len(covered_to_ns) else 0
 
@@ -182,9 +182,9 @@ def _links(view: FleetView, indices: Ints) -> list[KvSpeed]:
     ]
 
 
-def _unheard(ready: Bools, fresh: Bools) -> str:
+def _too_few(ready: Bools, fresh: Bools) -> str:
     count, whole = int((ready & fresh).sum()), int(ready.sum())
-    return "" if count >= max(whole * HEARD_SHARE, 1) else f"{count} of {whole} workers are heard"
+    return "" if count >= max(whole * REPORTING_SHARE, 1) else f"{count} of {whole} workers are heard"
 
 
 def _standings(view: FleetView, indices: Ints, columns: _Columns, pinned: Bools) -> list[PlannedWorker]:
@@ -204,34 +204,34 @@ def _standings(view: FleetView, indices: Ints, columns: _Columns, pinned: Bools)
     return list(map(PlannedWorker._make, zip(*reported, strict=True)))  # takes a third of the time of a call
 
 
-def _engine(view: FleetView, heard: Ints) -> WorkerProfile | str:
+def _engine(view: FleetView, reporting: Ints) -> WorkerProfile | str:
     roster = view.roster
-    chunks, sequences = roster.chunk_tokens[heard], roster.max_sequences[heard]
-    model = _step_time(view, heard)
+    chunks, sequences = roster.chunk_tokens[reporting], roster.max_sequences[reporting]
+    model = _step_time(view, reporting)
     if model is None:
         return "no worker has said how long its steps take"
     if not chunks.any() or not sequences.any():
         return "no worker has said how many tokens and sequences a step takes"
-    kv_tokens = int((roster.kv_blocks[heard] * roster.block_tokens[heard]).min())
+    kv_tokens = int((roster.kv_blocks[reporting] * roster.block_tokens[reporting]).min())
     chunk_tokens = min(int(chunks[chunks > 0].min()), MAX_BUDGET_TOKENS)
-    kv_token_ns = usual_link_ns(view.kv_token_ns[heard].tolist())
+    kv_token_ns = usual_link_ns(view.kv_token_ns[reporting].tolist())
     return WorkerProfile(model, chunk_tokens, int(sequences[sequences > 0].min()), kv_tokens, kv_token_ns)
 
 
-def _step_time(view: FleetView, heard: Ints) -> StepTimeModel | None:
+def _step_time(view: FleetView, reporting: Ints) -> StepTimeModel | None:
     """Combine step times, each part from the worker that has seen most steps of its kind.
 
     A worker in one role knows little of the other's steps.
     """
-    seen = view.seen_steps[:, heard]
+    seen = view.seen_steps[:, reporting]
     known = np.flatnonzero(seen[0])
-    base = view.step_times[int(heard[known[0]])] if len(known) else None
+    base = view.step_times[int(reporting[known[0]])] if len(known) else None
     if base is None:
         return None
     fits: dict[StepKind, FittedModel] = {}
     for kind, counts in zip(StepKind, seen, strict=True):
         most = int(counts.argmax())
-        fitted = view.step_times[int(heard[most])] if counts[most] > 1 else None
+        fitted = view.step_times[int(reporting[most])] if counts[most] > 1 else None
         if fitted is not None:
             fits[kind] = fitted
     model = combine(base.model, fits)
@@ -242,7 +242,7 @@ def _step_time(view: FleetView, heard: Ints) -> StepTimeModel | None:
 def _work(
     view: FleetView,
     engine: WorkerProfile,
-    heard: Ints,
+    reporting: Ints,
     columns: _Columns,
     at_gateways: ModelBacklog,
     *,
@@ -250,21 +250,21 @@ def _work(
     due_ns: float,
 ) -> Workload:
     """Return recent computation plus the work that runs or waits, at workers and at gateways."""
-    covered, prefill_ns = columns.times_ns[heard, COVERED], columns.times_ns[heard, PREFILL]
+    covered, prefill_ns = columns.times_ns[reporting, COVERED], columns.times_ns[reporting, PREFILL]
     served = float((prefill_ns[covered > 0] / covered[covered > 0]).sum())
-    running, waiting = view.column("running")[heard], view.column("waiting")[heard]
-    prompt_tokens = view.column("waiting_prefill_tokens")[heard]
-    computes = columns.role[heard] == Role.PREFILL
+    running, waiting = view.column("running")[reporting], view.column("waiting")[reporting]
+    prompt_tokens = view.column("waiting_prefill_tokens")[reporting]
+    computes = columns.role[reporting] == Role.PREFILL
     at_gateways_tokens = pressing_tokens(served, at_gateways.hopeful_tokens, at_gateways.prompt_tokens)
     # of a worker with prompt tokens, the waiting sequences are prompts
     queued = np.where(prompt_tokens > 0, 0, waiting)
-    decoding = (running + queued + view.column("awaiting_kv")[heard])[~computes]
-    decodes, kv_tokens = int(decoding.sum()), int(columns.kv_tokens[heard][~computes].sum())
+    decoding = (running + queued + view.column("awaiting_kv")[reporting])[~computes]
+    decodes, kv_tokens = int(decoding.sum()), int(columns.kv_tokens[reporting][~computes].sum())
     reported = (running[computes].tolist(), waiting[computes].tolist(), prompt_tokens[computes].tolist())
     for count, tokens in map(decodes_to_come, *reported):
         decodes += count
         kv_tokens += round(tokens)
-    images = zip(*(view.column(name)[heard].tolist() for name in ("images_used", "image_encode_ns")), strict=True)
+    images = zip(*(view.column(name)[reporting].tolist() for name in ("images_used", "image_encode_ns")), strict=True)
     token_encode_ns = at_gateways.images_per_token * image_ns(images)
     return workload(
         engine,
@@ -277,7 +277,7 @@ def _work(
         tpot_ns=tpot_ns,
         prompt_tokens=at_gateways.mean_prompt_tokens,
         due_ns=due_ns,
-        encode_ns=at_gateways_tokens * token_encode_ns + float(view.column("waiting_encode_ns")[heard].sum()),
+        encode_ns=at_gateways_tokens * token_encode_ns + float(view.column("waiting_encode_ns")[reporting].sum()),
         held_encode_ns=at_gateways.decode_prompt_tokens * token_encode_ns,
     )
 
@@ -312,5 +312,5 @@ def _snapshot(view: FleetView, columns: _Columns) -> ClusterSnapshot:
         window_ms=view.window_ns // 1_000_000,
         pools=tuple(pools),
         coverage=float(weighed_ns[:, COVERED].sum()) / whole if whole else 0.0,
-        heard=bool(columns.fresh.all()),
+        reporting=bool(columns.fresh.all()),
     )

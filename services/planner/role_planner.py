@@ -92,7 +92,7 @@ class _RequestedAssignment:
 
     incarnation: int
     assignment: Assignment
-    asked_ns: int
+    requested_ns: int
     outstanding: bool = True
 
 
@@ -113,21 +113,21 @@ class RolePlanner:
         self._evidence = MoveEvidence()
         """The times that changes took, from the decision to the worker's answer."""
 
-    def as_asked(self, view: FleetView) -> dict[str, Assignment]:
+    def assignments(self, view: FleetView) -> dict[str, Assignment]:
         """Return the requested assignment of each worker whose telemetry and registration show nothing newer."""
         if not self._wanted:
             return {}
         indices = view.roster.index_of
         found, wanted = {}, {}
-        for name, asked in self._wanted.items():
+        for name, wanted_role in self._wanted.items():
             index = indices.get(name)
-            if index is None or asked.incarnation != view.roster.incarnation[index]:
+            if index is None or wanted_role.incarnation != view.roster.incarnation[index]:
                 continue
-            newer = asked.assignment.epoch > view.epoch(index)
-            if newer or asked.outstanding:
-                wanted[name] = asked
+            newer = wanted_role.assignment.epoch > view.epoch(index)
+            if newer or wanted_role.outstanding:
+                wanted[name] = wanted_role
             if newer:
-                found[name] = asked.assignment
+                found[name] = wanted_role.assignment
         self._wanted = wanted
         return found
 
@@ -201,8 +201,8 @@ class RolePlanner:
     def order(self, change: RoleOrder, view: FleetView, reason: str, now_ns: int) -> Order:
         """Build the order for a change. The worker counts as changed until `done` reports otherwise."""
         index = view.roster.index_of[change.worker_id]
-        worker, asked = view.roster.workers[index], self._wanted.get(change.worker_id)
-        known = max(view.epoch(index), asked.assignment.epoch if asked else 0)
+        worker, wanted_role = view.roster.workers[index], self._wanted.get(change.worker_id)
+        known = max(view.epoch(index), wanted_role.assignment.epoch if wanted_role else 0)
         assignment = Assignment(
             model=worker.assignment.model,
             role=f"ROLE_{change.role.name}",
@@ -210,7 +210,9 @@ class RolePlanner:
             epoch=min(known + 1, MAX_UINT64),
         )
         self._wanted[change.worker_id] = _RequestedAssignment(worker.incarnation, assignment, now_ns)
-        before = asked.assignment if asked and asked.assignment.epoch > worker.assignment.epoch else None
+        before = (
+            wanted_role.assignment if wanted_role and wanted_role.assignment.epoch > worker.assignment.epoch else None
+        )
         return Order(worker, assignment, reason, self._own_budgets.get(change.worker_id, 0), before)
 
     def done(self, order: Order, assignment: Assignment | None, now_ns: int, *, failed: bool = False) -> None:
@@ -224,7 +226,7 @@ class RolePlanner:
         if wanted is None or wanted.assignment is not order.wanted:
             return
         if assignment is not None:
-            self._evidence = self._evidence.measured(now_ns - wanted.asked_ns)
+            self._evidence = self._evidence.measured(now_ns - wanted.requested_ns)
             self._wanted[order.worker.id] = replace(wanted, assignment=assignment, outstanding=False)
             return
         del self._wanted[order.worker.id]

@@ -228,16 +228,16 @@ async def lead_forever(
     who = f"{state.identity.planner_id} {state.identity.incarnation}"
     try:
         while True:
-            asked_s, before = loop.time(), lease.at(loop.time())
-            if lease.outrun and asked_s >= renewed_s + OUTRUN_S:
-                lease.outrun, renewed_s = False, asked_s
+            requested_s, before = loop.time(), lease.at(loop.time())
+            if lease.outrun and requested_s >= renewed_s + OUTRUN_S:
+                lease.outrun, renewed_s = False, requested_s
                 log.warning("a worker has seen a later leader: acquiring the lead again")
                 await store.follow(who)
             found = await store.lead(who)
             state.lead_term = store.term
             settled = found is Lead.UNKNOWN or found is before is Lead.OURS or await settle()
             fault = store.lead_fault if settled else "what the planners keep in Redis cannot be read"
-            lease.take(found if settled else Lead.UNKNOWN, asked_s, fault)
+            lease.take(found if settled else Lead.UNKNOWN, requested_s, fault)
             await asyncio.sleep(LEAD_EVERY_S)
     finally:
         await store.follow(who)

@@ -173,7 +173,7 @@ class Scaler:
         self._memories: dict[str, ScaleMemory] = {}
         self._last_reported: dict[str, tuple[int, int]] = {}
         self._kept_ns = 0
-        self.asked = dict.fromkeys(ActuatorCall, 0)
+        self.calls = dict.fromkeys(ActuatorCall, 0)
         self.forecast: dict[str, Mapping[Phase, int]] = {}
         """The workers that each capacity plan wants in each pool, by model."""
 
@@ -315,12 +315,12 @@ class Scaler:
         try:
             async with asyncio.timeout(CALL_S):
                 await actuator.have(count, first_to_end=first_to_end)
-            self.asked[ActuatorCall.DONE] += 1
+            self.calls[ActuatorCall.DONE] += 1
         except (ActuatorDown, TimeoutError) as error:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        self.asked[ActuatorCall.FAILED] += 1
+        self.calls[ActuatorCall.FAILED] += 1
         log.warning("the actuator failed: retrying", error=str(error) or "it took too long")
 
     def _learn(self, pools: ActuatorPools, now_ns: int) -> None:
@@ -415,7 +415,7 @@ class ScalerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         calls = CounterMetricFamily(names.PLANNER_ACTUATOR_CALLS_TOTAL, "Calls to an actuator.", labels=("outcome",))
-        for outcome, count in self._scaler.asked.items():
+        for outcome, count in self._scaler.calls.items():
             calls.add_metric((outcome.value,), count)
         yield calls
         wished = GaugeMetricFamily(names.PLANNER_WISHED_WORKERS, "Workers that should have a role.", labels=("model",))
@@ -431,9 +431,9 @@ class ScalerCollector(Collector):
             for phase, count in pools.items():
                 forecast.add_metric((model, phase), count)
         yield forecast
-        heard = CounterMetricFamily(
+        received = CounterMetricFamily(
             names.PLANNER_CAPACITY_PLANS_TOTAL, "Capacity plans received from the bus.", labels=("outcome",)
         )
         for taken, count in self._plans.taken.items():
-            heard.add_metric((taken.value,), count)
-        yield heard
+            received.add_metric((taken.value,), count)
+        yield received

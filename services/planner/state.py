@@ -124,9 +124,9 @@ class PlannerState:
         self.published: Counter[Action] = Counter()
         self.started_ns = identity.incarnation
         self._model_tpot_ms: Mapping[str, float] = {}
-        self._asked_tpot_ns: Mapping[str, int] = {}
+        self._requested_tpot_ns: Mapping[str, int] = {}
         """The usual TPOT target of each model's requests, as metrics services report it."""
-        self._asked_ttft_ns: Mapping[str, int] = {}
+        self._requested_ttft_ns: Mapping[str, int] = {}
         """The strictest TTFT target that a tenth of each model's requests have."""
         self._assessments: tuple[int, Mapping[str, Assessment]] = 0, {}
         """The time at which a metrics service last published assessments, and these by model."""
@@ -184,8 +184,12 @@ class PlannerState:
         before = self.view.waiting_prefill_tokens
         if self.view.take(loads, now_ns) is MessageOutcome.COUNTED:
             targets = loads.targets[:MAX_TARGETS]
-            self._asked_tpot_ns = {each.model: each.tpot_ns for each in targets if 0 < each.tpot_ns <= MAX_TARGET_NS}
-            self._asked_ttft_ns = {each.model: each.ttft_ns for each in targets if 0 < each.ttft_ns <= MAX_TARGET_NS}
+            self._requested_tpot_ns = {
+                each.model: each.tpot_ns for each in targets if 0 < each.tpot_ns <= MAX_TARGET_NS
+            }
+            self._requested_ttft_ns = {
+                each.model: each.ttft_ns for each in targets if 0 < each.ttft_ns <= MAX_TARGET_NS
+            }
             self._assessments = now_ns, assessments_of(loads.assessments)
         self.at_rest = self.at_rest and not self.view.works
         self.lives(now_ns)
@@ -261,7 +265,7 @@ class PlannerState:
         A model that is to change gets one decision for each kind of change. If none changes, a single decision to
         keep everything is published when its reasons change, and once a second.
         """
-        observed = self._observe(self._role_planner.as_asked(self.view), now_ns)
+        observed = self._observe(self._role_planner.assignments(self.view), now_ns)
         snapshot = observed.snapshot
         self.at_rest = snapshot.at_rest
         acts = self.identity.mode == MODE_AUTO and not self.idle_because
@@ -289,10 +293,10 @@ class PlannerState:
         """
         self._role_planner.done(order, assignment, now_ns, failed=failed)
 
-    def _observe(self, asked: Mapping[str, Assignment], now_ns: int) -> ObservedCluster:
+    def _observe(self, ordered: Mapping[str, Assignment], now_ns: int) -> ObservedCluster:
         pinned = self.view.roster.pinned(self.limits.pinned, now_ns)
         waiting = self.gateways.waiting(now_ns)
-        look = Look(asked, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns, self._asked_ttft_ns)
+        look = Look(ordered, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns, self._requested_ttft_ns)
         return self._observer.look(look)
 
     def take_model_targets(self, tpot_ms: Mapping[str, float]) -> None:
@@ -306,8 +310,8 @@ class PlannerState:
         own. Metrics services judge by the same target; decisions carry it.
         """
         limit_ms = self.limits.of(model).tpot_ms
-        if limit_ms is None and model in self._asked_tpot_ns:
-            return self._asked_tpot_ns[model]
+        if limit_ms is None and model in self._requested_tpot_ns:
+            return self._requested_tpot_ns[model]
         own_ms = limit_ms or self._model_tpot_ms.get(model)
         return self._tpot_ns if own_ms is None else round(own_ms * messages.NS_PER_MS)
 
@@ -315,7 +319,7 @@ class PlannerState:
         """Record the decisions for all changing models and build their orders."""
         self._kept = None
         published: list[Decision] = []
-        asked: list[Order] = []
+        ordered: list[Order] = []
         for plan in plans:
             if plan.assigned is None:
                 continue
@@ -327,10 +331,10 @@ class PlannerState:
                 ]
                 decision.changes.extend(messages.worker_changes(orders))
                 published.append(self._tell(decision, now_ns))
-                asked.extend(orders)
+                ordered.extend(orders)
                 if before is not None:
                     self._watched.append(_watched(plan, plan.assigned, decision, before, now_ns))
-        return Decided(published, asked)
+        return Decided(published, ordered)
 
     def _look_again(self, now_ns: int) -> list[Decision]:
         """Return earlier decisions whose effect has now been measured."""
@@ -397,10 +401,10 @@ class PlannerState:
         if self.lead is Lead.UNKNOWN:
             fault = f" ({self.lead_fault})" if self.lead_fault else ""
             reasons.append(f"Redis does not say which planner leads{fault}: decisions are reported and not carried out")
-        heard_ns = self.view.latest_arrival_ns or self.started_ns
-        if self.workers and now_ns - heard_ns > STALE_NS:
+        received_ns = self.view.latest_arrival_ns or self.started_ns
+        if self.workers and now_ns - received_ns > STALE_NS:
             reasons.append(
-                f"no telemetry has come for {(now_ns - heard_ns) / 1e9:.1f} s: the broker or metrics may be away"
+                f"no telemetry has come for {(now_ns - received_ns) / 1e9:.1f} s: the broker or metrics may be away"
             )
         return "; ".join(reasons) or None
 
@@ -458,12 +462,12 @@ async def decide_forever(
 
     while True:
         began_s = loop.time()
-        heard = news.is_set()
+        notified = news.is_set()
         news.clear()
         state.lead, state.lead_fault = lease.at(began_s), lease.fault
         decides = state.identity.mode != MODE_OFF and state.lead is not Lead.ANOTHERS
         due = is_due(at_rest=state.at_rest, since_s=began_s - decided_s, period_s=period_s)
-        if decides and (due or heard):
+        if decides and (due or notified):
             decided = state.decide(clock.now_ns())
             for decision in decided.decisions:
                 bus.publish(DECISIONS, decision)

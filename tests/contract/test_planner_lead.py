@@ -38,11 +38,11 @@ async def settled() -> bool:
 async def until_led(store: RedisPlannerStore, who: str) -> float:
     """Return the seconds until the lead is acquired."""
     loop = asyncio.get_running_loop()
-    asked_s = loop.time()
+    requested_s = loop.time()
     async with asyncio.timeout(TAKEOVER_S):
         while await store.lead(who) is not Lead.OURS:
             await asyncio.sleep(0.02)
-    return loop.time() - asked_s
+    return loop.time() - requested_s
 
 
 async def test_one_planner_leads_until_it_leaves_or_its_lease_expires(redis: Any, cluster: str) -> None:

@@ -48,7 +48,7 @@ async def ask_all(http: httpx.AsyncClient, suite: RunningSuite, prompt: str, tok
 
 
 def lasted_s(answers: list[Streamed]) -> float:
-    return max(each.came_s[-1] - each.asked_s for each in answers)
+    return max(each.came_s[-1] - each.requested_s for each in answers)
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())

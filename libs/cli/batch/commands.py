@@ -53,7 +53,7 @@ def submit(
         raise typer.BadParameter("name either FILE or --topic as the source of lines")
     if file not in (None, Path("-")) and (file.is_dir() or not os.access(file, os.R_OK)):
         raise typer.BadParameter(f"{file} is not a readable file", param_hint="FILE")
-    asked = JobOptions(
+    options = JobOptions(
         file=file,
         topic=topic,
         endpoint=endpoint,
@@ -64,7 +64,7 @@ def submit(
         error_topic=error_topic,
     )
     waiting = wait or output is not None or errors is not None
-    submit_job(ready, asked, wait=waiting, output=output, errors=errors, as_json=json)
+    submit_job(ready, options, wait=waiting, output=output, errors=errors, as_json=json)
 
 
 @batch.command(epilog="Example: fulcrum batch status batch_0123 --json")

@@ -31,7 +31,7 @@ MAX_OUTAGE_S = 60.0
 RETRY_S = 0.2
 
 
-def check_targets(asked: Path | None, output: Path | None, errors: Path | None) -> None:
+def check_targets(options: Path | None, output: Path | None, errors: Path | None) -> None:
     """Raise StartupError if a file cannot be written or would overwrite another. Called before anything is sent."""
     for path in (output, errors):
         if path is not None and not path.parent.is_dir():
@@ -41,7 +41,7 @@ def check_targets(asked: Path | None, output: Path | None, errors: Path | None) 
     if _same(output, errors):
         raise StartupError("--output and --errors name the same file, so one would overwrite the other")
     for option, path in (("--output", output), ("--errors", errors)):
-        if _same(asked, path):
+        if _same(options, path):
             raise StartupError(f"{option} names the file of requests, which would be overwritten")
 
 
@@ -246,12 +246,12 @@ class JobOptions:
 
 
 def submit_job(
-    ready_file: Path | None, asked: JobOptions, *, wait: bool, output: Path | None, errors: Path | None, as_json: bool
+    ready_file: Path | None, options: JobOptions, *, wait: bool, output: Path | None, errors: Path | None, as_json: bool
 ) -> None:
     """Upload the lines and begin the job. With `wait`, exit with 1 unless it was completed with an answered line."""
-    check_targets(asked.file, output, errors)
+    check_targets(options.file, output, errors)
     with _gateway(ready_file) as http:
-        batch = _create(http, asked)
+        batch = _create(http, options)
         if not wait:
             tell(batch, as_json=as_json)
             _hint(f"fulcrum batch status {batch['id']}", "says how far it is")
@@ -274,14 +274,14 @@ def submit_job(
             raise typer.Exit(1)
 
 
-def _create(http: httpx.Client, asked: JobOptions) -> Batch:
-    headers = {TENANT_HEADER: asked.tenant} if asked.tenant else {}
-    if asked.file is None:
-        body = asked.body(None)
+def _create(http: httpx.Client, options: JobOptions) -> Batch:
+    headers = {TENANT_HEADER: options.tenant} if options.tenant else {}
+    if options.file is None:
+        body = options.body(None)
         _await_jobs(http)
         return checked(http.post("/v1/batches", json=body, headers=headers))
-    with requests_file(asked.file) as file:
-        body = asked.body(file)
+    with requests_file(options.file) as file:
+        body = options.body(file)
         _await_jobs(http)
         file_id = upload(http, file)
     answer = http.post("/v1/batches", json={**body, "input_file_id": file_id}, headers=headers)

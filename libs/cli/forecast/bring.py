@@ -132,9 +132,9 @@ def series_history(found: list[dict[float, float]]) -> DemandHistory:
 
 
 def _range(client: httpx.Client, query: str, start_s: float, end_s: float) -> dict[float, float]:
-    asked: dict[str, str | float] = {"query": query, "start": start_s, "end": end_s, "step": STEP_S}
+    params: dict[str, str | float] = {"query": query, "start": start_s, "end": end_s, "step": STEP_S}
     try:
-        answer = client.get("/api/v1/query_range", params=asked)
+        answer = client.get("/api/v1/query_range", params=params)
     except httpx.HTTPError as error:
         raise StartupError(f"no Prometheus answers at {client.base_url}: {error}") from None
     try:

@@ -54,7 +54,7 @@ def print_plan(wanted: PlanOptions, ready_file: Path | None, *, as_json: bool) -
     """Make the plan and print it. Raise InvalidRequest and StartupError."""
     quiet()
     factors, device = parse_what_if(wanted.what_if)
-    asked = PlanQuery(
+    query = PlanQuery(
         slo=parse_slo(wanted.slo),
         horizon_s=parse_horizon(wanted.horizon),
         confidence=wanted.confidence,
@@ -68,10 +68,10 @@ def print_plan(wanted: PlanOptions, ready_file: Path | None, *, as_json: bool) -
         notes.doing("reading demand")
         found = _input(wanted, ready_file)
         hardware = _hardware(wanted, found, device)
-        planned = plan_capacity(found, asked, hardware, cache_dir() / "capacity", notes.doing)
+        planned = plan_capacity(found, query, hardware, cache_dir() / "capacity", notes.doing)
         notes.doing("running the busiest stretch in the lab")
         check = check_plan(planned) if wanted.check else None
-    row = plan_json(found, asked, planned, check)
+    row = plan_json(found, query, planned, check)
     if as_json:
         print(json.dumps(row))
     else:
@@ -111,8 +111,8 @@ def parse_horizon(text: str) -> float:
 def _input(wanted: PlanOptions, ready_file: Path | None) -> PlanInput:
     if not wanted.trace:
         suite = find_suite(ready_file)
-        asked = {"model": wanted.model, "horizon": wanted.horizon}
-        row = get_json(suite.metrics, "/v1/capacity/input", FORECAST_TIMEOUT_S, exact=True, **asked)
+        query = {"model": wanted.model, "horizon": wanted.horizon}
+        row = get_json(suite.metrics, "/v1/capacity/input", FORECAST_TIMEOUT_S, exact=True, **query)
         return input_from_json(row)
     model = wanted.model or MODEL
     found = (

@@ -22,8 +22,8 @@ UNITS: Final = {"requests": "requests/s", "prefill": "prefill", "decode": "decod
 def show_forecast(ready_file: Path | None, model: str, horizon: str, by: str, *, as_json: bool) -> None:
     """Print the metrics service's forecast. Raise StartupError if there is no suite or it refuses."""
     suite = find_suite(ready_file)
-    asked = {"model": model, "horizon": horizon, **({"by": by} if by else {})}
-    found: dict[str, Any] = get_json(suite.metrics, "/v1/forecast", FORECAST_TIMEOUT_S, exact=as_json, **asked)
+    query = {"model": model, "horizon": horizon, **({"by": by} if by else {})}
+    found: dict[str, Any] = get_json(suite.metrics, "/v1/forecast", FORECAST_TIMEOUT_S, exact=as_json, **query)
     if as_json:
         print(json.dumps(found))
         return

@@ -110,12 +110,12 @@ def run(
     """Run one policy on one trace: how many requests were served in time, and where GPU time went."""
     from libs.cli.lab.runs import RunOptions, run_one  # noqa: PLC0415 (what only this command needs)
 
-    asked = RunOptions(
+    run_options = RunOptions(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
         profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
         allowed_tokens=max_output_tokens,
     )  # fmt: skip
-    run_one(asked, policy, as_json=json)
+    run_one(run_options, policy, as_json=json)
 
 
 @lab.command(epilog="Example: fulcrum lab compare --trace mine.csv --policies fulcrum,static,arrow --report out/")
@@ -168,7 +168,7 @@ def compare(
     from libs.cli.lab.runs import RunOptions  # noqa: PLC0415
     from libs.contracts.errors import InvalidRequest  # noqa: PLC0415
 
-    asked = RunOptions(
+    run_options = RunOptions(
         trace, workers, device, model, tp, slo, rate_scale, scaling, start, seconds, seed, interference,
         profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
         allowed_tokens=max_output_tokens,
@@ -176,11 +176,13 @@ def compare(
     if gpus_needed:
         if report is not None:
             raise InvalidRequest("--gpus-needed writes its page with --html FILE, not with --report")
-        answer_needs(asked, policies, most=most_workers, measure=measure, html=html, jobs=jobs, as_json=json)
+        answer_needs(run_options, policies, most=most_workers, measure=measure, html=html, jobs=jobs, as_json=json)
         return
     if html is not None:
         raise InvalidRequest("--html is the page of --gpus-needed; the page of all figures is --report FOLDER")
-    compare_all(asked, policies, count=gpus, most=most_workers, measure=measure, report=report, jobs=jobs, as_json=json)
+    compare_all(
+        run_options, policies, count=gpus, most=most_workers, measure=measure, report=report, jobs=jobs, as_json=json
+    )
 
 
 @lab.command(epilog="Example: fulcrum lab search --trace mine.csv --policies fulcrum,static --seconds 600")
@@ -212,12 +214,12 @@ def search(
     """Find the highest rate, as a multiple of the trace's, at which 90 % of requests and of work are in time."""
     from libs.cli.lab.runs import RunOptions, search_all  # noqa: PLC0415 (what only this command needs)
 
-    asked = RunOptions(
+    run_options = RunOptions(
         trace, workers, device, model, tp, slo, 1.0, scaling, start, seconds, seed, interference,
         profile=profile, closed_loop=closed_loop, losses=lose or (), wrong=wrong or (),
         allowed_tokens=max_output_tokens,
     )  # fmt: skip
-    search_all(asked, policies, seeds=seeds, every_step=every_step, as_json=json)
+    search_all(run_options, policies, seeds=seeds, every_step=every_step, as_json=json)
 
 
 @lab.command(epilog="Example: fulcrum lab traces chat-flood:rate=4 --json")

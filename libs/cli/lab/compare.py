@@ -127,7 +127,7 @@ Needs = dict[str, int | None]
 
 
 def compare_all(
-    asked: RunOptions,
+    options: RunOptions,
     policies: str,
     *,
     count: bool,
@@ -144,7 +144,7 @@ def compare_all(
     interrupted = False
     quiet()
     with noting() as notes:
-        experiment = asked.experiment()
+        experiment = options.experiment()
         if count and experiment.losses:
             raise InvalidRequest("lost workers cannot be carried over to clusters of other sizes: add --no-gpus")
         if report is not None:
@@ -182,18 +182,18 @@ def unless_interrupted(found: Iterable[Result]) -> Iterator[Result]:
 
     Python raises it at an arbitrary point, and drops it inside a finalizer or a callback.
     """
-    asked = False
+    options = False
 
     def note(_signal: int, _frame: object) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal options
+        options = True
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, note)
     try:
         for each in found:
             yield each
-            if asked:
+            if options:
                 raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGINT, before)

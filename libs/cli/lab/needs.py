@@ -61,7 +61,7 @@ class Outcome:
 
 
 def answer_needs(
-    asked: RunOptions, policies: str, *, most: int, measure: Measure, html: Path | None, jobs: int, as_json: bool
+    options: RunOptions, policies: str, *, most: int, measure: Measure, html: Path | None, jobs: int, as_json: bool
 ) -> None:
     """Print the needs of each policy, under the sentence that answers whether to disaggregate.
 
@@ -72,7 +72,7 @@ def answer_needs(
     interrupted = False
     quiet()
     with noting() as notes:
-        experiment = asked.experiment()
+        experiment = options.experiment()
         _check(experiment, names, most, html)
         explained: list[str] = []
         try:

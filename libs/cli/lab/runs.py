@@ -200,11 +200,11 @@ def noting() -> Iterator[ProgressNotes]:
 WIDE: Final = 120
 
 
-def run_one(asked: RunOptions, policy: str, *, as_json: bool) -> None:
+def run_one(options: RunOptions, policy: str, *, as_json: bool) -> None:
     """Run one policy and print its figures. Raise InvalidRequest."""
     quiet()
     with noting() as notes:
-        experiment = asked.experiment()
+        experiment = options.experiment()
         report = run_named(experiment, policy, notes.doing)
     if as_json:
         print(json.dumps(rounded(report.as_json())))
@@ -221,19 +221,19 @@ def run_one(asked: RunOptions, policy: str, *, as_json: bool) -> None:
         )
 
 
-def search_all(asked: RunOptions, policies: str, *, seeds: int, every_step: bool, as_json: bool) -> None:
+def search_all(options: RunOptions, policies: str, *, seeds: int, every_step: bool, as_json: bool) -> None:
     """Print the highest rate of each policy. Rates found before Ctrl-C are printed too."""
     found: dict[str, SearchResult] = {}
     interrupted = False
     quiet()
     with noting() as notes:
-        experiment = asked.experiment()
+        experiment = options.experiment()
         for name in policies.split(","):
             if not has_hindsight(name):
                 policy_named(name, experiment.workers)
         try:
             for name in policies.split(","):
-                found[name] = search_named(experiment, name, asked.scaling, seeds, notes.done, every_step=every_step)
+                found[name] = search_named(experiment, name, options.scaling, seeds, notes.done, every_step=every_step)
         except KeyboardInterrupt:
             interrupted = True
     base_rps = describe(experiment.trace)["rate_per_s"] or 0.0

@@ -162,7 +162,7 @@ class ConnectorSession:
     bootstrap: str = ""
     """The URL at which the connector resolves names."""
 
-    def asked(self, name: str) -> dict[str, Any] | None:
+    def transfer_params(self, name: str) -> dict[str, Any] | None:
         """Return the kv_transfer_params of a prompt that is computed for others, given its name in the engine."""
         match self.connector.way:
             case KvRoute.REPLY:

@@ -61,9 +61,9 @@ def follow_generated(request: Request, manager: StructuredOutputManager) -> None
     """
     generated = (request.sampling_params.extra_args or {}).get(GENERATED_KEY, 0)
     if generated:
-        asked = request.structured_output_request
+        requested = request.structured_output_request
         tokens = request.prompt_token_ids[-generated:]
-        asked.grammar = manager.executor.submit(_after, asked._grammar, request.request_id, tokens)
+        requested.grammar = manager.executor.submit(_after, requested._grammar, request.request_id, tokens)
 
 
 def _after(compiled: "Future[GuidanceGrammar]", request_id: str, tokens: list[int]) -> GuidanceGrammar:

@@ -97,13 +97,13 @@ def core_request(
     if request.pooling is not None:
         parameters = None
     elif request.phase is EnginePhase.PREFILL:
-        asked = handing.asked(request_id)
+        transfer_params = handing.transfer_params(request_id)
         parameters = VllmSamplingParams(
             temperature=0.0,
             max_tokens=1,
             detokenize=False,
             watermarking=False,
-            extra_args={"kv_transfer_params": asked} if asked else None,
+            extra_args={"kv_transfer_params": transfer_params} if transfer_params else None,
         )
     else:
         try:

@@ -55,8 +55,8 @@ class CommonSilence:
         if self.all_silent and not silent:
             self._resumed_ns = snapshot.at_ns
         self.all_silent = silent
-        heard = {worker.reader for worker in staying if worker.silent_ns < self._long_ns}
-        self._silent_readers = frozenset(worker.reader for worker in staying) - heard if heard else frozenset()
+        reporting = {worker.reader for worker in staying if worker.silent_ns < self._long_ns}
+        self._silent_readers = frozenset(worker.reader for worker in staying) - reporting if reporting else frozenset()
 
     def own_silent_ns(self, worker: WorkerReport, now_ns: int) -> int:
         """Return how long the worker itself has been silent, without silences of its reader or of all workers."""

@@ -174,7 +174,7 @@ class PlaceAllowance:
             return True
         return False
 
-    def asked(self, waiting: Mapping[str, int]) -> int:
+    def within_share(self, waiting: Mapping[str, int]) -> int:
         """Return the number of the waiting requests, by tenant, that may have a place once some are free."""
         return sum(min(count, self._owed.get(t, 0) + self._more.get(t, 0)) for t, count in waiting.items())
 

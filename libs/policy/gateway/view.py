@@ -256,7 +256,7 @@ class WorkerSilence:
 
 
 def whom_to_leave(
-    heard: Sequence[WorkerSilence],
+    workers: Sequence[WorkerSilence],
     away: Counter[str],
     silent_after_ms: float = SILENT_MS,
     max_silent_ms: float = MAX_SILENT_MS,
@@ -267,8 +267,8 @@ def whom_to_leave(
     not left if its model would then be unserved, since there is no replacement.
     """
     leaving: list[WorkerSilence] = []
-    for model in {each.model for each in heard}:
-        of_model = [each for each in heard if each.model == model]
+    for model in {each.model for each in workers}:
+        of_model = [each for each in workers if each.model == model]
         rest = [each.view for each in of_model if each.silent_ms < silent_after_ms and each.view is not None]
         quiet = sum(each.silent_ms >= QUIET_SHARE * silent_after_ms for each in of_model) + away[model]
         few = quiet <= max(1, MAX_AWAY_SHARE * (len(of_model) + away[model]))

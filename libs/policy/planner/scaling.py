@@ -283,7 +283,7 @@ class StartUp:
     scarce: bool = False
     """True if the last worker had to wait for its machine, so that the next one will too."""
     # By unregistered worker, the time at which the actuator first named it.
-    _asked_ns: dict[str, int] = field(default_factory=dict)
+    _requested_ns: dict[str, int] = field(default_factory=dict)
     # By unregistered worker, the time at which it had a machine.
     _placed_ns: dict[str, int] = field(default_factory=dict)
 
@@ -300,8 +300,8 @@ class StartUp:
             if name in there:
                 self._note_registered(name, now_ns)
                 continue
-            asked_ns = self._asked_ns.setdefault(name, now_ns)
-            waited_ns = now_ns - asked_ns
+            requested_ns = self._requested_ns.setdefault(name, now_ns)
+            waited_ns = now_ns - requested_ns
             if name in without_machine:
                 if waited_ns > AT_ONCE_NS:
                     self.scarce = True
@@ -309,7 +309,7 @@ class StartUp:
             elif name not in self._placed_ns:
                 self._placed_ns[name] = now_ns
                 self._note_placed(waited_ns)
-        self._asked_ns = {name: at_ns for name, at_ns in self._asked_ns.items() if name in names}
+        self._requested_ns = {name: at_ns for name, at_ns in self._requested_ns.items() if name in names}
         self._placed_ns = {name: at_ns for name, at_ns in self._placed_ns.items() if name in names}
 
     def _note_placed(self, waited_ns: int) -> None:
@@ -318,8 +318,8 @@ class StartUp:
             self.machine_ns = max(waited_ns, (self.machine_ns + waited_ns) // 2)
 
     def _note_registered(self, name: str, now_ns: int) -> None:
-        asked_ns = self._asked_ns.pop(name, None)
-        placed_ns = self._placed_ns.pop(name, asked_ns)
+        requested_ns = self._requested_ns.pop(name, None)
+        placed_ns = self._placed_ns.pop(name, requested_ns)
         if placed_ns is not None:
             took_ns = now_ns - placed_ns
             self.start_ns = max(took_ns, (self.start_ns + took_ns) // 2)

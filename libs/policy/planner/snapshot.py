@@ -31,12 +31,12 @@ class ClusterSnapshot:
     pools: tuple[RolePool, ...]
     coverage: float
     """The share of all registered GPU time in the window that telemetry covers, 0..1; 0 without workers."""
-    heard: bool
+    reporting: bool
     """True if every worker has reported recently."""
 
     @property
     def at_rest(self) -> bool:
         """Return whether every worker has reported that nothing runs or waits."""
-        return self.heard and not any(
+        return self.reporting and not any(
             pool.busy or pool.running or pool.waiting or pool.waiting_prefill_tokens for pool in self.pools
         )

@@ -143,7 +143,7 @@ class Apart:
     on: bool = False
     since_ns: int = 0
     """The time of the last change; 0 before the first. Changes are at least `TURN_NS` apart."""
-    asked_ns: int = 0
+    requested_ns: int = 0
     """The time since which the other setting has been better; 0 if it is not."""
     turns: int = 0
     """The number of consecutive changes that followed each other within `MOST_CALLED_NS`."""
@@ -160,19 +160,19 @@ class Apart:
     def called(self, now_ns: int, *, better: bool) -> "Apart":
         """Return the state given that decodes do better apart, or better together."""
         if better is self.on:
-            return replace(self, asked_ns=0) if self.asked_ns else self
-        asked_ns = self.asked_ns or now_ns
-        if self.since_ns and (now_ns - self.since_ns < TURN_NS or now_ns - asked_ns < self.held_ns):
-            return replace(self, asked_ns=asked_ns)
+            return replace(self, requested_ns=0) if self.requested_ns else self
+        requested_ns = self.requested_ns or now_ns
+        if self.since_ns and (now_ns - self.since_ns < TURN_NS or now_ns - requested_ns < self.held_ns):
+            return replace(self, requested_ns=requested_ns)
         soon = bool(self.since_ns) and now_ns - self.since_ns < MOST_CALLED_NS
         return Apart(better, now_ns, turns=min(self.turns + 1, MOST_UNDONE) if soon else 0)
 
     def settled(self, now_ns: int) -> "Apart":
         """Return the state in which the other setting, if it may follow now, has been better for long enough."""
-        if not self.asked_ns or now_ns - self.since_ns < TURN_NS:
+        if not self.requested_ns or now_ns - self.since_ns < TURN_NS:
             return self
         # Roles are about to change. A later change of budgets would undo half of a worker's move.
-        return replace(self, asked_ns=now_ns - self.held_ns)
+        return replace(self, requested_ns=now_ns - self.held_ns)
 
     def lent(self, now_ns: int) -> "Apart":
         """Return the state after decode workers were given budgets, which they keep for at least `TURN_NS`."""

@@ -282,7 +282,7 @@ class CommonRate:
         kept = belief > 1e-5
         return self._factor[best][kept], belief[kept] / belief[kept].sum()
 
-    def learn(self, hazard: Floats, asked: Floats, counted: Bools) -> float:
+    def learn(self, hazard: Floats, requested: Floats, counted: Bools) -> float:
         """Learn from a window in which models with these cumulative hazards had this many arrivals.
 
         `counted` marks models whose arrivals are a Poisson process given the factor, so that their number carries more
@@ -290,8 +290,8 @@ class CommonRate:
         """
         flat = self._factor.reshape(-1)
         often, whether = hazard[counted], hazard[~counted]
-        likely = float(asked[counted].sum()) * np.log(flat) - (flat - 1) * float(often.sum())
-        came = (asked[~counted] > 0).astype(np.float64)
+        likely = float(requested[counted].sum()) * np.log(flat) - (flat - 1) * float(often.sum())
+        came = (requested[~counted] > 0).astype(np.float64)
         likely += np.log(-np.expm1(-flat[:, None] * whether[None, :])) @ came - flat * float(whether @ (1 - came))
         likely -= float(np.log(-np.expm1(-whether)) @ came - whether @ (1 - came))
         likely = likely.reshape(self._factor.shape)

@@ -217,7 +217,7 @@ class UseFollower:
             found[name] = ModelPrediction(float(soon[index]), float(worth[index]), float(worth_ahead[index]), next_s)
         return found
 
-    def asked_within(self, now_s: float, seconds: float) -> CountDistribution | None:
+    def requested_within(self, now_s: float, seconds: float) -> CountDistribution | None:
         """Return the number of models that are active or requested within the seconds ahead; None before a window has
         passed.
         """

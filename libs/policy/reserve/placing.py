@@ -86,9 +86,9 @@ def fits(model: PlacedModel, worker: PoolWorker) -> bool:
 def _needs(models: Sequence[PlacedModel], held: Counter[str]) -> Iterator[_WorkerNeed]:
     """Yield the models that need one more worker, most urgent first."""
     free = [each for each in models if not each.blocked]
-    asked = [each for each in free if each.waiting and not held[each.name]]
-    for each in sorted(asked, key=_urgency):
-        yield _WorkerNeed(each, Why.ASKED)
+    requested = [each for each in free if each.waiting and not held[each.name]]
+    for each in sorted(requested, key=_urgency):
+        yield _WorkerNeed(each, Why.REQUESTED)
     for each in sorted(free, key=lambda one: (-one.priority, one.name)):
         for _ in range(each.least - held[each.name]):
             yield _WorkerNeed(each, Why.KEPT)
@@ -117,7 +117,7 @@ class _PlacementRound:
         self._workers = workers
         self._turn_least_s = turn_s
         self._runs_s = runs_s
-        self._busy_on = Counter(each.gpu for each in workers if each.gpu and self._is_asked(each.model))
+        self._busy_on = Counter(each.gpu for each in workers if each.gpu and self._is_requested(each.model))
 
     def best(self, need: _WorkerNeed, workers: Iterable[PoolWorker]) -> PlacementOrder | None:
         """Return the order for the cheapest worker, or None if none may be taken."""
@@ -142,15 +142,15 @@ class _PlacementRound:
         if worker.stage is WorkerStage.SERVING:
             self.held[worker.model] -= 1
         if worker.gpu:
-            self._busy_on[worker.gpu] += need.model.is_busy - self._is_asked(worker.model)
+            self._busy_on[worker.gpu] += need.model.is_busy - self._is_requested(worker.model)
 
-    def _is_asked(self, name: str) -> bool:
+    def _is_requested(self, name: str) -> bool:
         model = self.known.get(name)
         return model is not None and model.is_busy
 
     def _busy_beside(self, worker: PoolWorker) -> int:
         """Return the number of busy neighbours on the worker's GPU."""
-        return self._busy_on[worker.gpu] - self._is_asked(worker.model) if worker.gpu else 0
+        return self._busy_on[worker.gpu] - self._is_requested(worker.model) if worker.gpu else 0
 
     def _put_away_s(self, worker: PoolWorker) -> float:
         """Return the time to put the worker's present model away before another one can come."""
@@ -169,7 +169,7 @@ class _PlacementRound:
         if self._is_needed(model):
             # Answers run there, so the worker is taken only for waiting requests and after its turn.
             is_over = self._free_of(model, need.model, worker.since_s)
-            return DRAIN_S + model.load_s if need.why is Why.ASKED and is_over else None
+            return DRAIN_S + model.load_s if need.why is Why.REQUESTED and is_over else None
         loss_s = model.soon * model.load_s
         if need.why is Why.AHEAD:
             settled = worker.since_s >= PAY_BACK * model.load_s

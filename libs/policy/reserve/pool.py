@@ -20,7 +20,7 @@ class WorkerStage(Enum):
 class Why(Enum):
     """The reason why a worker is given to a model, or loses it."""
 
-    ASKED = "asked"
+    REQUESTED = "asked"
     # Its model's turn is over, and requests for another one wait.
     TURN = "turn"
     # A floor, a pin or a reservation requires it.

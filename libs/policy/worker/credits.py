@@ -170,9 +170,9 @@ class CreditPool:
             account = self._accounts[gateway]
             unsent = min(count, account.granting)
             account.granting -= unsent  # never sent, so free again without a round trip
-            asked = min(count - unsent, account.held - account.recalling - account.recalled)
-            account.recalling += asked
-            count -= unsent + asked
+            requested = min(count - unsent, account.held - account.recalling - account.recalled)
+            account.recalling += requested
+            count -= unsent + requested
 
     def _relieve(self, waiting: Mapping[int, GatewayDemand]) -> None:
         """Recall one credit from a less urgent gateway if a more urgent one has none."""

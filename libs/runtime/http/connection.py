@@ -211,7 +211,7 @@ class Connection(HttpToolsProtocol):
         """The bytes read since the last end of headers, part of a body, or end of a request."""
         self._awaited_s: float | None = None
         """The time since which the end of a head has been awaited; None if no part of one has arrived."""
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._framing: list[tuple[bytes, bytes]] = []
         """Headers that give the length of the body behind an ignored upgrade."""
         self._replaying = False
@@ -222,7 +222,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Accept the connection, or refuse it at once if it is one too many."""
         super().connection_made(transport)
-        self._heard_s = self._awaited_s = self.loop.time()
+        self._received_s = self._awaited_s = self.loop.time()
         error = self._guard.enter(self._address)
         if error is not None:
             self._refused = True
@@ -240,9 +240,9 @@ class Connection(HttpToolsProtocol):
         """Parse input. Input of a refused client is discarded."""
         if self._refused:
             return
-        self._heard_s = self.loop.time()
+        self._received_s = self.loop.time()
         if self._awaited_s is None and not self._in_body:
-            self._awaited_s = self._heard_s
+            self._awaited_s = self._received_s
         self._unset_keepalive_if_required()
         self._unmoved_bytes += len(data)
         try:
@@ -269,14 +269,14 @@ class Connection(HttpToolsProtocol):
             if now_s > self._lingers_until_s:
                 self.transport.abort()
         elif self._answering:
-            if self._in_body and not self.flow.read_paused and now_s > self._heard_s + bounds.body_s:
+            if self._in_body and not self.flow.read_paused and now_s > self._received_s + bounds.body_s:
                 self._break_off(RequestTooSlow(f"nothing of the body came for {bounds.body_s:g} s"))
         elif self._awaited_s is not None and now_s > self._awaited_s + bounds.head_s:
             if self._in_head or self._unmoved_bytes:
                 self._refuse(RequestTooSlow(f"the headers did not end within {bounds.head_s:g} s"))
             else:
                 self.transport.close()
-        elif now_s > self._heard_s + bounds.idle_s:
+        elif now_s > self._received_s + bounds.idle_s:
             self.transport.close()
 
     @property
@@ -300,7 +300,7 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._in_body = True, False
         self._head_bytes = 0
         if self._awaited_s is None:
-            self._awaited_s = self._heard_s
+            self._awaited_s = self._received_s
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -389,9 +389,9 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Proceed to the next request, or send the refusal that follows all of them."""
         super().on_response_complete()
-        self._heard_s = self.loop.time()
+        self._received_s = self.loop.time()
         if self._awaited_s is not None or self._in_body:  # an answer may arrive before the end of its request
-            self._awaited_s = self._heard_s
+            self._awaited_s = self._received_s
         if self._refusal is not None and not self._answering:
             self._answer_refusal(self._refusal, to_head=self._reads_head())
 

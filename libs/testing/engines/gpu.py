@@ -36,13 +36,13 @@ class FakeGpu:
 
 
 class GpuEngine(LocalEngine):
-    """A sim engine on a part of a simulated GPU. `asked` lists the calls in order."""
+    """A sim engine on a part of a simulated GPU. `requested` lists the calls in order."""
 
     def __init__(self, *args: Any, gpu: FakeGpu, awake_bytes: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._gpu = gpu
         self._awake_bytes = awake_bytes
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.fails = ""
         """The operation that fails: "sleep", "wake", "weights", "step" or "memory"."""
 
@@ -52,19 +52,19 @@ class GpuEngine(LocalEngine):
         return replace(super().capabilities, sleeps=True, drops_weights=True)
 
     async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        self.asked.append("start")
+        self.calls.append("start")
         self._gpu.holds(self, self._awake_bytes)
         await super().start(identity, fetcher, progress)
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        self.asked.append("sleep" if keep_weights else "sleep without weights")
+        self.calls.append("sleep" if keep_weights else "sleep without weights")
         if self.fails == "sleep":
             raise SleepFailed("its caches cannot be emptied")
         await super().sleep()
         self._gpu.holds(self, self._gpu.residue_bytes)
 
     async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        self.asked.append("wake")
+        self.calls.append("wake")
         if self.fails == "wake":
             raise StartupError("its process has died")
         self._gpu.holds(self, self._awake_bytes)
@@ -86,7 +86,7 @@ class GpuEngine(LocalEngine):
         return None if self.fails == "memory" else self._gpu.memory()
 
     async def close(self) -> None:
-        if "close" not in self.asked:
-            self.asked.append("close")
+        if "close" not in self.calls:
+            self.calls.append("close")
         self._gpu.used.pop(id(self), None)
         await super().close()

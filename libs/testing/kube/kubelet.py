@@ -99,7 +99,7 @@ class Kubelet:
         """Renew the node's lease until cancelled."""
         while True:
             body = {"status": {"conditions": [self._condition()]}}
-            await _asked(partial(self._core.patch_node_status, self.node, body, _content_type=MERGE))
+            await _answer(partial(self._core.patch_node_status, self.node, body, _content_type=MERGE))
             await asyncio.sleep(HEARTBEAT_S)
 
     async def follow(self) -> None:
@@ -177,7 +177,7 @@ class Kubelet:
         meta = pod.pod["metadata"]
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
         try:
-            await _asked(partial(self._core.delete_namespaced_pod, meta["name"], meta["namespace"], body=body))
+            await _answer(partial(self._core.delete_namespaced_pod, meta["name"], meta["namespace"], body=body))
         except ApiException as error:
             if error.status not in (404, 409):  # it is deleted, and another pod may have its name
                 raise
@@ -197,13 +197,13 @@ class Kubelet:
         }  # fmt: skip
         try:
             patch = partial(self._core.patch_namespaced_pod_status, _content_type=MERGE)
-            await _asked(partial(patch, meta["name"], meta["namespace"], {"status": status}))
+            await _answer(partial(patch, meta["name"], meta["namespace"], {"status": status}))
         except ApiException as error:
             if error.status != 404:  # the pod was deleted meanwhile
                 raise
 
     async def _secret(self, namespace: str, name: str, key: str) -> str:
-        found = await _asked(partial(self._core.read_namespaced_secret, name, namespace))
+        found = await _answer(partial(self._core.read_namespaced_secret, name, namespace))
         return base64.b64decode(found.data[key]).decode()
 
     def _condition(self) -> dict[str, str]:
@@ -220,7 +220,7 @@ def _is_ready(pod: Mapping[str, Any]) -> bool:
     )
 
 
-async def _asked(call: Callable[[], Awaitable[T]]) -> T:
+async def _answer(call: Callable[[], Awaitable[T]]) -> T:
     """Return the answer of a call, repeated until the server is there."""
     while True:
         try:

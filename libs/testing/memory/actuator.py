@@ -20,7 +20,7 @@ class MemoryActuator:
         self.most = most
         self.model = model
         self.worker_ids: list[str] = []
-        self.asked: list[int] = []
+        self.counts: list[int] = []
         self.shown: dict[str, str] = {}
         self.away = False
         self.slow = 0
@@ -36,7 +36,7 @@ class MemoryActuator:
 
     async def have(self, count: int, *, first_to_end: Sequence[str] = ()) -> None:
         self._check()
-        self.asked.append(count)
+        self.counts.append(count)
         for name in to_end(self.worker_ids, count, first_to_end):
             self.worker_ids.remove(name)
             self._on_end(name)

@@ -73,14 +73,14 @@ class MemoryCatalogue:
     async def _watch(self, read: Callable[[], Awaitable[T]], poll_ms: int) -> AsyncGenerator[T, None]:
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
-            heard, life = self._store.news.rung, self._store.life
+            seen, life = self._store.news.rung, self._store.life
             try:
                 yield await read()
             except CatalogueDown:
                 await asyncio.sleep(backoff.next_s())
                 continue
             backoff.reset()
-            if await self._store.news.past(heard, poll_ms / 1000) and self._store.life == life:
+            if await self._store.news.past(seen, poll_ms / 1000) and self._store.life == life:
                 await self._store.news_travel()
 
     async def _ask(self, act: Callable[[], T]) -> T:

@@ -72,7 +72,7 @@ class MemoryReader:
                 if _now_s() >= check_at_s:
                     await self._check()
                     check_at_s = _now_s() + CHECK_S
-                heard = self._broker.news.rung
+                seen = self._broker.news.rung
                 fetched = await self._ask(self._fetch)
                 backoff.reset()
             except ServerAway:
@@ -83,7 +83,7 @@ class MemoryReader:
                 self._positions[part] = kept.offset + 1
                 if (record := to_record(part.topic, kept, self._connection.skipped)) is not None:
                     yield record
-            if not fetched and await self._broker.news.past(heard, check_at_s - _now_s()):
+            if not fetched and await self._broker.news.past(seen, check_at_s - _now_s()):
                 await asyncio.sleep(self._connection.gather_ms() / 1000)
 
     async def _check(self) -> None:

@@ -89,9 +89,9 @@ class MemoryRegistry:
         store = self._store
         life = store.life
         while True:
-            heard = store.news.rung
+            seen = store.news.rung
             yield await self.workers()
-            if await store.news.past(heard, poll_ms / 1000):
+            if await store.news.past(seen, poll_ms / 1000):
                 await store.news_travel()
             if store.life != life:
                 raise RegistryDown("connection reset")

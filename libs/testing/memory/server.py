@@ -53,9 +53,9 @@ class Bell:
         for each in waiting:
             _wake(each)
 
-    async def past(self, heard: int, timeout_s: float | None = None) -> bool:
-        """Return True once the count exceeds `heard`; False after `timeout_s`."""
-        if self.rung > heard:
+    async def past(self, seen: int, timeout_s: float | None = None) -> bool:
+        """Return True once the count exceeds `seen`; False after `timeout_s`."""
+        if self.rung > seen:
             return True
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
@@ -68,7 +68,7 @@ class Bell:
             self._waiting.pop(waiter, None)
             if timer is not None:
                 timer.cancel()
-        return self.rung > heard
+        return self.rung > seen
 
 
 async def at_once() -> None:
@@ -134,13 +134,13 @@ class MemoryServer:
     async def _pass(self, life: int, deadline_s: float) -> None:
         """Deliver a message between a caller and the server, unless the connection has broken."""
         await self._travel()
-        heard = self.news.rung
+        seen = self.news.rung
         while self._frozen and self._life == life:
             left_s = deadline_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 raise ServerAway("no answer in time")
-            await self.news.past(heard, left_s)
-            heard = self.news.rung
+            await self.news.past(seen, left_s)
+            seen = self.news.rung
         if self._life != life:
             raise ServerAway("connection reset")
 

@@ -123,8 +123,8 @@ def replay_worth(
         new = len(tick.gpus) - len(loaded)
         loaded = np.append(loaded, np.zeros(new, dtype=bool))
         counts = tick.begin_s >= from_s
-        asked = np.unique(tick.arrivals.model)
-        cold = asked[~loaded[asked]]
+        requested = np.unique(tick.arrivals.model)
+        cold = requested[~loaded[requested]]
         held_s = np.where(loaded, tick_s, 0.0)
         first_s = np.full(len(loaded), np.inf)
         np.minimum.at(first_s, tick.arrivals.model, tick.arrivals.t_s)
@@ -133,7 +133,7 @@ def replay_worth(
             kept.cold_starts, kept.loads = kept.cold_starts + len(cold), kept.loads + len(cold)
             idle_s = np.maximum(held_s - tick.busy_s, 0.0)
             kept.idle_gpu_s += float(tick.gpus @ idle_s) + load_s * float(tick.gpus[cold].sum())
-        loaded[asked] = True
+        loaded[requested] = True
         laws.grow(len(tick.gpus), tick.begin_s)
         laws.learn(tick.begin_s, tick.begin_s + tick_s, tick.arrivals, 1.0)
         if tick.number % REFRESH_TICKS == 0 or new:

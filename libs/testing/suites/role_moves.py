@@ -168,11 +168,11 @@ class RoleChanger:
         admins = (self._admins[worker], rivals[worker])
         described = await admins[0].describe()
         wanted = zip(admins, self._rng.sample(roles[worker], 2), strict=True)
-        asked = await asyncio.gather(
+        requested = await asyncio.gather(
             *(self._ask(admin, described, role) for admin, role in wanted), return_exceptions=True
         )
-        won = [moved for moved in asked if isinstance(moved, HeldMove)]
-        for answer in asked:
+        won = [moved for moved in requested if isinstance(moved, HeldMove)]
+        for answer in requested:
             if isinstance(answer, BaseException) and not isinstance(answer, StaleRole):
                 raise answer
         self.rival_rounds += 1

@@ -15,7 +15,7 @@ import httpx
 class Streamed:
     """One streamed answer; times are those of the event loop, in seconds."""
 
-    asked_s: float
+    requested_s: float
     text: str = ""
     finish_reason: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Streamed:
     @property
     def ttft_s(self) -> float:
         """The time until the first part."""
-        return self.came_s[0] - self.asked_s
+        return self.came_s[0] - self.requested_s
 
     @property
     def longest_gap_s(self) -> float:
@@ -45,7 +45,7 @@ async def stream(
     """
     now_s = asyncio.get_running_loop().time
     answer = into or Streamed(now_s())
-    answer.asked_s = now_s()
+    answer.requested_s = now_s()
     fields = {"stream": True, "stream_options": {"include_usage": True}, **body}
     headers = {"x-fulcrum-tenant": tenant} if tenant else {}
     async with http.stream("POST", f"{url}/v1/completions", json=fields, headers=headers) as response:

@@ -215,10 +215,10 @@ class ScriptedWorker:
             if submit.phase == pb.PHASE_DECODE:
                 self.pulled.append(submit.kv.handle)
             start = len(unpack_u32(submit.token_ids)) - submit.prompt_tokens
-            asked = 1 if submit.phase == pb.PHASE_PREFILL else submit.max_output_tokens - start
+            requested = 1 if submit.phase == pb.PHASE_PREFILL else submit.max_output_tokens - start
             if self.script:
-                asked = min(asked, len(self.script) - start)
-            tokens = asked if plan.tokens is None else plan.tokens
+                requested = min(requested, len(self.script) - start)
+            tokens = requested if plan.tokens is None else plan.tokens
             if submit.pooling and self.pools:
                 tokens = 0
             frame.token_sequences = pack_u32([submit.sequence] * tokens)

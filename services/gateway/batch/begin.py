@@ -120,31 +120,31 @@ def read_request(
     """
     if len(body) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"the body is over {MAX_BODY_BYTES} bytes", param="body")
-    asked = fit(body, BatchRequest, _without_nulls)
-    check_endpoint(asked.endpoint)
-    if bool(asked.input_file_id) == bool(asked.input_topic):
+    requested = fit(body, BatchRequest, _without_nulls)
+    check_endpoint(requested.endpoint)
+    if bool(requested.input_file_id) == bool(requested.input_topic):
         raise InvalidRequest("name either input_file_id or input_topic as the source of lines", param="input_file_id")
     for name in ("input_topic", "output_topic", "error_topic"):
-        topic = getattr(asked, name)
+        topic = getattr(requested, name)
         if topic and not _TOPIC.fullmatch(topic):
             raise InvalidRequest(f"{name} must be the name of a topic", param=name)
         if topic:
             topics.need(topic, param=name, tenant=tenant if caller.role == "user" else None)
-    metadata = asked.metadata or {}
-    priority = _priority(metadata) if asked.priority is None else asked.priority
+    metadata = requested.metadata or {}
+    priority = _priority(metadata) if requested.priority is None else requested.priority
     if caller.priority is not None and priority > caller.priority:
         raise PermissionDenied(f"the key's batches have a priority of {caller.priority} at most", param="priority")
     return Created(
-        input_file_id=asked.input_file_id,
-        endpoint=asked.endpoint,
-        completion_window=asked.completion_window,
-        expires_unix_ns=now_ns + window_s(asked.completion_window) * 1_000_000_000,
+        input_file_id=requested.input_file_id,
+        endpoint=requested.endpoint,
+        completion_window=requested.completion_window,
+        expires_unix_ns=now_ns + window_s(requested.completion_window) * 1_000_000_000,
         metadata=metadata,
         tenant=tenant or _tenant(metadata),
         priority=priority,
-        input_topic=asked.input_topic,
-        output_topic=asked.output_topic,
-        error_topic=asked.error_topic,
+        input_topic=requested.input_topic,
+        output_topic=requested.output_topic,
+        error_topic=requested.error_topic,
         models=sorted(caller.models),
     )
 

@@ -127,8 +127,8 @@ class ServedModels:
             self._away.pop(model, None)
             return 0.0
         now_ns = self._clock.now_ns()
-        since_ns, asked_ns = self._away.get(model, (now_ns, now_ns))
-        if now_ns - asked_ns > FORGET_S * 1e9:
+        since_ns, requested_ns = self._away.get(model, (now_ns, now_ns))
+        if now_ns - requested_ns > FORGET_S * 1e9:
             since_ns = now_ns
         self._away[model] = since_ns, now_ns
         return (now_ns - since_ns) / 1e9

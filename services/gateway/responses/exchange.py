@@ -21,7 +21,7 @@ from services.gateway.request.intake import Arrival
 from services.gateway.request.one_choice import OneChoiceExchange
 from services.gateway.request.parse import ParsedRequest
 from services.gateway.request.prompt import ServedModel
-from services.gateway.responses.request import Items, StoredResponses, parse_response, response_asked
+from services.gateway.responses.request import Items, StoredResponses, build_response_request, parse_response
 from services.gateway.responses.schema import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -257,7 +257,7 @@ class ResponseReader:
         previous = request.previous_response_id
         earlier = await self._kept.items(arrival.headers.tenant, previous) if previous else []
         # The id is generated here and is never the client's request id, because clients retrieve the response by it.
-        found = response_asked(request, earlier, _new_id("resp_"), arrival.arrival_ns // 1_000_000_000)
+        found = build_response_request(request, earlier, _new_id("resp_"), arrival.arrival_ns // 1_000_000_000)
         return found.parsed, partial(
             self._answer,
             found.shown,

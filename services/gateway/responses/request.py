@@ -189,7 +189,9 @@ def parse_response(body: bytes) -> ResponseRequest:
     return request
 
 
-def response_asked(request: ResponseRequest, earlier: Items, response_id: str, created_s: int) -> ParsedResponseRequest:
+def build_response_request(
+    request: ResponseRequest, earlier: Items, response_id: str, created_s: int
+) -> ParsedResponseRequest:
     """Convert a request into a chat. `earlier` holds the items of the conversation before it."""
     own = request.input
     items = [*earlier, *([{"role": "user", "content": own}] if isinstance(own, str) else own)]

@@ -138,10 +138,10 @@ def spent_in(fleet: FleetTelemetry, rollups: RollUps, members: Members, end_ns: 
     low_ns = high_ns - -(-span_ns // length) * length
     listed = {facts.worker_id: facts for facts in fleet.directory.listed(high_ns)}
     known = {facts.worker_id: facts for facts in fleet.directory.known()} | listed
-    heard = {name for name, facts in known.items() if name in listed or facts.covered_to_unix_ns > low_ns}
+    reporting = {name for name, facts in known.items() if name in listed or facts.covered_to_unix_ns > low_ns}
     # Workers that left before this process began, or long ago, exist in the windows only.
     gone = set(rollups.present(length, low_ns, high_ns)).difference(known)
-    series = rollups.read(length, low_ns, high_ns, sorted(gone.union(heard.intersection(rollups.worker_ids()))))
+    series = rollups.read(length, low_ns, high_ns, sorted(gone.union(reporting.intersection(rollups.worker_ids()))))
     last = last_roles(series.roles)
     workers = [
         known.get(name) or _gone(members.get(name) or Member(name, UNKNOWN, UNKNOWN, 1), role_text(number))

@@ -63,7 +63,7 @@ def _queues(
 ) -> Iterator[PhaseQueue]:
     for model, phase in pools:
         indices = pool_indices(loads.listing, model, phase)
-        if waiting is None or not are_heard(loads, indices, offsets_ns, now_ns):
+        if waiting is None or not are_fresh(loads, indices, offsets_ns, now_ns):
             yield PhaseQueue(
                 model=model,
                 phase=phase,
@@ -91,7 +91,7 @@ def at_gateways(waiting: ModelBacklog, phase: str) -> tuple[int, int]:
     return waiting.decode_requests, waiting.decode_prompt_tokens
 
 
-def are_heard(loads: Loads, indices: Ints, offsets_ns: dict[str, int], now_ns: int) -> bool:
+def are_fresh(loads: Loads, indices: Ints, offsets_ns: dict[str, int], now_ns: int) -> bool:
     """Check that the reports of the workers at `indices` are recent; `offsets_ns` are clock offsets by node."""
     covered_to_ns, gpus = loads.covered_to_ns[indices], loads.listing.gpus[indices]
     surely_ns = now_ns - FRESH_NS + max(offsets_ns.values(), default=0)

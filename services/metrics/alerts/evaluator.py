@@ -19,7 +19,7 @@ from libs.telemetry.gateways import GatewayReports, ModelBacklog
 from libs.telemetry.rollups import COVERED, DECODE, KV_WAIT, PREFILL, ROLE_NUMBERS, RollUps
 from libs.telemetry.workers import Loads
 from services.metrics.accounting.answer import kv_used
-from services.metrics.accounting.queues import PHASE_ROLES, are_heard, at_gateways, pool_indices
+from services.metrics.accounting.queues import PHASE_ROLES, are_fresh, at_gateways, pool_indices
 from services.metrics.state import MetricsState
 
 
@@ -34,7 +34,7 @@ def take_snapshot(
     window_ns: int,
 ) -> Snapshot:
     """Take a snapshot of now; shares of time cover the window that ended `lag_ns` ago."""
-    loads, offsets_ns, heard_ns = (
+    loads, offsets_ns, received_ns = (
         fleet.directory.loads(now_ns),
         fleet.clocks.offsets_ns(now_ns),
         fleet.latest_arrival_ns,
@@ -45,7 +45,7 @@ def take_snapshot(
         pools=list(_pools(depths, rollups, now_ns - lag_ns, window_ns)),
         workers=_workers(fleet, loads, offsets_ns, now_ns),
         burns=burns.burns(now_ns),
-        silent_ns=None if heard_ns is None else max(now_ns - heard_ns, 0),
+        silent_ns=None if received_ns is None else max(now_ns - received_ns, 0),
         links=fleet.kv_links(now_ns),
     )
 
@@ -60,7 +60,7 @@ class _Depths(NamedTuple):
 
     def waiting(self, indices: Ints, model: str, phase: str) -> int | None:
         """Return the queue at workers and gateways; None while it is unknown."""
-        if self.at_gateways is None or not are_heard(self.loads, indices, self.offsets_ns, self.now_ns):
+        if self.at_gateways is None or not are_fresh(self.loads, indices, self.offsets_ns, self.now_ns):
             return None
         requests, tokens = at_gateways(self.at_gateways.get(model, ModelBacklog()), phase)
         return (tokens if phase == "prefill" else requests) + int(_waiting(self.loads, phase)[indices].sum())
@@ -70,7 +70,7 @@ def _pools(depths: _Depths, rollups: RollUps, end_ns: int, window_ns: int) -> It
     """Yield the pools of every model and phase with live workers; time counts for the role at which it was spent."""
     loads, listing = depths.loads, depths.loads.listing
     known = np.array([rollups.knows(worker_id) for worker_id in listing.ids], np.bool_)
-    counted = loads.heard & ~listing.left & known
+    counted = loads.reporting & ~listing.left & known
     indices = np.flatnonzero(counted)
     series = rollups.read(
         rollups.tiers[0].window_ns, end_ns - window_ns, end_ns, [listing.ids[index] for index in indices.tolist()]
@@ -122,7 +122,7 @@ def _workers(fleet: FleetTelemetry, loads: Loads, offsets_ns: dict[str, int], no
     silent_ns = np.maximum(now_ns + ahead_ns - loads.covered_to_ns, 0).tolist()
     since_step_ns = np.maximum(loads.covered_to_ns - fleet.last_step_ends_ns(listing.ids), 0).tolist()
     at_hand = (loads.running + loads.waiting + loads.awaiting_kv).tolist()
-    heard, free = loads.heard.tolist(), loads.free_kv_blocks.tolist()
+    reporting, free = loads.reporting.tolist(), loads.free_kv_blocks.tolist()
     return [
         WorkerReport(
             id=worker.worker_id,
@@ -134,7 +134,7 @@ def _workers(fleet: FleetTelemetry, loads: Loads, offsets_ns: dict[str, int], no
             at_hand=0 if fleet.estimates.is_unknown(worker.worker_id) else at_hand[index],
             since_step_ns=since_step_ns[index],
             reader=worker.reader,
-            kv_used=kv_used(free[index], worker.kv_blocks) if heard[index] else None,
+            kv_used=kv_used(free[index], worker.kv_blocks) if reporting[index] else None,
         )
         for index, worker in enumerate(listing.workers)
     ]

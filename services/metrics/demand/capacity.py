@@ -29,7 +29,7 @@ from services.metrics.state import MetricsState
 
 log = structlog.get_logger()
 
-MOST_ASKED: Final = 8
+MAX_PLANS: Final = 8
 """The maximum number of plans that may wait; further ones are refused."""
 MOST_MODELS: Final = 4
 """The maximum number of models that are planned for periodically, the busiest first."""
@@ -84,7 +84,7 @@ class Capacity(Collector):
         """The last published plan of each model."""
         self._pool: ProcessPoolExecutor | None = None
         self._lock = asyncio.Lock()
-        self._asked = 0
+        self._plans = 0
 
     async def input(self, model: str, horizon_s: float) -> dict[str, Any]:
         """Return the input of a model's plan, or of the busiest model's if `model` is empty.
@@ -96,23 +96,23 @@ class Capacity(Collector):
         kind = self._kinds.kind(demand.model)
         return await asyncio.to_thread(lambda: input_json(input_of(demand, kind, there, outlook)))
 
-    async def plan(self, model: str, asked: dict[str, Any], device: str = "", *, check: bool = True) -> dict[str, Any]:
+    async def plan(self, model: str, query: dict[str, Any], device: str = "", *, check: bool = True) -> dict[str, Any]:
         """Make a plan once earlier ones are done (see `make_plan_row`). Raise InvalidRequest, or QueueFull if too many
         wait.
         """
-        if self._asked >= MOST_ASKED:
-            raise QueueFull(f"{MOST_ASKED} plans are being made or wait already", retry_after_s=30)
-        self._asked += 1
+        if self._plans >= MAX_PLANS:
+            raise QueueFull(f"{MAX_PLANS} plans are being made or wait already", retry_after_s=30)
+        self._plans += 1
         try:
-            row = await self.input(model, asked["horizon_s"])
+            row = await self.input(model, query["horizon_s"])
             async with self._lock:
                 if self._pool is None:
                     self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_step_back)
                 loop, folder = asyncio.get_running_loop(), str(cache_dir() / "capacity")
-                making = loop.run_in_executor(self._pool, _made, row, asked, (folder, device, check))
+                making = loop.run_in_executor(self._pool, _made, row, query, (folder, device, check))
                 found = await making
         finally:
-            self._asked -= 1
+            self._plans -= 1
         if isinstance(found, FulcrumError):
             raise found
         return found
@@ -138,13 +138,13 @@ class Capacity(Collector):
     async def look(self) -> None:
         """Plan once for each of the busiest models, update the alerts and publish the plans."""
         ahead: list[PoolAhead] = []
-        asked = {
+        query = {
             "slo": self._watch.slo,
             "horizon_s": HORIZON_S / self._keeper.speed,
             "confidence": self._watch.confidence,
         }
         for model in (await self._forecasts.busiest())[:MOST_MODELS]:
-            row = await self.plan(model, asked, check=False)
+            row = await self.plan(model, query, check=False)
             self.plans.pop(model, None)
             self.plans[model] = row
             plan = await asyncio.to_thread(_plan_of, row)
@@ -190,13 +190,13 @@ def _plan_of(row: dict[str, Any]) -> CapacityPlan:
     return plan_from_json(row)
 
 
-def _made(row: dict[str, Any], asked: dict[str, Any], where: tuple[str, str, bool]) -> dict[str, Any] | FulcrumError:
+def _made(row: dict[str, Any], query: dict[str, Any], where: tuple[str, str, bool]) -> dict[str, Any] | FulcrumError:
     from libs.capacity.planning import make_plan_row  # noqa: PLC0415
 
     # Errors are returned, as not all of them can be pickled as exceptions.
     folder, device, check = where
     try:
-        return make_plan_row(row, asked, folder=folder, device=device, check=check)
+        return make_plan_row(row, query, folder=folder, device=device, check=check)
     except FulcrumError as error:
         return error
 

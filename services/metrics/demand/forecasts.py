@@ -114,7 +114,7 @@ def workers_there(fleet: FleetTelemetry, model: str, now_ns: int) -> dict[Phase,
     there: dict[Phase, int] = {}
     for phase in PHASES:
         indices = pool_indices(loads.listing, model, phase)
-        there[phase] = int(np.count_nonzero(loads.heard[indices] & ~loads.listing.left[indices]))
+        there[phase] = int(np.count_nonzero(loads.reporting[indices] & ~loads.listing.left[indices]))
     return there if any(there.values()) else {}
 
 

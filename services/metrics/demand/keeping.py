@@ -141,12 +141,12 @@ class DemandFile:
     def read(self, tier: int, first: int, last: int, bin_ns: int) -> DemandBins:
         """Read the bins [first, last) of a tier whose bins are `bin_ns` long."""
         count = max(last - first, 0)
-        heard = np.zeros(count, np.bool_)
+        covered = np.zeros(count, np.bool_)
         found: dict[DemandKey, Ints] = {}
         unknown: dict[str, NDArray[np.bool_]] = {}
         query = "SELECT number, heard, data FROM bins WHERE tier = ? AND number >= ? AND number < ?"
         for number, known, data in self._database.execute(query, (tier, first, last)):
-            heard[number - first] = known > 0
+            covered[number - first] = known > 0
             for series, *counts in _unpacked(data):
                 key = self._keys.get(series)
                 if key is None:
@@ -157,7 +157,7 @@ class DemandFile:
         query = "SELECT number, model FROM unknown WHERE tier = ? AND number >= ? AND number < ?"
         for number, model in self._database.execute(query, (tier, first, last)):
             unknown.setdefault(model, np.zeros(count, np.bool_))[number - first] = True
-        return DemandBins(bin_ns, first, heard, found, unknown)
+        return DemandBins(bin_ns, first, covered, found, unknown)
 
     def span(self, tier: int) -> tuple[int, int] | None:
         """Return the first bin and one past the last; None if there is none."""
@@ -169,11 +169,11 @@ class DemandFile:
         self._database.close()
 
     def _add(self, tier: int, number: int, delta: BinDelta) -> None:
-        heard, rows = self._get(tier, number)
+        covered, rows = self._get(tier, number)
         for key, counts in delta.rows.items():
             series = self._id(key)
             rows[series] = rows.get(series, NOTHING).plus(counts)
-        self._put(tier, number, heard + delta.heard_ns, rows)
+        self._put(tier, number, covered + delta.covered_ns, rows)
         self._database.executemany(
             "INSERT OR IGNORE INTO unknown VALUES (?, ?, ?)", [(tier, number, model) for model in delta.unknown]
         )
@@ -181,28 +181,28 @@ class DemandFile:
     def _make_coarse(self, numbers: Iterable[int]) -> None:
         """Sum fine bins into coarse ones. If half of the fine bins are known, they stand for the rest as well."""
         for number in numbers:
-            heard, rows, others = 0, dict[int, Counts](), dict[int, Counts]()
+            covered, rows, others = 0, dict[int, Counts](), dict[int, Counts]()
             unknown = self._unknown(number)
             for fine in range(number * TIMES, (number + 1) * TIMES):
                 known, parts = self._get(FINE, fine)
-                heard += known > 0
+                covered += known > 0
                 into = rows if known > 0 else others
                 for series, counts in parts.items():
                     into[series] = into.get(series, NOTHING).plus(counts)
-            is_heard = 2 * heard >= TIMES
-            if is_heard:
-                rows = {series: self._whole(series, counts, heard, unknown) for series, counts in rows.items()}
+            is_covered = 2 * covered >= TIMES
+            if is_covered:
+                rows = {series: self._whole(series, counts, covered, unknown) for series, counts in rows.items()}
             else:
                 rows |= {series: rows.get(series, NOTHING).plus(counts) for series, counts in others.items()}
-            self._put(COARSE, number, int(is_heard), rows)
-            masked = [(COARSE, number, model) for model, missing in unknown.items() if 2 * (heard - missing) < TIMES]
+            self._put(COARSE, number, int(is_covered), rows)
+            masked = [(COARSE, number, model) for model, missing in unknown.items() if 2 * (covered - missing) < TIMES]
             self._database.execute("DELETE FROM unknown WHERE tier = ? AND number = ?", (COARSE, number))
             self._database.executemany("INSERT INTO unknown VALUES (?, ?, ?)", masked)
 
-    def _whole(self, series: int, counts: Counts, heard: int, unknown: Mapping[str, int]) -> Counts:
+    def _whole(self, series: int, counts: Counts, covered: int, unknown: Mapping[str, int]) -> Counts:
         """Scale the counts of the known fine bins to the whole coarse bin."""
         key = self._keys.get(series)
-        known = max(heard - (0 if key is None else unknown.get(key.model, 0)), 1)
+        known = max(covered - (0 if key is None else unknown.get(key.model, 0)), 1)
         return Counts(*(each * TIMES // known for each in counts))
 
     def _unknown(self, number: int) -> dict[str, int]:
@@ -215,14 +215,14 @@ class DemandFile:
         found = self._database.execute(query, (tier, number)).fetchone()
         return (0, {}) if found is None else (found[0], {series: Counts(*row) for series, *row in _unpacked(found[1])})
 
-    def _put(self, tier: int, number: int, heard: int, rows: Mapping[int, Counts]) -> None:
+    def _put(self, tier: int, number: int, covered: int, rows: Mapping[int, Counts]) -> None:
         cut = ((series, [min(max(each, 0), MOST_IN_BIN) for each in counts]) for series, counts in rows.items())
         kept = [[series, *counts] for series, counts in cut if any(counts)]
         data = msgspec.msgpack.encode(kept)
         if len(data) > COMPRESSED_BYTES:
             data = b"z" + zlib.compress(data, 1)
         self._database.execute(
-            "INSERT OR REPLACE INTO bins VALUES (?, ?, ?, ?)", (tier, number, min(heard, MOST_INT64), data)
+            "INSERT OR REPLACE INTO bins VALUES (?, ?, ?, ?)", (tier, number, min(covered, MOST_INT64), data)
         )
 
     def _id(self, key: DemandKey) -> int:

@@ -119,11 +119,11 @@ class DemandRoutes:
         """Return the GPUs needed by pool and hour, when the present ones run short, and the cost. New traffic is
         measured in the lab first, which takes some minutes.
         """
-        asked = {
+        query = {
             "slo": slo, "horizon_s": parse_span_s(horizon), "confidence": confidence, "traffic": traffic, "isl": isl,
             "osl": osl, "growth": growth, "spare": spare, "gpu_hour": gpu_hour,
         }  # fmt: skip
-        return await self._capacity.plan(model, asked, device, check=check)
+        return await self._capacity.plan(model, query, device, check=check)
 
     async def fill(self, history: BroughtHistory, authorization: Annotated[str, Header()] = "") -> dict[str, int]:
         """Import history for times without any of its own; needs the suite's token or an admin's key."""
@@ -149,7 +149,7 @@ class DemandRoutes:
         return {
             "bin_s": bins.bin_ns / 1e9,
             "starts_unix_s": [(bins.first + at) * bins.bin_ns / 1e9 for at in range(len(bins))],
-            "heard": (bins.heard_of(model) if model else bins.heard).tolist(),
+            "heard": (bins.covered_for(model) if model else bins.covered).tolist(),
             "series": [
                 {**key._asdict(), **{name: row[:, place].tolist() for place, name in enumerate(Counts._fields)}}
                 for key, row in sorted(bins.rows.items())

@@ -16,6 +16,6 @@ BAD_WINDOW: dict[int | str, dict[str, Any]] = {
 }
 
 
-def asked_end_ns(end_unix_ms: int | None, newest_ns: int) -> int:
+def requested_end_ns(end_unix_ms: int | None, newest_ns: int) -> int:
     """Return the requested end, limited to the newest data; return the newest data's end if none is requested."""
     return newest_ns if end_unix_ms is None else min(end_unix_ms * MS_NS, newest_ns)

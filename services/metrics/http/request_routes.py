@@ -12,7 +12,7 @@ from libs.runtime.clock import Clock
 from libs.telemetry.gateways import AwaitedTokens
 from libs.telemetry.timeline import HISTORY_NS
 from services.metrics.accounting.series import ALLOWED_WINDOWS, parse_window_ns
-from services.metrics.http.parameters import BAD_WINDOW, End, Window, asked_end_ns
+from services.metrics.http.parameters import BAD_WINDOW, End, Window, requested_end_ns
 from services.metrics.requests import (
     MAX_REQUESTS,
     MIN_PREFIX_CHARS,
@@ -172,7 +172,7 @@ def requests_router(
         model. TTFT includes the waiting time so far of requests without a first token.
         """
         now_ns = clock.now_ns()
-        end_ns = asked_end_ns(end_unix_ms, now_ns)
+        end_ns = requested_end_ns(end_unix_ms, now_ns)
         return report(end_ns, parse_window_ns(window), awaited(now_ns) if end_ns == now_ns else {})
 
     @router.get("/requests")

@@ -43,7 +43,7 @@ from services.metrics.accounting.series import (
 from services.metrics.accounting.steps import KEPT, StepsReport, steps_of
 from services.metrics.cluster_events import MAX_DECISIONS, DecisionLog, Event
 from services.metrics.http.login import Page, runbook_router
-from services.metrics.http.parameters import BAD_QUERY, BAD_WINDOW, End, Window, asked_end_ns
+from services.metrics.http.parameters import BAD_QUERY, BAD_WINDOW, End, Window, requested_end_ns
 from services.metrics.http.request_routes import requests_router
 from services.metrics.state import MS_NS, MetricsState
 from services.metrics.status.evaluator import VerdictEvaluator
@@ -182,7 +182,7 @@ class HistoryApi:
         newest_ns = min(
             self._clock.now_ns() - self._lag_ns, self._covered_to_ns()
         )  # a due window that is not written yet would read as 0
-        end_ns = asked_end_ns(end_unix_ms, newest_ns)
+        end_ns = requested_end_ns(end_unix_ms, newest_ns)
         high_ns = max(-(-end_ns // length_ns) if length_ns > 10**8 else end_ns // length_ns, 0) * length_ns
         return max(high_ns - span_ns // length_ns * length_ns, 0), high_ns
 
@@ -201,7 +201,7 @@ def past_status_router(recorder: StatusRecorder, clock: Clock) -> APIRouter:
         if tier not in TIERS:
             raise InvalidRequest(f"window={window[:40]!r} is not one of {', '.join(LENGTHS)}", param="window")
         length_ns, span_ns = tier.window_ns, parse_span_ns(span, tier)
-        high_ns = -(-asked_end_ns(end_unix_ms, clock.now_ns()) // length_ns) * length_ns
+        high_ns = -(-requested_end_ns(end_unix_ms, clock.now_ns()) // length_ns) * length_ns
         reported = recorder.history(length_ns, max(high_ns - span_ns // length_ns * length_ns, 0), high_ns)
         return Response(msgspec.json.encode(reported), media_type="application/json")
 
@@ -277,7 +277,7 @@ def _links(links: Sequence[KvLink]) -> list[LinkAnswer]:
     return sorted(found, key=lambda each: (each.gb_per_s is None, each.gb_per_s or 0.0))
 
 
-MAX_STEPS_TOLD = 5_000
+MAX_STEPS = 5_000
 """The maximum number of steps in one answer, 1.3 MB."""
 NO_STEPS: dict[int | str, dict[str, Any]] = BAD_WINDOW | {
     404: {"description": "no such worker is known"},
@@ -295,11 +295,11 @@ def steps_router(state: MetricsState, clock: Clock, *, live_lag_ns: int) -> APIR
         window: Window = "1s",
         end_unix_ms: End = None,
         limit: Annotated[
-            int, Query(ge=1, le=MAX_STEPS_TOLD, description="The number of steps to list, oldest first.")
+            int, Query(ge=1, le=MAX_STEPS, description="The number of steps to list, oldest first.")
         ] = 1_000,
     ) -> Response:
         """List the engine steps of one worker behind its figures in a window."""
-        end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - live_lag_ns)
+        end_ns = requested_end_ns(end_unix_ms, clock.now_ns() - live_lag_ns)
         report = steps_of(state.fleet, worker, end_ns, parse_window_ns(window), limit)
         return Response(msgspec.json.encode(report), media_type="application/json")
 
@@ -334,7 +334,7 @@ def make_api(
     @app.get("/v1/occupancy", responses=BAD_WINDOW, response_model=ClusterOccupancy)
     async def occupancy(window: Window = "2s", end_unix_ms: End = None) -> Response:
         """Return GPU time by phase of each worker, each model and the cluster, as fractions of covered time."""
-        end_ns, window_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns), parse_window_ns(window)
+        end_ns, window_ns = requested_end_ns(end_unix_ms, clock.now_ns() - lag_ns), parse_window_ns(window)
         now_ns = clock.now_ns()
         live = end_unix_ms is None  # past queues are not stored
         fleet = state.fleet
@@ -352,7 +352,7 @@ def make_api(
     @app.get("/v1/occupancy/efficiency", responses=BAD_WINDOW)
     async def efficiency_of(scope: ScopeText = "cluster", end_unix_ms: End = None) -> Efficiency:
         """Return MFU and MBU by phase, hardware counters and clock offsets of a scope over two seconds."""
-        end_ns = asked_end_ns(end_unix_ms, clock.now_ns() - lag_ns)
+        end_ns = requested_end_ns(end_unix_ms, clock.now_ns() - lag_ns)
         return efficiency(await recent.as_of(end_ns), parse_scope(scope))
 
     observed = None if verdicts is None else verdicts.observed

@@ -17,7 +17,7 @@ class _UnlistedEngine:
     """An engine that reports its steps and is on no list."""
 
     model: str
-    heard_ns: int
+    received_ns: int
     incarnation: int
     counter: StepCounter = field(default_factory=StepCounter)
 
@@ -46,7 +46,7 @@ class ObservedDemand:
             if known is None and len(self._reporters) >= MOST_SERVERS:
                 return
             known = self._reporters[batch.worker_id] = _UnlistedEngine(batch.assignment.model, 0, batch.incarnation)
-        known.heard_ns = self._clock.now_ns()
+        known.received_ns = self._clock.now_ns()
         role = role_name(batch.assignment)
         count_steps(known.counter, step_rows(batch.steps), role, batch.chunk_tokens)
         stretch = known.counter.take(
@@ -59,7 +59,7 @@ class ObservedDemand:
         if self._fleet is None:
             return {}
         now_ns = self._clock.now_ns()
-        for name in [name for name, each in self._reporters.items() if now_ns > each.heard_ns + GIVE_UP_NS]:
+        for name in [name for name, each in self._reporters.items() if now_ns > each.received_ns + GIVE_UP_NS]:
             del self._reporters[name]
         self._fleet.expect({**{name: each.model for name, each in self._reporters.items()}, **listed}, now_ns)
         return self._fleet.take_deltas(now_ns)

@@ -43,7 +43,7 @@ class _Worker:
 
     card: Card
     began_ns: int
-    heard_ns: int = 0
+    received_ns: int = 0
     state: ServerState = ServerState.UNKNOWN
     since_ns: int = 0
     restarts: int = 0
@@ -75,7 +75,7 @@ class DynamoFleet:
         self.counts = RecordCounts()
         self.refused: Counter[str] = Counter()
         """The messages that were not records of a known worker, by reason."""
-        self._channel_heard_ns: dict[int, int] = {}
+        self._channel_received_ns: dict[int, int] = {}
         self._subscriber: Subscriber | None = None
 
     def start(self, tasks: TaskOwner) -> None:
@@ -101,7 +101,7 @@ class DynamoFleet:
         if worker is None or channel is None:
             self.refused["unknown_worker"] += 1
             return
-        now_ns = self._channel_heard_ns[envelope.publisher_id] = self._clock.now_ns()
+        now_ns = self._channel_received_ns[envelope.publisher_id] = self._clock.now_ns()
         engine = self._engines.get((record.worker_id, record.dp_rank))
         if engine is None:
             if len(self._engines) >= MOST_ENGINES:
@@ -113,7 +113,7 @@ class DynamoFleet:
         self._send(engine.take(envelope, record))
         self._pass_demand(engine)
         worker.restarts += self.counts.restarts - restarts
-        worker.heard_ns, worker.endpoint = now_ns, channel.endpoint
+        worker.received_ns, worker.endpoint = now_ns, channel.endpoint
         worker.enter(ServerState.EXACT, now_ns)
 
     def cut(self) -> None:
@@ -186,9 +186,11 @@ class DynamoFleet:
     def quiet_endpoints(self) -> list[str]:
         """Return the endpoints without a record for `AWAY_NS`, each at most once in that time."""
         now_ns, channels = self._clock.now_ns(), self._members.channels
-        heard_ns = self._channel_heard_ns = {each: self._channel_heard_ns.get(each, now_ns) for each in channels}
-        quiet = [each for each in channels if now_ns > heard_ns[each] + AWAY_NS]
-        heard_ns.update(dict.fromkeys(quiet, now_ns))
+        received_ns = self._channel_received_ns = {
+            each: self._channel_received_ns.get(each, now_ns) for each in channels
+        }
+        quiet = [each for each in channels if now_ns > received_ns[each] + AWAY_NS]
+        received_ns.update(dict.fromkeys(quiet, now_ns))
         return [channels[each].endpoint for each in quiet]
 
     def know(self, members: DynamoMembers) -> None:
@@ -204,6 +206,6 @@ class DynamoFleet:
         for (worker_id, _), engine in self._engines.items():
             engine.card = members.cards[worker_id]
         for worker in self._workers.values():
-            if now_ns > max(worker.heard_ns, worker.began_ns) + AWAY_NS:
+            if now_ns > max(worker.received_ns, worker.began_ns) + AWAY_NS:
                 worker.enter(ServerState.AWAY, now_ns)
         self._members = members

@@ -47,7 +47,7 @@ class _Reporter:
     learner: StepTimeLearner
     step_time: StepTime | None = None
     sequence: int = 0
-    heard_ns: int = 0
+    received_ns: int = 0
     group: str = ""
     tokens: float = float(REPORTS_A_SECOND)
     refit_ns: int = 0
@@ -87,7 +87,8 @@ class StepReports:
     def is_exact(self, server: str, now_ns: int) -> bool:
         """Return whether a server, or a rank of it, has reported its steps recently."""
         return any(
-            server in (name, each.group) and now_ns < each.heard_ns + EXACT_NS for name, each in self._reporters.items()
+            server in (name, each.group) and now_ns < each.received_ns + EXACT_NS
+            for name, each in self._reporters.items()
         )
 
     @property
@@ -103,14 +104,14 @@ class StepReports:
             raise Conflict(f"{quoted(batch.worker_id)} has been started again: this is of an older process")
         if batch.sequence <= known.sequence:
             raise Conflict(f"report {batch.sequence} of {quoted(batch.worker_id)} came after {known.sequence}")
-        elapsed_s = max(now_ns - known.heard_ns, 0) / SECOND_NS if known.heard_ns else 0.0
+        elapsed_s = max(now_ns - known.received_ns, 0) / SECOND_NS if known.received_ns else 0.0
         known.tokens = min(known.tokens + elapsed_s * REPORTS_A_SECOND, float(REPORTS_A_SECOND))
         if known.tokens < 1:
             raise QueueFull(f"{quoted(batch.worker_id)} sends over {REPORTS_A_SECOND} reports a second")
-        if known.heard_ns and now_ns >= known.heard_ns + EXACT_NS:
+        if known.received_ns and now_ns >= known.received_ns + EXACT_NS:
             known.entered_as = now_ns  # later than the estimates entered in the meantime
         known.tokens -= 1
-        known.sequence, known.heard_ns, known.group = batch.sequence, now_ns, batch.group
+        known.sequence, known.received_ns, known.group = batch.sequence, now_ns, batch.group
         known.dropped_batches = batch.dropped_batches
         self._learn(known, batch, now_ns)
         self.counts.taken += 1
@@ -132,7 +133,7 @@ class StepReports:
 
     def _forget(self, now_ns: int) -> None:
         for name, each in list(self._reporters.items()):
-            if now_ns > each.heard_ns + FORGET_NS:
+            if now_ns > each.received_ns + FORGET_NS:
                 del self._reporters[name]
 
     def _learn(self, known: _Reporter, batch: StepBatch, now_ns: int) -> None:

@@ -129,7 +129,7 @@ class ObservedTraffic:
         """Return zeros, since requests carry no targets."""
         return 0, 0
 
-    def asked_targets_ns(self) -> dict[str, tuple[int, int]]:
+    def requested_targets_ns(self) -> dict[str, tuple[int, int]]:
         return {}
 
     # Facts that only the servers' histograms contain.

@@ -324,14 +324,14 @@ class VerdictEvaluator:
         self._awaited = {each.worker_id: self._awaits(each) for own in by_model.values() for each in own}
         models: list[Subject] = []
         for model, own in sorted(by_model.items()):
-            heard = [each for each in own if each.covered_to_unix_ns > now_ns - FRESH_NS]
-            paces = {each.worker_id: self._paces.get(each.worker_id, (0, NO_PACE))[1] for each in heard}
+            fresh = [each for each in own if each.covered_to_unix_ns > now_ns - FRESH_NS]
+            paces = {each.worker_id: self._paces.get(each.worker_id, (0, NO_PACE))[1] for each in fresh}
             slowness = beside_peers(paces)
             observed = [
-                self._observed(each, shares, slowness[each.worker_id], paces[each.worker_id], now_ns) for each in heard
+                self._observed(each, shares, slowness[each.worker_id], paces[each.worker_id], now_ns) for each in fresh
             ]
             demand = None if waiting is None else self._demand(model, waiting.get(model, ModelBacklog()), now_ns)
-            found = observe(model, engines[model], observed, len(own) - len(heard), demand)
+            found = observe(model, engines[model], observed, len(own) - len(fresh), demand)
             models.append(replace(found, silent=self._silent(own, now_ns), by_role=_by_role(own)))
         if self.observed is not None:
             models = _of_others(models, self.observed)
@@ -473,8 +473,8 @@ class _Shares:
 
 
 def _signs(batch: StepBatch, offsets_ns: Mapping[str, int]) -> LifeSigns:
-    heard_ns = batch.covered_to_unix_ns - offsets_ns.get(batch.node, 0)
-    return LifeSigns(batch.incarnation, heard_ns, left=batch.last)
+    reported_ns = batch.covered_to_unix_ns - offsets_ns.get(batch.node, 0)
+    return LifeSigns(batch.incarnation, reported_ns, left=batch.last)
 
 
 def _by_role(batches: Sequence[StepBatch]) -> dict[str, int]:

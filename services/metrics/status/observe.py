@@ -24,9 +24,9 @@ from libs.policy.verdict.state import (
 )
 from libs.telemetry.gateways import ModelBacklog
 
-HEARD_SHARE: Final = 0.5
+REPORTING_SHARE: Final = 0.5
 """The share of a model's workers that must report for a verdict on it."""
-MAX_MODELS_TOLD: Final = 64
+MAX_REPORTED_MODELS: Final = 64
 """The maximum number of workers whose step-time models are compared to choose the usual one."""
 
 
@@ -87,7 +87,7 @@ def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
     if not chunks or not places:
         return "no worker has said how many tokens and sequences a step takes"
     chunk = min(*chunks, MAX_BUDGET_TOKENS)
-    reported = [fitted_model(each.step_time) for each in batches[:MAX_MODELS_TOLD] if each.HasField("step_time")]
+    reported = [fitted_model(each.step_time) for each in batches[:MAX_REPORTED_MODELS] if each.HasField("step_time")]
     model = usual_model([each for each in reported if each is not None], chunk)
     if model is None:
         return "no worker has said how long its steps take"
@@ -97,18 +97,18 @@ def engine_of(batches: Sequence[StepBatch]) -> WorkerProfile | str:
 
 
 def observe(
-    model: str, engine: WorkerProfile | str, workers: Sequence[ObservedStatus], unheard: int, demand: SeenDemand | None
+    model: str, engine: WorkerProfile | str, workers: Sequence[ObservedStatus], silent: int, demand: SeenDemand | None
 ) -> ModelState | UnknownState:
     """Compute one model's state.
 
-    `unheard` is the number of workers that should report but do not. `demand` is None while no gateway reports.
+    `silent` is the number of workers that should report but do not. `demand` is None while no gateway reports.
     """
     at_rest = _at_rest(workers, demand)
     if isinstance(engine, str):
         return UnknownState(model, engine, at_rest)
-    heard = len(workers)
-    if heard < (heard + unheard) * HEARD_SHARE or not heard:
-        return UnknownState(model, f"{heard} of {heard + unheard} workers of {model} are heard", at_rest)
+    reporting = len(workers)
+    if reporting < (reporting + silent) * REPORTING_SHARE or not reporting:
+        return UnknownState(model, f"{reporting} of {reporting + silent} workers of {model} are heard", at_rest)
     if demand is None:
         return UnknownState(model, "no gateway says what waits there", at_rest)
     return _state(model, engine, workers, demand, at_rest)

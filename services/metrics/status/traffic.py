@@ -88,7 +88,7 @@ class Traffic:
 
 _REQUEST: Final = np.dtype(
     [
-        ("heard_ns", np.int64),
+        ("received_ns", np.int64),
         ("model", np.int64),
         ("prompt_tokens", np.int64),
         ("cached_tokens", np.int64),
@@ -156,9 +156,9 @@ class TrafficLog:
 
     def _recent(self, now_ns: int, span_ns: int = SPAN_NS) -> NDArray[np.void]:
         """Return the requests of the last `span_ns`, the oldest first."""
-        heard_ns = self._rows["heard_ns"]
-        self._first += int(np.searchsorted(heard_ns[self._first : self._end], now_ns - SPAN_NS, side="right"))
-        since = int(np.searchsorted(heard_ns[self._first : self._end], now_ns - span_ns, side="right"))
+        received_ns = self._rows["received_ns"]
+        self._first += int(np.searchsorted(received_ns[self._first : self._end], now_ns - SPAN_NS, side="right"))
+        since = int(np.searchsorted(received_ns[self._first : self._end], now_ns - span_ns, side="right"))
         return self._rows[self._first + since : self._end]
 
     def _people(self, model: str, now_ns: int, span_ns: int = SPAN_NS) -> NDArray[np.void]:
@@ -206,7 +206,7 @@ class TrafficLog:
         late.
         """
         own = self._people(model, now_ns, span_ns)
-        first_token_ns = own["heard_ns"] - own["tpot_ns"] * np.maximum(own["output_tokens"] - 1, 0)
+        first_token_ns = own["received_ns"] - own["tpot_ns"] * np.maximum(own["output_tokens"] - 1, 0)
         timed = own[(own["ttft_ns"] > 0) & (own["ttft_limit_ns"] > 0) & (first_token_ns > now_ns - span_ns)]
         return Punctuality(len(timed), int((timed["ttft_ns"] > timed["ttft_limit_ns"]).sum()))
 
@@ -258,7 +258,7 @@ class TrafficLog:
             self._strict_ttft_ns[model] = strict_target_ns(limits) or self._strict_ttft_ns.get(model, 0)
         return found
 
-    def asked_targets_ns(self) -> dict[str, tuple[int, int]]:
+    def requested_targets_ns(self) -> dict[str, tuple[int, int]]:
         """Return (TPOT, TTFT) by model, as last known, where requests name either; 0 stands for one without.
 
         The TTFT is the strictest that a tenth of the requests have.
@@ -315,7 +315,7 @@ def _p50_p95_ms(
     return median, p95
 
 
-HEARD_NS: Final = 5_000_000_000
+STATUS_VALID_NS: Final = 5_000_000_000
 """The silence after which a planner no longer counts as live; a leading one publishes a decision a second."""
 MAX_TARGETS: Final = 64
 """The maximum number of models whose targets are remembered."""
@@ -361,7 +361,7 @@ class PlannerNews:
 
     def __init__(self) -> None:
         self._newest: Decision | None = None
-        self._heard_ns = 0
+        self._received_ns = 0
         self._moved: tuple[Decision, str] | None = None
         self._roles: dict[str, str] = {}
         self._tpot_ns: dict[str, int] = {}
@@ -378,13 +378,13 @@ class PlannerNews:
             return
         newest = self._newest
         if newest is None or decision.decided_unix_ns >= newest.decided_unix_ns:
-            self._newest, self._heard_ns = decision, now_ns
+            self._newest, self._received_ns = decision, now_ns
             self._tpot_ns |= {each.model: each.tpot_ns for each in decision.targets if each.tpot_ns}
             self._tpot_ns = dict(list(self._tpot_ns.items())[-MAX_TARGETS:])
 
     def tpot_ns(self, model: str, now_ns: int) -> int | None:
         """Return the TPOT target by which a live planner judges a model; None if there is none."""
-        return self._tpot_ns.get(model) if now_ns - self._heard_ns < HEARD_NS else None
+        return self._tpot_ns.get(model) if now_ns - self._received_ns < STATUS_VALID_NS else None
 
     def knows_role(self, worker: str, role: str) -> None:
         """Record a worker's role from telemetry, so that its next move is listed with the former role."""
@@ -393,7 +393,7 @@ class PlannerNews:
 
     def status(self, now_ns: int) -> PlannerStatus:
         newest = self._newest
-        heard = newest is not None and now_ns - self._heard_ns < HEARD_NS
+        heard = newest is not None and now_ns - self._received_ns < STATUS_VALID_NS
         if newest is None:
             return PlannerStatus(False, None, None, False, "", None, "", "", self._last_move(now_ns))
         mode = Mode.Name(newest.mode).removeprefix("MODE_").lower() if newest.mode in Mode.values() else "unknown"

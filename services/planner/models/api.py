@@ -138,9 +138,9 @@ def catalogue_answer(keeper: ModelKeeper, now_ns: int) -> CatalogueAnswer:
         windows=keeper.follower.windows,
         active_now=active,
         at_once=Outcomes(round(ahead.peak_expected_gpus, 2), *ahead.quantiles_gpus) if ahead else None,
-        asked_within=_asked_within(keeper.follower, now_ns),
+        asked_within=_requested_within(keeper.follower, now_ns),
         adapters_active=keeper.adapter_follower.active,
-        adapters_asked_within=_asked_within(keeper.adapter_follower, now_ns),
+        adapters_asked_within=_requested_within(keeper.adapter_follower, now_ns),
         next_evicted=[_eviction(keeper, each) for each in keeper.placed.evictions],
         switches=dict(sorted(keeper.switches.items())),
         cold_starts=keeper.cold_starts,
@@ -148,8 +148,8 @@ def catalogue_answer(keeper: ModelKeeper, now_ns: int) -> CatalogueAnswer:
     )
 
 
-def _asked_within(follower: UseFollower, now_ns: int) -> dict[str, Outcomes | None]:
-    return {str(each): _outcomes(follower.asked_within(now_ns / 1e9, float(each))) for each in HORIZONS_S}
+def _requested_within(follower: UseFollower, now_ns: int) -> dict[str, Outcomes | None]:
+    return {str(each): _outcomes(follower.requested_within(now_ns / 1e9, float(each))) for each in HORIZONS_S}
 
 
 def _model(keeper: ModelKeeper, entry: ModelEntry, now_ns: int) -> CatalogueModel:

@@ -94,7 +94,7 @@ async def test_sleeping_models_stay_within_their_share_of_gpu_memory() -> None:
             await hold(local, model)
         fourth = await hold(local, "d")
         assert asleep(fourth) == ["b", "c"], "three would occupy 6 GB of the 4.3"
-        assert local.engine(0).asked == ["start", "sleep", "close"]
+        assert local.engine(0).calls == ["start", "sleep", "close"]
         assert gpu.most_used_bytes <= gpu.total_bytes, "the serving engine leaves them their part"
         assert fourth.pool.memory_bytes == gpu.total_bytes - 4096 * 1024 * 1024, "and placements do not count on it"
 
@@ -106,9 +106,9 @@ async def test_a_model_larger_than_host_memory_sleeps_without_its_weights() -> N
         third = await hold(local, "other")
         assert asleep(third) == ["small", "large"]
         assert [each.size_bytes for each in third.pool.asleep] == [16 * GB, 0], "of host memory"
-        assert local.engine(0).asked[-1] == "sleep" and local.engine(1).asked[-1] == "sleep without weights"
+        assert local.engine(0).calls[-1] == "sleep" and local.engine(1).calls[-1] == "sleep without weights"
         woken = await hold(local, "large", size_bytes=60 * GB)
-        assert woken.pool.last.from_host and local.engine(1).asked[-1] == "wake"
+        assert woken.pool.last.from_host and local.engine(1).calls[-1] == "wake"
 
 
 async def test_a_model_that_cannot_sleep_is_unloaded_and_the_next_one_is_served() -> None:
@@ -116,7 +116,7 @@ async def test_a_model_that_cannot_sleep_is_unloaded_and_the_next_one_is_served(
         await hold(local, "a")
         local.engine(0).fails = "sleep"
         assert asleep(await hold(local, "b")) == []
-        assert local.engine(0).asked == ["start", "sleep", "close"]
+        assert local.engine(0).calls == ["start", "sleep", "close"]
 
 
 @pytest.mark.parametrize("failure", ["wake", "weights", "step"])
@@ -127,8 +127,8 @@ async def test_a_model_that_cannot_be_woken_or_answers_differently_is_loaded_aga
         local.engine(0).fails = failure
         again = await hold(local, "a")
         assert (again.pool.last.from_host, again.pool.last.error) == (False, "")
-        assert local.engine(0).asked == ["start", "sleep", "wake", "close"]
-        assert local.engine(2).asked == ["start"]
+        assert local.engine(0).calls == ["start", "sleep", "wake", "close"]
+        assert local.engine(2).calls == ["start"]
 
 
 async def test_the_model_to_wake_is_not_evicted_for_the_model_it_replaces() -> None:
@@ -146,8 +146,8 @@ async def test_the_previous_model_is_cleared_from_the_device_before_the_next_one
         await hold(local, "b")
         again = await hold(local, "a")
         assert (again.pool.last.from_host, asleep(again)) == (True, []), "two would occupy 6 GB of the 4.3"
-        assert local.engine(0).asked == ["start", "sleep", "wake"]
-        assert local.engine(1).asked == ["start", "sleep", "close"]
+        assert local.engine(0).calls == ["start", "sleep", "wake"]
+        assert local.engine(1).calls == ["start", "sleep", "close"]
 
 
 async def test_the_device_is_cleared_even_if_the_engine_to_wake_has_died_asleep() -> None:
@@ -157,7 +157,7 @@ async def test_the_device_is_cleared_even_if_the_engine_to_wake_has_died_asleep(
         await hold(local, "b")
         local.engine(0).fails = "memory"
         await hold(local, "a")
-        assert local.engine(1).asked == ["start", "sleep", "close"], "the memory it occupied is free again"
+        assert local.engine(1).calls == ["start", "sleep", "close"], "the memory it occupied is free again"
 
 
 async def test_a_model_larger_than_the_device_is_refused_with_a_message_and_the_member_continues() -> None:

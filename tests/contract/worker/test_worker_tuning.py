@@ -64,12 +64,12 @@ async def step_sizes(worker: LocalWorker, prompt_tokens: int) -> int:
     """Return the largest prompt step of one prompt."""
 
     def steps() -> list[StepRow]:
-        return [step for step in worker.steps(before) if step.start_unix_ns >= asked_unix_ns]
+        return [step for step in worker.steps(before) if step.start_unix_ns >= requested_unix_ns]
 
     async with gateway_probe(worker) as gateway:
         await gateway.until(lambda: gateway.prefill_credits)
         before = len(worker.batches())
-        asked_unix_ns = time.time_ns()  # measuring steps may be reported only now
+        requested_unix_ns = time.time_ns()  # measuring steps may be reported only now
         await gateway.submit(submit(1, pb.PHASE_PREFILL, [7] * prompt_tokens))
         await gateway.event(1, "prefilled")
         await gateway.until(lambda: bool(steps()))

@@ -46,8 +46,8 @@ async def test_queues_show_waiting_requests_of_gateways_and_are_unknown_without_
 
         async def gateway() -> None:
             while True:
-                told_ns = service.clock.now_ns()
-                service.take(QUEUES, GatewayQueues(gateway_id="g", told_unix_ns=told_ns, queues=[queue]))
+                reported_ns = service.clock.now_ns()
+                service.take(QUEUES, GatewayQueues(gateway_id="g", told_unix_ns=reported_ns, queues=[queue]))
                 await asyncio.sleep(0.1)
 
         async with looking(service) as page:

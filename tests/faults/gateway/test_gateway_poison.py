@@ -113,9 +113,9 @@ async def test_a_stream_that_has_begun_ends_with_the_error(
 ) -> None:
     """The prompt is harmless, but its third token kills the worker that generates it."""
     if overdue:  # a busy machine notices some workers late; their later messages show that they had lived
-        heard_ms: dict[WorkerLink, float] = {}
+        counted_ms: dict[WorkerLink, float] = {}
         late = 1.5 * RESTING_SIGN_OF_LIFE_MS  # until it has work
-        late_ms = property(lambda link: heard_ms.get(link, 0.0) if link.running else late, heard_ms.__setitem__)
+        late_ms = property(lambda link: counted_ms.get(link, 0.0) if link.running else late, counted_ms.__setitem__)
         monkeypatch.setattr(WorkerLink, "silent_ms", late_ms, raising=False)
     async with cluster(open_gateway_over, *MIXED, dies=lambda _: False) as (gateway, found):
         for worker in found:

@@ -167,16 +167,16 @@ async def _start(cluster: Cluster, gateways: int) -> None:
 async def _run(cluster: Cluster, floods: Mapping[str, Mapping[str, int]], gateways: int, tokens: int) -> Watched:
     loop = cluster.loop
     await _start(cluster, gateways)
-    asked_s: dict[str, float] = {}
+    requested_s: dict[str, float] = {}
     clients = [Client(cluster, gateway, tenant, count, tokens) for gateway, tenants in floods.items()
                for tenant, count in tenants.items()]  # fmt: skip
     for client in sorted(clients, key=lambda each: each.tenant == "modest"):
-        if client.tenant == "modest" and "modest" not in asked_s:
+        if client.tenant == "modest" and "modest" not in requested_s:
             await asyncio.sleep(SETTLED_S)  # the others hold every place by now
-        asked_s.setdefault(client.tenant, loop.time())
+        requested_s.setdefault(client.tenant, loop.time())
         client.ask()
     await asyncio.sleep(SETTLED_S)
-    held, looks = dict.fromkeys(asked_s, 0), round(WATCHED_S / LOOK_S)
+    held, looks = dict.fromkeys(requested_s, 0), round(WATCHED_S / LOOK_S)
     for _ in range(looks):
         await asyncio.sleep(LOOK_S)
         for gateway in cluster.gateways():
@@ -187,8 +187,8 @@ async def _run(cluster: Cluster, floods: Mapping[str, Mapping[str, int]], gatewa
     assert cluster.wrong == []
     assert [error for client in clients for error in client.failed] == []
     first = {tenant: min(each.first_token_s or float("inf") for each in clients if each.tenant == tenant) - at_s
-             for tenant, at_s in asked_s.items()}  # fmt: skip
-    ended = {tenant: sum(each.ended for each in clients if each.tenant == tenant) for tenant in asked_s}
+             for tenant, at_s in requested_s.items()}  # fmt: skip
+    ended = {tenant: sum(each.ended for each in clients if each.tenant == tenant) for tenant in requested_s}
     gave_way = sum(each.gateway.dispatcher.places.given_up for each in cluster.gateways() if each.gateway is not None)
     return Watched({tenant: total / looks for tenant, total in held.items()}, first, ended, gave_way)
 

@@ -10,7 +10,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.policy.gateway.view import SILENT_MS
 from libs.testing.wait import until
 from libs.testing.workers.scripted import Plan, ScriptedWorker, expected_text, scripted_worker
-from services.gateway.fleet import MAX_HEARD_MS, SilenceWatch
+from services.gateway.fleet import MAX_COUNTED_MS, SilenceWatch
 
 pytestmark = pytest.mark.alone
 
@@ -129,7 +129,7 @@ async def test_a_gateway_that_was_itself_delayed_blames_no_worker(open_gateway_o
         watch = SilenceWatch(gateway.running.fleet, gateway.running.metrics)
         before = max(link.silent_ms for link in gateway.running.fleet.links)
         watch.tick(60_000)
-        assert all(link.silent_ms <= before + MAX_HEARD_MS for link in gateway.running.fleet.links)
+        assert all(link.silent_ms <= before + MAX_COUNTED_MS for link in gateway.running.fleet.links)
         assert gateway.connected == {"m0", "m1"}
 
 

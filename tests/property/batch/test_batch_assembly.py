@@ -191,7 +191,7 @@ class Story:
     def finished(self) -> pb.Finished | None:
         return self._job().finished
 
-    def told(self) -> set[str]:
+    def expected_parts(self) -> set[str]:
         """Return the ids of the parts that are needed."""
         reported = self._job().assembled or pb.Assembled()
         parts = {
@@ -278,7 +278,7 @@ def test_retries_do_not_fill_a_store_further_that_is_full_at_any_moment() -> Non
         for _ in range(4):
             fate.calls = 0
             await story.keep()
-            assert story.finished or await story.parts() == story.told(), full_from
+            assert story.finished or await story.parts() == story.expected_parts(), full_from
         was_full = not story.finished
         fate.full_from = None
         await story.ends()

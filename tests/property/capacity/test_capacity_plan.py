@@ -71,7 +71,7 @@ def test_more_confidence_more_work_and_more_spare_workers_never_need_fewer_worke
     def most(factor: float, sure: float, more: int) -> list[int]:
         works = dict.fromkeys(PHASES, paths * factor)
         plan = make_plan(works, dict.fromkeys(PHASES, TABLE), starts_s=(0, 1, 2), step_s=1, confidence=sure, spare=more)
-        return [each.asked for each in plan.pools["decode"]]
+        return [each.planned for each in plan.pools["decode"]]
 
     low = most(1.0, confidence, spare)
     assert all(a <= b for a, b in zip(low, most(1.3, confidence, spare), strict=True))

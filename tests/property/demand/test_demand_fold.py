@@ -61,7 +61,7 @@ def test_totals_are_exact_whichever_records_are_lost_if_the_last_one_arrives(
 def test_no_bin_is_negative_and_all_lie_between_the_first_and_the_last_record(records: list[Mark]) -> None:
     for number, delta in folded(records).items():
         assert BEGAN_NS // BIN_NS <= number <= records[-1].at_ns // BIN_NS
-        assert 0 <= delta.heard_ns <= BIN_NS
+        assert 0 <= delta.covered_ns <= BIN_NS
         assert all(each >= 0 for counts in delta.rows.values() for each in counts)
 
 

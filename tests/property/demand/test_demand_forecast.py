@@ -52,7 +52,7 @@ def test_a_forecast_has_sorted_finite_bands_or_gives_the_reason_for_none(
         assert np.isfinite(values).all()
         assert (values >= 0).all()
         assert (np.diff(values, axis=0) >= 0).all()
-    if not bins.heard.any() or not any(row.any() for row in bins.rows.values()):
+    if not bins.covered.any() or not any(row.any() for row in bins.rows.values()):
         assert found["notes"]
 
 
@@ -61,7 +61,7 @@ def test_a_forecast_has_sorted_finite_bands_or_gives_the_reason_for_none(
 def test_later_demand_changes_no_earlier_history(bins: DemandBins, cut: int) -> None:
     cut, counts = min(cut, len(bins)), bins.sums()
     at = {"start_s": 0.0, "step_s": 900.0, "seconds": 900.0}
-    whole, part = demand_history(counts, bins.heard, **at), demand_history(counts[:cut], bins.heard[:cut], **at)
+    whole, part = demand_history(counts, bins.covered, **at), demand_history(counts[:cut], bins.covered[:cut], **at)
     for name in SERIES:
         assert np.array_equal(whole.series(name)[:cut], part.series(name)[:cut], equal_nan=True) or not cut
 

@@ -175,7 +175,7 @@ class CoreMachine(RuleBasedStateMachine):
         found = sequence.found_blocks
         worker.device.slots[sequence.blocks[found : len(blocks)]] = source.device.slots[blocks[found:]]
         if held.whole:
-            worker.core.kv_asked(sequence)
+            worker.core.kv_requested(sequence)
             pulled = len(blocks) - found
             worker.core.kv_arrived(sequence, ReceivedTotals(pulled, 64 * pulled), self.now, self.now)
             source.core.release(handle.opaque, self.now)

@@ -81,24 +81,24 @@ def test_tenants_that_always_wait_are_served_equally_many_tokens(sizes: list[int
 
 
 @given(st.lists(st.tuples(st.integers(100, 500), st.integers(1, 9)), min_size=2, max_size=5))
-def test_tenants_that_always_wait_are_served_by_weight(asked: list[tuple[int, int]]) -> None:
-    turns, line, served = FairTurns(), list[tuple[int, int, Flow, int]](), dict.fromkeys(range(len(asked)), 0)
+def test_tenants_that_always_wait_are_served_by_weight(requested: list[tuple[int, int]]) -> None:
+    turns, line, served = FairTurns(), list[tuple[int, int, Flow, int]](), dict.fromkeys(range(len(requested)), 0)
 
     def ask(number: int, place: int) -> None:
-        size, weight = asked[number]
+        size, weight = requested[number]
         flow, turn = turns.came((str(number), ""), size, weight)
         line.append((turn, place, flow, number))
 
-    for number in range(len(asked)):
+    for number in range(len(requested)):
         for place in range(3):
             ask(number, number + 10 * place)
     for place in range(3000):
         line.sort()
         turn, _, flow, number = line.pop(0)
         turns.left(flow, turn, bound=True)
-        served[number] += asked[number][0]
+        served[number] += requested[number][0]
         ask(number, place + 100)
-    by_weight = [served[number] / weight for number, (_, weight) in enumerate(asked)]
+    by_weight = [served[number] / weight for number, (_, weight) in enumerate(requested)]
     assert max(by_weight) <= 1.15 * min(by_weight)  # turns are whole numbers: up to 9 % of the shortest prompt
 
 

@@ -253,10 +253,10 @@ def test_two_gateways_grant_what_one_would(
              for t in one.keys() | two.keys()}  # fmt: skip
     free = sum(each.waiting for each in by_tenant.values())
     places = places_of(by_tenant, free)
-    whole = PlaceAllowance(places, free, by_tenant).asked({t: each.waiting for t, each in by_tenant.items()})
+    whole = PlaceAllowance(places, free, by_tenant).within_share({t: each.waiting for t, each in by_tenant.items()})
     parts = 0
     for first, here, before in ((True, one, {}), (False, two, one)):
         of = {t: GatewayPart(before.get(t, nobody).waiting, here.get(t, nobody).waiting) for t in by_tenant}
         found = PlaceAllowance(places, free, by_tenant, of, phase)
-        parts += found.asked({t: each.waiting for t, each in here.items()})
+        parts += found.within_share({t: each.waiting for t, each in here.items()})
         assert first or parts == whole

@@ -51,30 +51,30 @@ def counts(most: int = 4) -> st.SearchStrategy[Counter[str]]:
 
 @given(silences(), counts())
 def test_only_silent_workers_are_avoided_and_the_others_serve_their_model(
-    all_heard: list[WorkerSilence], away: Counter[str]
+    all_silences: list[WorkerSilence], away: Counter[str]
 ):
-    leaving = whom_to_leave(all_heard, away)
+    leaving = whom_to_leave(all_silences, away)
     assert len({each.place for each in leaving}) == len(leaving)
     for each in leaving:
         assert each.silent_ms >= SILENT_MS
-        heard_of = [other.view for other in all_heard if other.silent_ms < SILENT_MS and other.view]
-        assert serves(heard_of, each.model)
+        responsive = [other.view for other in all_silences if other.silent_ms < SILENT_MS and other.view]
+        assert serves(responsive, each.model)
 
 
 @given(silences(), counts())
-def test_at_most_a_share_of_a_models_workers_is_avoided_at_once(all_heard: list[WorkerSilence], away: Counter[str]):
-    for model, leaving in Counter(each.model for each in whom_to_leave(all_heard, away)).items():
-        workers = sum(each.model == model for each in all_heard) + away[model]
+def test_at_most_a_share_of_a_models_workers_is_avoided_at_once(all_silences: list[WorkerSilence], away: Counter[str]):
+    for model, leaving in Counter(each.model for each in whom_to_leave(all_silences, away)).items():
+        workers = sum(each.model == model for each in all_silences) + away[model]
         assert away[model] + leaving <= max(1, MAX_AWAY_SHARE * workers)
 
 
 @given(silences(), counts())
 def test_no_worker_is_avoided_if_more_than_a_share_is_silent_at_once(
-    all_heard: list[WorkerSilence], away: Counter[str]
+    all_silences: list[WorkerSilence], away: Counter[str]
 ):
-    leaving = whom_to_leave(all_heard, away)
-    for model in {each.model for each in all_heard}:
-        of_model = [each for each in all_heard if each.model == model]
+    leaving = whom_to_leave(all_silences, away)
+    for model in {each.model for each in all_silences}:
+        of_model = [each for each in all_silences if each.model == model]
         quiet = sum(each.silent_ms >= QUIET_MS for each in of_model) + away[model]
         if quiet > max(1, MAX_AWAY_SHARE * (len(of_model) + away[model])):
             assert not [each for each in leaving if each.model == model]
@@ -82,19 +82,19 @@ def test_no_worker_is_avoided_if_more_than_a_share_is_silent_at_once(
 
 @given(silences(), counts(), st.sets(st.integers(0, 7)))
 def test_a_permanently_silent_worker_is_avoided_whatever_the_others_do(
-    all_heard: list[WorkerSilence], away: Counter[str], endless: set[int]
+    all_silences: list[WorkerSilence], away: Counter[str], endless: set[int]
 ):
-    found = [replace(each, silent_ms=MAX_SILENT_MS) if each.place in endless else each for each in all_heard]
+    found = [replace(each, silent_ms=MAX_SILENT_MS) if each.place in endless else each for each in all_silences]
     left = {each.place for each in whom_to_leave(found, away)}
     assert left >= {each.place for each in found if each.place in endless}
 
 
 @given(silences())
-def test_one_silent_worker_beside_others_that_serve_is_always_avoided(all_heard: list[WorkerSilence]):
-    quiet = [each for each in all_heard if each.silent_ms >= QUIET_MS]
-    rest = [each.view for each in all_heard if each.silent_ms < SILENT_MS and each.view]
+def test_one_silent_worker_beside_others_that_serve_is_always_avoided(all_silences: list[WorkerSilence]):
+    quiet = [each for each in all_silences if each.silent_ms >= QUIET_MS]
+    rest = [each.view for each in all_silences if each.silent_ms < SILENT_MS and each.view]
     if len(quiet) == 1 and quiet[0].silent_ms >= SILENT_MS and serves(rest, quiet[0].model):
-        assert whom_to_leave(all_heard, Counter()) == quiet
+        assert whom_to_leave(all_silences, Counter()) == quiet
 
 
 def test_a_worker_is_silent_after_three_and_a_half_keepalive_intervals() -> None:

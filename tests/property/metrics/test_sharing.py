@@ -60,7 +60,7 @@ class Instance:
         if self.state.sharing:
             self.state.sharing.keep(written)
             self.state.sharing.send(self.state.fleet, self.state.rollups, now_ns)
-            self.state.sharing.take_heard(self.state.fleet, self.state.rollups, now_ns)
+            self.state.sharing.take_received(self.state.fleet, self.state.rollups, now_ns)
 
     def figures(self, end_ns: int, rounds: int) -> Any:
         """Return the whole nanoseconds of every worker and window."""
@@ -97,7 +97,7 @@ HANDED_OVER_IN_AN_OUTAGE = {
     phases=st.lists(st.integers(0, 99), min_size=WORKERS, max_size=WORKERS),
     away=st.lists(outages, min_size=2, max_size=2),
     pace=st.sampled_from([SLOWEST, 5, OVERLAP]),
-    heard_first=st.booleans(),
+    received_first=st.booleans(),
     upgraded=st.lists(st.sampled_from([0, ROUNDS]) | st.integers(0, ROUNDS), min_size=2, max_size=2),
 )
 def test_all_instances_report_the_same_figures_whoever_reads_a_worker(
@@ -107,7 +107,7 @@ def test_all_instances_report_the_same_figures_whoever_reads_a_worker(
     phases: list[int],
     away: list[Collection[int]],
     pace: int,
-    heard_first: bool,
+    received_first: bool,
     upgraded: list[int],
 ) -> None:
     """`upgraded` is the round from which each instance understands columns; until then it is of an older release."""
@@ -137,13 +137,13 @@ def test_all_instances_report_the_same_figures_whoever_reads_a_worker(
         for instance, rounds in zip(pair, away, strict=True):
             instance.unsent = (MAX_UNSENT + 1) * (number in rounds)
         older = [number < first for first in upgraded]
-        if heard_first:
+        if received_first:
             _exchange(pair, older, now_ns)
         for instance in compress(pair, older):
             instance.be_older(now_ns)
         for instance in (alone, *pair):
             instance.tick(now_ns)
-        if not heard_first:
+        if not received_first:
             _exchange(pair, older, now_ns)
     end_ns = at((ROUNDS - 1) * 100)
     assert pair[0].figures(end_ns, ROUNDS - 1) == pair[1].figures(end_ns, ROUNDS - 1)

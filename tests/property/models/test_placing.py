@@ -156,7 +156,7 @@ def test_batch_lines_take_no_worker_that_people_wait_for(known: list[PlacedModel
     served = held | {order.model for order in placed.orders}
     for order in placed.orders:
         wanted, evicted = by_name.get(order.model), by_name.get(order.evicts)
-        if wanted is None or order.why not in (Why.ASKED, Why.TURN) or wanted.people_wait or not wanted.waiting:
+        if wanted is None or order.why not in (Why.REQUESTED, Why.TURN) or wanted.people_wait or not wanted.waiting:
             continue
         # Every person who could have had that worker has one, or gets one.
         if evicted is None:

@@ -92,7 +92,10 @@ def test_loads_are_the_last_reported_ones_without_silent_workers(happened):
             received = facts.covered_to_unix_ns > now_ns - LOAD_NS
             expected = [getattr(facts.load, count) * received for count in COUNTS]
             assert [int(getattr(found, count)[place]) for count in COUNTS] == expected
-            assert (bool(found.heard[place]), int(found.covered_to_ns[place])) == (received, facts.covered_to_unix_ns)
+            assert (bool(found.reporting[place]), int(found.covered_to_ns[place])) == (
+                received,
+                facts.covered_to_unix_ns,
+            )
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -18,11 +18,11 @@ rows = st.lists(st.builds(StepRow, st.integers(1, 2**63), *[counts] * (len(COLUM
 
 
 @given(rows)
-def test_rows_round_trip_over_the_wire(told: list[StepRow]) -> None:
-    columns = StepColumns.FromString(step_columns(told).SerializeToString())
-    assert step_rows(columns) == told
-    assert step_count(columns) == len(told)
-    assert all(any(getattr(row, name) for row in told) for name in COLUMN_NAMES if getattr(columns, name))
+def test_rows_round_trip_over_the_wire(reported: list[StepRow]) -> None:
+    columns = StepColumns.FromString(step_columns(reported).SerializeToString())
+    assert step_rows(columns) == reported
+    assert step_count(columns) == len(reported)
+    assert all(any(getattr(row, name) for row in reported) for name in COLUMN_NAMES if getattr(columns, name))
 
 
 def test_rows_have_the_fields_of_the_message() -> None:

@@ -13,11 +13,11 @@ changes = st.lists(
 
 
 @given(changes)
-def test_every_nanosecond_of_awaiting_kv_without_a_step_is_exactly_one_of_the_two(told):
+def test_every_nanosecond_of_awaiting_kv_without_a_step_is_exactly_one_of_the_two(reported):
     wait, now = KvWait(), 1
     awaiting = ready = stepping = False
     waited = starved = 0
-    for later, what, value, is_ready in told:
+    for later, what, value, is_ready in reported:
         if awaiting and not stepping:
             waited, starved = waited + later * ready, starved + later * (not ready)
         now += later

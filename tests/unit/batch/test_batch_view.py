@@ -180,8 +180,8 @@ async def test_an_unsupported_field_of_batches_is_refused_by_name(tmp_path: Path
             await http.post("/v1/batches", json={**BATCH_BODY, **change})
         (name,) = change
         assert (refused.value.code, refused.value.param) == ("unsupported_field", name)
-        asked_for_nothing = {**BATCH_BODY, **dict.fromkeys(change)}
-        assert (await http.post("/v1/batches", json=asked_for_nothing)).status_code == 200
+        requests_nothing = {**BATCH_BODY, **dict.fromkeys(change)}
+        assert (await http.post("/v1/batches", json=requests_nothing)).status_code == 200
 
 
 @pytest.mark.parametrize("order", ["desc", "asc"])

@@ -195,15 +195,15 @@ class Broker:
         self.sought: dict[int, int] = {}
 
     async def beginning_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self._told(partitions, 0)
+        return await self._reported(partitions, 0)
 
     async def end_offsets(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self._told(partitions, 900)
+        return await self._reported(partitions, 900)
 
     async def offsets_for_times(
         self, times: dict[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        reported = await self._told(list(times), 800)
+        reported = await self._reported(list(times), 800)
         return {partition: OffsetAndTimestamp(offset, 0) for partition, offset in reported.items()}
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
@@ -212,7 +212,7 @@ class Broker:
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self.sought[partition.partition] = offset
 
-    async def _told(self, partitions: Sequence[TopicPartition], offset: int) -> dict[TopicPartition, int]:
+    async def _reported(self, partitions: Sequence[TopicPartition], offset: int) -> dict[TopicPartition, int]:
         if self.away:
             raise TimeoutError
         return dict.fromkeys(partitions, offset)

@@ -138,10 +138,10 @@ def test_a_plan_far_beyond_past_demand_says_so(tmp_path: Path, days: int, ahead_
 def test_a_plan_asks_for_no_more_than_history_and_the_growth_allowance_support(
     tmp_path: Path, growth: float, scale: float
 ) -> None:
-    found, asked = daily(2), PlanQuery(SLO, 5 * 86_400.0, confidence=0.99, growth=growth)
+    found, query = daily(2), PlanQuery(SLO, 5 * 86_400.0, confidence=0.99, growth=growth)
     requests, prefill, decode = (scale * found.history.series(name) for name in SERIES)
     found = replace(found, history=DemandHistory(900.0, 0.0, requests, prefill, decode), peaks=np.ones(1))
-    planned = plan_capacity(found, asked, HARDWARE, table_folder(tmp_path, found, asked))
+    planned = plan_capacity(found, query, HARDWARE, table_folder(tmp_path, found, query))
     each = planned.bench.work_each()["prefill"]
     work = planned.work["prefill"].max(axis=0) / each * planned.bench.traffic.prompt_tokens / 1000
     assert work.max() <= 1.001 * growth * requests.max()
@@ -153,8 +153,8 @@ def test_a_plan_asks_for_no_more_than_history_and_the_growth_allowance_support(
 
 
 def test_a_plan_within_its_growth_allowance_says_so(tmp_path: Path) -> None:
-    found, asked = daily(6), PlanQuery(SLO, 86_400.0)
-    notes = plan_capacity(found, asked, HARDWARE, table_folder(tmp_path, found, asked)).notes
+    found, query = daily(6), PlanQuery(SLO, 86_400.0)
+    notes = plan_capacity(found, query, HARDWARE, table_folder(tmp_path, found, query)).notes
     assert "no stretch is planned for more than 2 times past demand around its time of day (--growth)" in notes
 
 

@@ -253,7 +253,7 @@ async def test_a_finished_plan_is_sent_to_planners_as_numbers_of_workers(
     }  # fmt: skip
     capacity = rig.demand.capacity
 
-    async def planned(*_asked: Any, **_how: Any) -> dict[str, Any]:
+    async def planned(*_query: Any, **_how: Any) -> dict[str, Any]:
         return row
 
     monkeypatch.setattr(capacity, "plan", planned)
@@ -264,7 +264,7 @@ async def test_a_finished_plan_is_sent_to_planners_as_numbers_of_workers(
     (sent,) = rig.plans
     assert (sent.model, sent.made_unix_ns) == ("m", rig.clock.now_ns())
     plan = plan_of(sent)
-    assert [each.asked for each in plan.pools["decode"]] == [2, 4]
+    assert [each.planned for each in plan.pools["decode"]] == [2, 4]
     assert plan.starts_s == (1000.0, 1900.0) and plan.there == {"prefill": 2, "decode": 2}
     assert (await rig.get("/v1/capacity/plans")).json() == [row]
 

@@ -31,7 +31,7 @@ def test_a_part_of_a_day_is_compared_with_the_same_hours_of_the_previous_day(hou
     turn = 5 * DAY + phase_of_day
     count = turn + 4 * hours
     bins = _bins(1.8, turn, count)
-    history = demand_history(bins.sums(), bins.heard, start_s=0.0, step_s=STEP_S, seconds=STEP_S)
+    history = demand_history(bins.sums(), bins.covered, start_s=0.0, step_s=STEP_S, seconds=STEP_S)
     decode = next(each for each in last_trends(bins, history, (3e-4, 3e-3), day=DAY) if each.what == "decode")
     assert abs(decode.began_s / STEP_S - turn) <= 12
     first = decode.causes[0]
@@ -43,8 +43,8 @@ def test_a_part_of_a_day_is_compared_with_the_same_hours_of_the_previous_day(hou
 
 def test_rates_of_causes_are_in_clock_time_however_fast_simulated_days_pass() -> None:
     bins = _bins(1.8, 5 * DAY, 5 * DAY + 40)
-    fast = DemandBins(bins.bin_ns // 60, 0, bins.heard, bins.rows)
-    history = demand_history(fast.sums(), fast.heard, start_s=0.0, step_s=STEP_S, seconds=STEP_S / 60)
+    fast = DemandBins(bins.bin_ns // 60, 0, bins.covered, bins.rows)
+    history = demand_history(fast.sums(), fast.covered, start_s=0.0, step_s=STEP_S, seconds=STEP_S / 60)
     decode = next(each for each in last_trends(fast, history, (3e-4, 3e-3), day=DAY) if each.what == "decode")
     assert decode.after - decode.before == pytest.approx(decode.causes[0].tokens_per_s * 3e-3, rel=0.25)
 

@@ -57,10 +57,10 @@ class Gateway:
             assert attempt is not None
             each.placement.decode_attempt = replace(attempt, tokens=1)
 
-    def asked(self, now_ns: int) -> int:
+    def within_share(self, now_ns: int) -> int:
         contested = "m" in self.places.contested({"m": self.waiting} if self.queue else {})
         queued = QueuedDemand(waiting=len(self.queue))
-        return (self.places.asked("m", queued, self.waiting, self.free, now_ns) if contested else queued).waiting
+        return (self.places.within_share("m", queued, self.waiting, self.free, now_ns) if contested else queued).waiting
 
     def turn(self, now_ns: int) -> list[Generation]:
         """Bind what may be bound, and return the preempted choices."""
@@ -94,7 +94,7 @@ class Rig:
                     gateway.tell(self.reports, self.now_ns)
                 self.back_ns += [self.now_ns + BACK_NS] * len(gateway.turn(self.now_ns))
             for at_ns in [each for each in self.back_ns if each <= self.now_ns]:
-                short = {each: each.asked(self.now_ns) - each.free for each in self.gateways}
+                short = {each: each.within_share(self.now_ns) - each.free for each in self.gateways}
                 first = max(short, key=lambda each: short[each])
                 if short[first] > 0:
                     first.free += 1

@@ -8,7 +8,7 @@ import pytest
 from libs.contracts.errors import InvalidRequest
 from services.gateway.images.files import SentImage
 from services.gateway.request.parse import ParsedRequest
-from services.gateway.responses.request import parse_response, response_asked
+from services.gateway.responses.request import build_response_request, parse_response
 
 PNG, ADDRESS = "data:image/png;base64,AAAA", "https://example.com/a.png"
 
@@ -25,7 +25,7 @@ def parsed_content(
     *content: dict[str, Any], role: str = "user", earlier: list[dict[str, Any]] | None = None
 ) -> ParsedRequest:
     body = msgspec.json.encode({"model": "m", "input": [{"role": role, "content": list(content)}]})
-    return response_asked(parse_response(body), earlier or [], "resp_1", 0).parsed
+    return build_response_request(parse_response(body), earlier or [], "resp_1", 0).parsed
 
 
 def test_images_become_parts_beside_the_texts_and_errors_name_the_clients_field() -> None:

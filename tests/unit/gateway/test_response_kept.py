@@ -14,7 +14,7 @@ from libs.dispatch.generation import ApiFinishReason
 from libs.stores.responses import MemoryResponses, ResponsesDown
 from services.gateway.request.choice import Piece
 from services.gateway.responses.exchange import ResponseExchange, ResponseOutput
-from services.gateway.responses.request import StoredResponses, parse_response, response_asked
+from services.gateway.responses.request import StoredResponses, build_response_request, parse_response
 
 KEEP_S = 60
 
@@ -59,7 +59,7 @@ async def answered(
     """The response as its client got it last, and its `store` in each event before."""
     kept = StoredResponses(store, KEEP_S)
     body = {"model": "m", "input": "hi", "store": asks}
-    found = response_asked(parse_response(json.dumps(body).encode()), [], "resp_1", 1)
+    found = build_response_request(parse_response(json.dumps(body).encode()), [], "resp_1", 1)
 
     async def keep(response: Any) -> bool:
         return await kept.keep("a", found.items or [], response)

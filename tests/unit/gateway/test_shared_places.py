@@ -17,13 +17,13 @@ class Places:
 
     def __init__(self) -> None:
         self.here: dict[str, ModelPlaces] = {}
-        self.heard: Others = NOBODY
+        self.received: Others = NOBODY
 
     def places_here(self) -> dict[str, ModelPlaces]:
         return self.here
 
     def places_elsewhere(self, others: Others) -> None:
-        self.heard = others
+        self.received = others
 
 
 def gateways(ledger: MemoryLedger, *names: str) -> list[tuple[Places, PlaceExchange]]:
@@ -41,9 +41,9 @@ async def test_each_gateway_receives_the_others_reports_in_order_of_their_names(
     third.here = {"m": ModelPlaces(0, {"x": TenantCount(7, 0)}), "n": ModelPlaces(1, {})}
     for each in (one, two, three, two):
         await each.tell()
-    assert second.heard == Others((first.here,), (third.here,))
-    assert third.heard == Others((first.here, second.here))
-    assert third.heard.sides == ({"m": ModelPlaces(5, {"x": TenantCount(7, 9), "y": TenantCount(1, 0)})}, {})
+    assert second.received == Others((first.here,), (third.here,))
+    assert third.received == Others((first.here, second.here))
+    assert third.received.sides == ({"m": ModelPlaces(5, {"x": TenantCount(7, 9), "y": TenantCount(1, 0)})}, {})
 
 
 async def test_a_gateway_with_nothing_to_share_reports_it_once_and_polls_rarely() -> None:
@@ -55,15 +55,15 @@ async def test_a_gateway_with_nothing_to_share_reports_it_once_and_polls_rarely(
     first.here = second.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
     await one.tell()
     await two.tell()
-    assert second.heard.before == (first.here,)
+    assert second.received.before == (first.here,)
     first.here, ledger.calls = {}, 0
     for _ in range(LISTEN_EVERY):
         await one.tell()
     assert ledger.calls == 1
     await two.tell()
-    assert second.heard == NOBODY
+    assert second.received == NOBODY
     await one.tell()
-    assert first.heard.after == (second.here,), "it receives requests although it has nothing"
+    assert first.received.after == (second.here,), "it receives requests although it has nothing"
 
 
 async def test_a_gateway_that_leaves_withdraws_its_report_and_sends_no_more() -> None:
@@ -74,7 +74,7 @@ async def test_a_gateway_that_leaves_withdraws_its_report_and_sends_no_more() ->
     await one.leave()
     await one.tell()
     await two.tell()
-    assert second.heard == NOBODY
+    assert second.received == NOBODY
     await two.leave()
     ledger.away = True
     await gateways(ledger, "c")[0][1].leave()
@@ -110,10 +110,10 @@ async def test_without_the_ledger_each_gateway_shares_only_the_places_it_holds()
     first.here = second.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
     for each in (one, two):
         await each.tell()
-    assert second.heard != NOBODY
+    assert second.received != NOBODY
     ledger.away = True
     await two.tell()
-    assert second.heard == NOBODY
+    assert second.received == NOBODY
 
 
 def test_foreign_reports_are_ignored() -> None:

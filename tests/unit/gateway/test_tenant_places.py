@@ -137,11 +137,11 @@ def test_no_places_beyond_a_tenants_share_are_requested_from_workers() -> None:
     """Preempted places thus go to the gateway that they were preempted for."""
     places, queued = TenantPlaces(Known()), QueuedDemand(waiting=10, waiting_tokens=99)
     flooded(places, "flood", 8)
-    assert places.asked("m", queued, {"flood": 9}, 0, 0) == queued, "and a line of a batch job"
+    assert places.within_share("m", queued, {"flood": 9}, 0, 0) == queued, "and a line of a batch job"
     places.hear(elsewhere(modest=(0, 4)))
-    assert places.asked("m", queued, {"flood": 9}, 0, 0) == queued._replace(waiting=1)
+    assert places.within_share("m", queued, {"flood": 9}, 0, 0) == queued._replace(waiting=1)
     places.hear(NOBODY)
-    assert places.asked("m", queued, {"flood": 9}, 0, 0) == queued
+    assert places.within_share("m", queued, {"flood": 9}, 0, 0) == queued
 
 
 def test_a_report_contains_running_and_waiting_choices_of_this_gateway() -> None:
@@ -183,9 +183,9 @@ def test_free_places_at_another_gateway_are_requested_from_workers() -> None:
     places, queued = TenantPlaces(Known()), QueuedDemand(waiting=9)
     flooded(places, "flood", 3)
     places.hear(elsewhere(modest=(3, 9)))
-    assert places.asked("m", queued, {"flood": 9}, 0, 0).waiting == 0
+    assert places.within_share("m", queued, {"flood": 9}, 0, 0).waiting == 0
     places.hear(elsewhere(free=2, modest=(3, 9)))
-    assert places.asked("m", queued, {"flood": 9}, 0, 0).waiting == 1
+    assert places.within_share("m", queued, {"flood": 9}, 0, 0).waiting == 1
 
 
 def test_a_gateway_does_not_act_for_another_whose_report_is_old() -> None:

@@ -16,7 +16,7 @@ from services.gateway.messages.request import parse_message
 from services.gateway.request.intake import RequestSchemas, answer_guide
 from services.gateway.request.parse import ParsedRequest, parse_chat
 from services.gateway.request.prompt import ServedModel, gives_tools_as_text, load_catalog, tokenise
-from services.gateway.responses.request import parse_response, response_asked
+from services.gateway.responses.request import build_response_request, parse_response
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<system>default</system>\n"
@@ -49,7 +49,9 @@ def chat(*messages: dict[str, Any], **fields: Any) -> ParsedRequest:
 
 
 def response(**fields: Any) -> ParsedRequest:
-    return response_asked(parse_response(json.dumps({"model": "sim", **fields}).encode()), [], "resp_a", 0).parsed
+    return build_response_request(
+        parse_response(json.dumps({"model": "sim", **fields}).encode()), [], "resp_a", 0
+    ).parsed
 
 
 def message(**fields: Any) -> ParsedRequest:

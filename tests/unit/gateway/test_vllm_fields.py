@@ -10,7 +10,7 @@ from services.gateway.embeddings.exchange import ScoreReader, pooled_readers
 from services.gateway.messages.request import parse_message
 from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import parse_chat, parse_completion
-from services.gateway.responses.request import parse_response, response_asked
+from services.gateway.responses.request import build_response_request, parse_response
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "hi"}
@@ -37,7 +37,8 @@ def test_vllms_defaults_and_hints_change_nothing_on_any_route(field: str, value:
     assert parse_chat(body(CHAT, **{field: value})) == parse_chat(body(CHAT))
     assert parse_completion(body(TEXT, **{field: value})) == parse_completion(body(TEXT))
     found, plain = (
-        response_asked(parse_response(body(RESPONSE, **more)), [], "resp_1", 0).parsed for more in ({field: value}, {})
+        build_response_request(parse_response(body(RESPONSE, **more)), [], "resp_1", 0).parsed
+        for more in ({field: value}, {})
     )
     assert found == plain
 
@@ -113,14 +114,14 @@ def test_what_other_providers_keep_with_an_answer_is_left_out() -> None:
 
 def test_responses_take_vllms_sampling_fields() -> None:
     given = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {"5": 1.0}, "stop_token_ids": [7]}
-    found = response_asked(parse_response(body(RESPONSE, **given)), [], "resp_1", 0).parsed
+    found = build_response_request(parse_response(body(RESPONSE, **given)), [], "resp_1", 0).parsed
     assert found.sampling == parse_chat(body(CHAT, **given)).sampling
 
 
 def test_a_refusal_of_tools_stays_one_beside_the_defaults() -> None:
     tool = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": False, "defer_loading": False}
-    asked = {"tools": [tool], "tool_choice": "none", "parallel_tool_calls": False, "priority": 0}
-    request = parse_response(body(RESPONSE, **asked))
+    requested = {"tools": [tool], "tool_choice": "none", "parallel_tool_calls": False, "priority": 0}
+    request = parse_response(body(RESPONSE, **requested))
     assert (request.tool_choice, request.parallel_tool_calls, len(request.tools or ())) == ("none", False, 1)
     with pytest.raises(UnsupportedField):
         parse_response(body(RESPONSE, tools=[{**tool, "defer_loading": True}]))

@@ -25,9 +25,9 @@ def options(*words: str) -> argparse.Namespace:
 
 
 def test_every_line_has_a_command_that_its_script_accepts_and_all_fit_into_an_hour() -> None:
-    asked = options("--model", "/model")
-    for name, line in chosen(asked).items():
-        part = part_of(line, asked)
+    requested = options("--model", "/model")
+    for name, line in chosen(requested).items():
+        part = part_of(line, requested)
         if line.load is not None:
             assert part is not None and len(line.load.roles) == GPUS
             found = serve.parser().parse_args(part.arguments)
@@ -111,14 +111,14 @@ def test_steps_are_judged_by_their_kind() -> None:
 
 def test_a_line_is_run_again_if_its_command_card_or_versions_change_and_not_for_a_new_folder_of_weights() -> None:
     machine = {"card": {"gpus": ["H100"]}, "versions": {"vllm": "0.32.0"}}
-    line, asked, again = LINES["low"], options(), options()
-    for each, folder in ((asked, "/first"), (again, "/second")):
+    line, requested, again = LINES["low"], options(), options()
+    for each, folder in ((requested, "/first"), (again, "/second")):
         each.model = each.written = Path(folder)
-    key = key_of(line, asked, machine)
+    key = key_of(line, requested, machine)
     assert key_of(line, again, machine) == key
     assert key_of(line, options("--model", "/named"), machine) != key
     assert key_of(line, options("--kv-mb", "9000"), machine) != key
-    assert key_of(line, asked, {**machine, "versions": {"vllm": "0.33.0"}}) != key
+    assert key_of(line, requested, {**machine, "versions": {"vllm": "0.33.0"}}) != key
 
 
 def test_times_of_a_rehearsal_do_not_fail_it() -> None:

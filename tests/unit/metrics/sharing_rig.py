@@ -64,7 +64,7 @@ class Instance:
         now_ns = at(now_ms) + self.ahead_ns
         self.sharing.keep(self.state.history.advance(now_ns))
         self.sharing.send(self.fleet, self.rollups, now_ns)
-        self.received = self.sharing.take_heard(self.fleet, self.rollups, now_ns)
+        self.received = self.sharing.take_received(self.fleet, self.rollups, now_ns)
         return list(self.published)
 
     def hear(self, reported: list[SharedWindows], now_ms: float) -> None:

@@ -74,8 +74,8 @@ def test_silence_is_reported_once_and_so_is_its_end() -> None:
     found = []
     for second in range(12):
         at_ns = BEGIN_NS + second * S_NS
-        heard_ns = at_ns if second in (0, 1) or second >= 8 else BEGIN_NS + S_NS
-        found += look(lives, at_ns, facts("a", heard_ns), facts("b", at_ns))
+        reported_ns = at_ns if second in (0, 1) or second >= 8 else BEGIN_NS + S_NS
+        found += look(lives, at_ns, facts("a", reported_ns), facts("b", at_ns))
     assert found == [(LifeChange.LOST, "a"), (LifeChange.BACK, "a")]
 
 
@@ -87,13 +87,13 @@ def test_while_every_worker_is_silent_the_broker_is_reported_and_no_worker_is_lo
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2)), max_size=30))
 def test_a_worker_is_lost_at_most_once_before_it_returns_or_restarts(story: list[tuple[bool, bool, int]]) -> None:
-    lives, at_ns, heard_ns, incarnation, reported = WorkerLives(), BEGIN_NS, BEGIN_NS, BEGIN_NS - S_NS, []
+    lives, at_ns, reported_ns, incarnation, reported = WorkerLives(), BEGIN_NS, BEGIN_NS, BEGIN_NS - S_NS, []
     for received, restarts, seconds in story:
         at_ns += seconds * S_NS + LOOK_NS
         if received:
-            heard_ns = at_ns
+            reported_ns = at_ns
             incarnation = at_ns if restarts else incarnation
-        workers = [facts("a", heard_ns, incarnation=incarnation), facts("b", at_ns)]
+        workers = [facts("a", reported_ns, incarnation=incarnation), facts("b", at_ns)]
         reported += [life.change for life in lives.look(workers, at_ns, at_ns) if life.worker == "a"]
     for before, after in pairwise(reported):
         assert not (before is after is LifeChange.LOST)

@@ -26,7 +26,7 @@ from services.metrics.prometheus import SharingCollector
 from services.metrics.shared_records import messages, shared_worker
 from services.metrics.sharing import (
     MAX_APART_NS,
-    MAX_HEARD,
+    MAX_RECEIVED_CELLS,
     MAX_UNSENT,
     OVERDUE_NS,
     LeftOut,
@@ -163,9 +163,9 @@ def test_records_fit_the_broker_however_much_there_is_to_send() -> None:
     windows = [WrittenWindow(at(100 * n), everybody, False) for n in range(45)]
     reported = list(messages(workers, windows))
     assert max(message.ByteSize() for message in reported) < 0.8 * MAX_RECORD_BYTES
-    told_cells = {(message.workers[place].newest.worker_id, window.start_unix_ns)
+    reported_cells = {(message.workers[place].newest.worker_id, window.start_unix_ns)
              for message in reported for window in message.windows for place in window.workers}  # fmt: skip
-    assert len(told_cells) == len(names) * len(windows)
+    assert len(reported_cells) == len(names) * len(windows)
 
 
 def test_data_held_back_during_a_broker_outage_are_sent_afterwards() -> None:
@@ -284,15 +284,15 @@ def test_the_backlog_of_the_stream_is_bounded_in_windows_per_worker() -> None:
     for name in names:
         teller.live(name, 0, 100)
     workers = [shared_worker(step_batch(1, (0, 100), worker=name), at(100), teller.fleet) for name in names]
-    count = MAX_HEARD // len(names) + 2
+    count = MAX_RECEIVED_CELLS // len(names) + 2
     written = cells([Written(name, PhaseTime(TICK_NS), 1) for name in names])
     reported = list(messages(workers, [WrittenWindow(at(100 * n), written, False) for n in range(count)]))
     for message in reported:
         message.metrics_id, message.told_unix_ns = "a", at(100 * count)
     hearer.hear(reported, 100 * count)
     hearer.tick(100 * count)
-    assert sum(len(window.workers) for window in hearer.received) == MAX_HEARD
-    assert hearer.sharing.left_out == Counter({LeftOut.UNSTREAMED: count * len(names) - MAX_HEARD})
+    assert sum(len(window.workers) for window in hearer.received) == MAX_RECEIVED_CELLS
+    assert hearer.sharing.left_out == Counter({LeftOut.UNSTREAMED: count * len(names) - MAX_RECEIVED_CELLS})
     assert hearer.covered_ms(TICK_NS, 0, 100 * count) == 100 * count * len(names)
     hearer.tick(100 * count)
     assert hearer.received == []

@@ -64,7 +64,7 @@ class Cluster:
         self.arrived = 0
         self.moved: set[str] = set()
         """Workers moved to prefill by another actor."""
-        self.told = lambda queues, now_ns: None
+        self.on_queues = lambda queues, now_ns: None
         """A consumer that receives gateways' queues too."""
         self.denied = 0
         self.frozen = frozenset()
@@ -117,18 +117,18 @@ class Cluster:
                 queue.hopeful_tokens = 0 if late else waiting_tokens
             if awaited is not None:
                 queue.awaited.add(mean_ms=awaited[0], requests=awaited[1])
-            told_ns = at(100 * self.tenth)
+            reported_ns = at(100 * self.tenth)
             self.denied += refused
-            queues = GatewayQueues(gateway_id="g", incarnation=1, told_unix_ns=told_ns, queues=[queue])
+            queues = GatewayQueues(gateway_id="g", incarnation=1, told_unix_ns=reported_ns, queues=[queue])
             queues.posts = self.denied + self.denied // 2
             if self.denied:
                 queues.refused.add(status=403, code="permission_denied", count=self.denied)
                 queues.refused.add(status=429, code="queue_full", count=self.denied // 2)
             self._take(QUEUES, queues)
-            self.told(queues, told_ns)
+            self.on_queues(queues, reported_ns)
             write_windows(self.state.history, 0, 100 * self.tenth - 50)
-            await self.alerts.look(told_ns)
-            await self.verdicts.look(told_ns)
+            await self.alerts.look(reported_ns)
+            await self.verdicts.look(reported_ns)
 
     def status(self, *, age_ms=80):
         now_ns = at(100 * self.tenth)

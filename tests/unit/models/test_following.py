@@ -28,7 +28,7 @@ def test_before_a_window_has_passed_nothing_is_preloaded_or_unloaded() -> None:
     chances = follower.chances(BEGIN_S + 30, horizon_s=10, cold_cost_gpu_s=300, load_s=LOADS)
     assert chances == {"often": UNKNOWN, "seldom": UNKNOWN}
     assert UNKNOWN.worth > 1 and UNKNOWN.worth_ahead == 0
-    assert follower.asked_within(BEGIN_S + 30, 60) is None and follower.ahead is None
+    assert follower.requested_within(BEGIN_S + 30, 60) is None and follower.ahead is None
 
 
 def test_a_model_requested_often_is_more_likely_to_be_requested_soon_and_worth_more() -> None:
@@ -42,7 +42,7 @@ def test_a_model_requested_often_is_more_likely_to_be_requested_soon_and_worth_m
 
 def test_the_expected_number_of_requested_models_grows_with_time_up_to_all() -> None:
     follower = follow(1_200, {"often": 10.0, "seldom": 300.0})
-    found = [follower.asked_within(BEGIN_S + 1_200, seconds) for seconds in (1.0, 60.0, 7_200.0)]
+    found = [follower.requested_within(BEGIN_S + 1_200, seconds) for seconds in (1.0, 60.0, 7_200.0)]
     means = [each.mean for each in found if each is not None]
     assert means == sorted(means) and means[-1] == pytest.approx(2.0, abs=0.05)
 

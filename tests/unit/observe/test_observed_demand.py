@@ -53,7 +53,7 @@ def test_a_complete_bin_counts_its_arrivals_and_none_is_closed_early() -> None:
         run(found, name, -10, 61)
     assert deltas(found, 59) == {}
     (number, delta), *rest = deltas(found, 60).items()
-    assert (number, rest, delta.heard_ns, delta.unknown) == (FIRST, [], BIN_NS, frozenset())
+    assert (number, rest, delta.covered_ns, delta.unknown) == (FIRST, [], BIN_NS, frozenset())
     assert counts(delta) == Counts(120, 120, 120_000, 30_000, 12_000, 120)
     assert deltas(found, 60) == {}
 

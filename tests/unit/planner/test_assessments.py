@@ -42,7 +42,7 @@ class BothServices:
         self.loads = LoadPublisher(
             LoadMessageBuilder("m", 1), self._take_loads, assessments=self.metrics.verdicts.assessments
         )
-        self.metrics.told = self.planner.take_queues
+        self.metrics.on_queues = self.planner.take_queues
         workers = [
             Worker(
                 id=f"gpu-{number}", incarnation=1, engine="sim", state=WORKER_STATE_READY, gpus=1,

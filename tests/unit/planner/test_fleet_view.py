@@ -73,9 +73,9 @@ def test_the_fuller_of_two_accounts_of_a_window_counts_in_either_order() -> None
 def test_a_late_account_does_not_describe_the_present() -> None:
     view = view_of(registered("a"))
     view.take(loads("a", 10, to_ms=2_000, running=5), at(2_000))
-    heard_ns = view.heard_ns.tolist()
+    received_ns = view.received_ns.tolist()
     view.take(loads("a", 10, to_ms=1_000, running=9), at(2_100))
-    assert (view.load(0).running, view.heard_ns.tolist()) == (5, heard_ns)  # type: ignore[union-attr]
+    assert (view.load(0).running, view.received_ns.tolist()) == (5, received_ns)  # type: ignore[union-attr]
 
 
 def test_another_incarnation_of_a_worker_is_not_mistaken_for_this_one() -> None:

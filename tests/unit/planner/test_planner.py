@@ -234,7 +234,7 @@ async def test_decisions_are_returned_newest_first_and_bounded(planner):
 
 
 @pytest.mark.parametrize(
-    ("told_ms", "load", "rests"),
+    ("reported_ms", "load", "rests"),
     [
         (0, None, True),
         (100, None, False),
@@ -244,12 +244,12 @@ async def test_decisions_are_returned_newest_first_and_bounded(planner):
     ],
     ids=["all idle", "a step ran", "a sequence runs", "one waits", "one is not heard"],
 )
-def test_a_cluster_is_idle_while_every_worker_reports_no_work(planner, told_ms, load, rests):
+def test_a_cluster_is_idle_while_every_worker_reports_no_work(planner, reported_ms, load, rests):
     prefill, decode = worker("p", "prefill"), worker("d", "decode")
     planner.state.take_workers([prefill, decode], at(0))
     planner.hear(busy_batch(prefill, 0), at(WINDOW_MS))
-    if told_ms is not None:
-        planner.hear(busy_batch(decode, told_ms, load=load), at(WINDOW_MS))
+    if reported_ms is not None:
+        planner.hear(busy_batch(decode, reported_ms, load=load), at(WINDOW_MS))
     assert not planner.state.at_rest  # nothing has been decided yet
     planner.state.decide(at(WINDOW_MS))
     assert planner.state.at_rest is rests

@@ -292,7 +292,7 @@ def test_the_latest_of_two_plans_counts_and_an_invalid_one_is_ignored() -> None:
             bad.decode.asked[0] = 2**31
         assert town.plans.take(bad) is MessageOutcome.MALFORMED
     plan = town.plans.plan("sim")
-    assert plan is not None and plan.pools["decode"][0].asked == 3
+    assert plan is not None and plan.pools["decode"][0].planned == 3
     assert town.plans.plan("another") is None
 
 
@@ -301,12 +301,12 @@ async def test_each_of_two_models_has_its_own_pool_and_an_absent_one_delays_no_o
     other = MemoryActuator(4, model="other")
     town.scaler = town.make_scaler(town.actuator, other)
     await flooded(town)
-    assert len(town.actuator.worker_ids) == 2 and other.asked == [], "the other model has no request"
+    assert len(town.actuator.worker_ids) == 2 and other.counts == [], "the other model has no request"
     other.away = True
-    before = list(town.actuator.asked)
+    before = list(town.actuator.counts)
     town.actuator.worker_ids.clear()
     await flooded(town, 2)
-    assert town.actuator.asked != before, "its own pool is requested again"
+    assert town.actuator.counts != before, "its own pool is requested again"
 
 
 async def test_a_model_whose_pool_has_never_answered_is_left_unchanged() -> None:
@@ -315,10 +315,10 @@ async def test_a_model_whose_pool_has_never_answered_is_left_unchanged() -> None
     other = MemoryActuator(4, model="other")
     town.scaler = town.make_scaler(town.actuator, other)
     await flooded(town, 4)
-    assert town.cluster.state.wishes == {} and other.asked == []
+    assert town.cluster.state.wishes == {} and other.counts == []
     town.actuator.away = False
     await flooded(town, 4)
-    assert len(town.actuator.worker_ids) == 2 and other.asked == []
+    assert len(town.actuator.worker_ids) == 2 and other.counts == []
 
 
 async def test_the_start_of_a_machine_extends_the_time_that_is_looked_ahead() -> None:

@@ -78,8 +78,13 @@ def test_without_any_telemetry_the_registry_decides():
 
 def test_a_return_is_remembered_while_the_worker_is_known():
     watch = LifeWatch()
-    for heard_ns, now_ns in ((NOW, NOW), (NOW, NOW + 3 * S), (NOW + 4 * S, NOW + 4 * S), (NOW + 90 * S, NOW + 90 * S)):
-        watch.look({"gpu-0": LifeSigns(BORN, heard_ns)}, now_ns, now_ns)
+    for reported_ns, now_ns in (
+        (NOW, NOW),
+        (NOW, NOW + 3 * S),
+        (NOW + 4 * S, NOW + 4 * S),
+        (NOW + 90 * S, NOW + 90 * S),
+    ):
+        watch.look({"gpu-0": LifeSigns(BORN, reported_ns)}, now_ns, now_ns)
     assert watch.known["gpu-0"] == WorkerLife(RUNNING, NOW + 4 * S, BORN, NOW + 4 * S, NOW)
     assert watch.returned_ns("gpu-0") == NOW + 4 * S
 
@@ -114,8 +119,8 @@ def test_every_named_worker_has_exactly_one_state_begun_by_now_and_no_other_is_i
             assert life.state in LifeState
             assert life.since_ns <= now_ns
             assert (life.state in SERVING) is watch.serves(name)
-            if each.heard_ns and not each.left:
-                late = newest_ns - each.heard_ns > SILENT_AFTER_NS
+            if each.reported_ns and not each.left:
+                late = newest_ns - each.reported_ns > SILENT_AFTER_NS
                 # After a silence of all each has some time to report again.
                 assert (life.state in (SILENT, GONE)) is late or (resumed and late)
 
@@ -130,7 +135,7 @@ def after_an_outage(returns_s, *, away_s=10.0, until_s=16.0):
             name: now_ns if at_s <= 1 or (returns is not None and at_s >= 1 + away_s + returns) else NOW + S
             for name, returns in returns_s.items()
         }
-        signs = {name: LifeSigns(BORN, heard_ns) for name, heard_ns in received.items()}
+        signs = {name: LifeSigns(BORN, reported_ns) for name, reported_ns in received.items()}
         watch.look(signs, newest_of(signs.values()), now_ns)
         for name in returns_s:
             states[name].add(watch.known[name].state)

@@ -96,9 +96,9 @@ def test_gateways_that_do_not_count_images_leave_the_share_of_time_that_encoding
 def test_images_per_prompt_token_are_those_that_came_over_all_gateways() -> None:
     rates = ArrivalRates()
 
-    def take(gateway: str, told_ms: int, tokens: int, images: int | None) -> None:
+    def take(gateway: str, reported_ms: int, tokens: int, images: int | None) -> None:
         queue = ModelQueue(model="m", arrived_tokens=tokens, arrived_images=images)
-        rates.take(GatewayQueues(gateway_id=gateway, told_unix_ns=told_ms * MS, queues=[queue]), told_ms * MS)
+        rates.take(GatewayQueues(gateway_id=gateway, told_unix_ns=reported_ms * MS, queues=[queue]), reported_ms * MS)
 
     take("older", 1, 0, None)
     take("older", 1_000, 500, None)
@@ -113,9 +113,9 @@ def test_images_per_prompt_token_are_those_that_came_over_all_gateways() -> None
 def test_images_of_all_arrivals_are_the_newest_counts_of_each_gateway_and_incarnation() -> None:
     arrivals = ImageArrivals()
 
-    def take(gateway: str, incarnation: int, told: int, tokens: int, images: int | None) -> None:
+    def take(gateway: str, incarnation: int, reported: int, tokens: int, images: int | None) -> None:
         queue = ModelQueue(model="m", arrived_tokens=tokens, arrived_images=images)
-        arrivals.take(GatewayQueues(gateway_id=gateway, incarnation=incarnation, told_unix_ns=told, queues=[queue]))
+        arrivals.take(GatewayQueues(gateway_id=gateway, incarnation=incarnation, told_unix_ns=reported, queues=[queue]))
 
     assert arrivals.per_token("m") == 0.0
     take("older", 1, 5, 9_000, None)

@@ -28,8 +28,8 @@ from libs.telemetry.gateways import SPAN_NS, ArrivalRates, FleetRefusals, ModelB
 from libs.telemetry.steps import FinishedSteps, RanStep, StepCounts
 from services.metrics.status.evaluator import StepPace, beside_peers, pace
 from services.metrics.status.observe import ObservedStatus, SeenDemand, observe
-from services.metrics.status.traffic import HEARD_NS, PlannerNews, TrafficLog
 from services.metrics.status.traffic import SPAN_NS as TRAFFIC_NS
+from services.metrics.status.traffic import STATUS_VALID_NS, PlannerNews, TrafficLog
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -240,15 +240,15 @@ def test_expected_step_times_come_from_the_model_of_each_step():
 
 def test_one_slow_worker_does_not_change_the_norm():
     ran = KindFit(steps=100)
-    told_models = [FittedModel(MODEL.scaled(by), ran, ran, ran) for by in (1.0, 1.02, 3.0)]
-    assert usual_model(told_models, 512) == MODEL.scaled(1.02)
+    reported_models = [FittedModel(MODEL.scaled(by), ran, ran, ran) for by in (1.0, 1.02, 3.0)]
+    assert usual_model(reported_models, 512) == MODEL.scaled(1.02)
     assert usual_model([], 512) is None
 
 
 def test_few_steps_count_less_for_the_norm_than_many():
     many, few = KindFit(steps=200), KindFit(steps=3)
-    told_models = [FittedModel(MODEL, many, many, many), *[FittedModel(MODEL.scaled(0.25), few, few, few)] * 4]
-    assert usual_model(told_models, 512) == MODEL
+    reported_models = [FittedModel(MODEL, many, many, many), *[FittedModel(MODEL.scaled(0.25), few, few, few)] * 4]
+    assert usual_model(reported_models, 512) == MODEL
 
 
 def test_the_planners_mode_and_last_move_are_known_until_it_is_silent():
@@ -262,7 +262,7 @@ def test_the_planners_mode_and_last_move_are_known_until_it_is_silent():
     found = news.status(2 * S)
     assert (found.heard, found.mode, found.acts, found.reason) == (True, "advisory", False, "keep")
     assert (found.last_move.from_role, found.last_move.to_role, found.last_move.age_ms) == ("decode", "prefill", 1_000)
-    assert not news.status(S + HEARD_NS).heard
+    assert not news.status(S + STATUS_VALID_NS).heard
 
 
 def test_faults_of_simulated_devices_follow_their_file(tmp_path):

@@ -56,7 +56,7 @@ def test_several_connectors_get_their_roles_and_the_first_that_hands_over_does_s
 def test_the_parameters_of_a_sequence_depend_on_how_its_blocks_are_found() -> None:
     def reported(way: KvRoute) -> tuple[Any, Any]:
         handing = ConnectorSession(Connector("some", way, {}), "engine-1", "http://host:1")
-        return handing.asked("7-request"), handing.left("7-request", None)
+        return handing.transfer_params("7-request"), handing.left("7-request", None)
 
     assert reported(KvRoute.REPLY) == ({"do_remote_decode": True}, None)
     assert reported(KvRoute.STORE) == (None, {})

@@ -21,7 +21,7 @@ ANSWERS = 128
 class ClientRequest:
     """A sequence that comes from another worker and has its first token sampled here."""
 
-    asked_ns: int
+    requested_ns: int
     tokens: int
     output_tokens: int = 0
     first_ns: int = 0
@@ -47,7 +47,7 @@ class ClientRequest:
 
     @property
     def first_token_due_ns(self) -> int:
-        return 0 if self.first_ns else self.asked_ns + TTFT_MS * MS
+        return 0 if self.first_ns else self.requested_ns + TTFT_MS * MS
 
     @property
     def line(self) -> TokenLine | None:
@@ -55,7 +55,7 @@ class ClientRequest:
 
     @property
     def ttft_ms(self) -> float:
-        return (self.first_ns - self.asked_ns) / MS
+        return (self.first_ns - self.requested_ns) / MS
 
     @property
     def tpot_ms(self) -> float:

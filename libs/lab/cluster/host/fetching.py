@@ -32,7 +32,7 @@ class Stream:
     """The blocks at their source; None while their name is known there but their prompt has not begun."""
     at: int
     """The number of blocks that have arrived or are on the link."""
-    asked_ns: int
+    requested_ns: int
     open: bool = False
     """True if the request for the blocks has reached the source."""
     moving: bool = False
@@ -174,7 +174,7 @@ class Fetching:
         self._peers: dict[str, Fetching] = {}
         self._link = ReceivingLink(time, shape.block_ps, self._part_came)
         self._streams: dict[int, Stream] = {}
-        self._unasked: list[CountedSequence] = []
+        self._unrequested: list[CountedSequence] = []
         """Sequences beyond `MAX_FETCHES`, whose KV has yet to be requested."""
         self._unacknowledged: dict[str, list[Stream]] = {}
         """Completed streams by worker id of their source, which keeps the blocks until the acknowledgement."""
@@ -207,12 +207,12 @@ class Fetching:
         core, lost = self._device.core, False
         for sequence in core.take_fetches():
             assert isinstance(sequence, CountedSequence)
-            self._unasked.append(sequence)
-        while self._unasked and len(self._streams) < MAX_FETCHES:
-            sequence = self._unasked.pop(0)
+            self._unrequested.append(sequence)
+        while self._unrequested and len(self._streams) < MAX_FETCHES:
+            sequence = self._unrequested.pop(0)
             kv = sequence.request.kv
             assert kv is not None
-            core.kv_asked(sequence)
+            core.kv_requested(sequence)
             source, now_ns, found = self._peers[kv.worker_id], self._time.now_ns(), sequence.found_blocks
             held: Offer | None = None
             try:
@@ -226,10 +226,10 @@ class Fetching:
             source._readers[kv.opaque] = self, stream
             self._acknowledge(kv.worker_id)
             # One hop for the request and one for the response.
-            self._time.in_ps(self._hop_ps, partial(self._asked, stream, named=kv.named))
+            self._time.in_ps(self._hop_ps, partial(self._requested, stream, named=kv.named))
         return lost
 
-    def _asked(self, stream: Stream, *, named: bool) -> None:
+    def _requested(self, stream: Stream, *, named: bool) -> None:
         # What the source of a named handle has later is in a response of its own.
         pulls = not named or stream.ready > 0 or stream.done
         if named and pulls and not stream.ready_ns:
@@ -274,11 +274,11 @@ class Fetching:
         received = ReceivedTotals(blocks, blocks * self._block_bytes)
         assert stream.held is not None
         if stream.ready_ns:
-            asked_ns = stream.asked_ns + self._hop_ps // PS_PER_NS
-            received.first_waited_ns = received.waited_ns = max(stream.ready_ns - asked_ns, 0)
+            requested_ns = stream.requested_ns + self._hop_ps // PS_PER_NS
+            received.first_waited_ns = received.waited_ns = max(stream.ready_ns - requested_ns, 0)
             received.token_ids = stream.held.token_ids
-        self._core.kv_arrived(stream.sequence, received, stream.asked_ns, now_ns)
-        self._transfers.arrived(blocks, now_ns - stream.asked_ns - received.first_waited_ns)
+        self._core.kv_arrived(stream.sequence, received, stream.requested_ns, now_ns)
+        self._transfers.arrived(blocks, now_ns - stream.requested_ns - received.first_waited_ns)
         self._owner.received_at(self._transfers)
         self._owe_acknowledgement(stream)
 
@@ -395,7 +395,7 @@ class Fetching:
         for stream in self._streams.values():
             self._drop(stream)
         self._streams.clear()
-        self._unasked.clear()
+        self._unrequested.clear()
         self._unacknowledged.clear()
         self._readers.clear()
 

@@ -135,7 +135,7 @@ def test_batches_to_try_are_few_and_range_from_one_to_the_maximum(most: int) -> 
 
 
 @given(st.lists(st.floats(0, 1e5), min_size=1, max_size=30), st.booleans())
-def test_the_filter_is_kalmans_with_a_level_and_a_trend(values: list[float], asked: bool) -> None:
+def test_the_filter_is_kalmans_with_a_level_and_a_trend(values: list[float], requested: bool) -> None:
     values[0] += 1.0
     ours = Kalman()
     state, spread = np.zeros((2, 1)), np.eye(2) * 1000
@@ -148,7 +148,7 @@ def test_the_filter_is_kalmans_with_a_level_and_a_trend(values: list[float], ask
             state, spread = moves @ state, moves @ spread @ moves.T + drift
             gain = spread @ sees.T / (sees @ spread @ sees.T + 10)
             state, spread = state + gain * (value - sees @ state), (np.eye(2) - gain @ sees) @ spread
-        if asked:
+        if requested:
             ours.next()
     expected = max((moves @ state)[0, 0], 0.0) if len(values) >= 5 else values[-1]
     assert ours.next() == pytest.approx(expected, rel=1e-6, abs=1e-4)

@@ -20,11 +20,11 @@ from tests.unit.runtime.http.http_rig import echo, served
 segments = st.lists(st.sampled_from(["a", "b-c", "x:y", "%2F", "v1", "é"]), min_size=1, max_size=4)
 
 
-@given(asked_for=segments, target=segments, slash=st.booleans(), prefix=st.sampled_from(["", "/llm", "/a/b"]))
+@given(requested=segments, target=segments, slash=st.booleans(), prefix=st.sampled_from(["", "/llm", "/a/b"]))
 def test_a_reference_leads_to_its_target_under_any_prefix_and_scheme(
-    asked_for: list[str], target: list[str], slash: bool, prefix: str
+    requested: list[str], target: list[str], slash: bool, prefix: str
 ) -> None:
-    path, wanted = "/" + "/".join(asked_for) + "/" * slash, "/" + "/".join(target)
+    path, wanted = "/" + "/".join(requested) + "/" * slash, "/" + "/".join(target)
     for origin in ("", "http://127.0.0.1:8000"):
         found = relative({"raw_path": path.encode(), "path": path, "headers": []}, f"{origin}{wanted}?q=1")
         assert urljoin(f"https://public{prefix}{path}", found) == f"https://public{prefix}{wanted}?q=1"
