@@ -350,9 +350,7 @@ class RollUps:
         *,
         over: NDArray[np.bool_],
     ) -> None:
-        """Change the windows of all tiers but the first around `start_ns`; `roles` replace known ones where `over` is
-        true.
-        """
+        """Change the coarser windows around `start_ns`; `roles` replace known ones where `over` is true."""
         for ring in self._rings[1:]:
             row = ring.row(start_ns)
             if row is not None:
@@ -463,10 +461,9 @@ class RollUps:
         return np.array(list(map(self._slot, worker_ids)) if None in slots else slots, np.int64)
 
     def _slot(self, worker_id: str) -> int:
-        slot = self._slots.get(worker_id)
-        if slot is None:
-            slot = self._slots[worker_id] = self._new_slot()
-        return slot
+        if worker_id not in self._slots:
+            self._slots[worker_id] = self._new_slot()
+        return self._slots[worker_id]
 
     def _new_slot(self) -> int:
         used = len(self._slots)

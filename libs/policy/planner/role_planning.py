@@ -222,7 +222,7 @@ def assign(
     change roles. `evidence` has the age of reports and the duration of moves. `lending` is the number of mixed workers
     that compute prompts if budgets cannot change; None if they can.
     """
-    pool, requested, usual = _RoleWorkers.of(workers), limits, memory.usual.seen(work, now_ns)
+    pool, given, usual = _RoleWorkers.of(workers), limits, memory.usual.seen(work, now_ns)
     work = memory.usual.judged(work)
     if not pool.prefill and not pool.mixed:
         nobody = Split(0, 0, 0.0, 0.0)
@@ -238,7 +238,7 @@ def assign(
     resting = {name: paid_ns for name, paid_ns in memory.paid_ns.items() if now_ns - evidence.age_ns < paid_ns}
     lacking_since_ns = 0 if pool.mixed or not now.pressure else (memory.lacking_since_ns or now_ns)
     rests = lacking_since_ns and now_ns - lacking_since_ns < LACKING_NS
-    unmet_since_ns = 0 if limits.allow(now.prefill, now.mixed) else _unmet_since_ns(memory, requested, now_ns)
+    unmet_since_ns = 0 if limits.allow(now.prefill, now.mixed) else _unmet_since_ns(memory, given, now_ns)
     by_limits = unmet_since_ns != 0 and now_ns - unmet_since_ns >= STARTING_NS
     better = None if rests else _better_split(now, rated, by_limits=by_limits)
     patience_ns = memory.turn.patience_ns(work, now_ns)
@@ -271,9 +271,7 @@ def assign(
         parted = parted.lent(now_ns)
     code = _code(now, rated, limits, moved=bool(moves), wanted=wanted, budgets=bool(budgets), calm=calm)
     rest = MappingProxyType(resting)
-    left = Memory(
-        rest, calm_since_ns, lacking_since_ns, requested, unmet_since_ns, parted, turn, trades_since_ns, usual
-    )
+    left = Memory(rest, calm_since_ns, lacking_since_ns, given, unmet_since_ns, parted, turn, trades_since_ns, usual)
     return RolePlan(moves, budgets, code, now, then, rated.first(MAX_CANDIDATES), left)
 
 

@@ -119,8 +119,8 @@ def _state(
 ) -> ModelState:
     states = [_worker(each) for each in workers]
     waiting, fresh = demand.waiting, 1 - demand.cache_hit
-    at_workers = sum(each.prompt_tokens for each in states)
-    people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh + at_workers
+    people_tokens = max(waiting.prompt_tokens - waiting.batch_tokens, 0) * fresh
+    people_tokens += sum(each.prompt_tokens for each in states)
     # Waiting prompts predict arrivals better than finished requests do. A computed token attends to cached ones too.
     mean_tokens = waiting.mean_prompt_tokens or demand.mean_prompt_tokens
     alone = engine.speed_at(mean_tokens * demand.prompt_spread * (1 + demand.cache_hit))
@@ -144,12 +144,11 @@ def _state(
     at_decode = [each.batch.load.running for each in workers if each.batch.assignment.role == ROLE_MIXED]
     running = min(sum(at_decode), people_bound)
     kv_tokens = sum(each.kv_tokens for each in decode)
-    kv_people = kv_tokens * people_bound / bound if bound else 0.0
     alike = kv_tokens / bound if bound else 0.0
     work = Workload(
         prompts=needed,
         decodes=people_bound,
-        kv_tokens=round(kv_people),
+        kv_tokens=round(kv_tokens * people_bound / bound) if bound else 0,
         tpot_ns=demand.tpot_ns,
         waiting_ns=waiting_ns,
         held=held,
