@@ -333,7 +333,6 @@ class RollUps:
                 self._rings[0].put(row, slots, time)
                 known = role != NO_ROLE
                 self._rings[0].set_roles(row, slots[known], role[known])
-        # The last known role of each worker.
         latest = (roles[::-1] != NO_ROLE).argmax(axis=0)
         last = roles[::-1][latest, np.arange(len(slots))] % np.uint8(PROVISIONAL)
         never = np.zeros(len(slots), np.bool_)
