@@ -263,7 +263,7 @@ def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase
 def limited(
     history: DemandHistory, outlook: DemandOutlook, rates: Floats, query: PlanQuery
 ) -> tuple[Floats, tuple[str, ...]]:
-    """Return sampled rates within the support of history and `asked.growth`, and the plan's notes.
+    """Return sampled rates within the support of history and `query.growth`, and the plan's notes.
 
     `rates` are [paths, phases, stretches].
     """

@@ -83,5 +83,5 @@ class ReportedStep:
     decode_kv_tokens: int
     """The tokens whose KV it read for decode, over all sequences."""
     prefill_ns: int
-    """Its prefill time within the window's covered time."""
+    """The worker's prefill time within the window's covered time."""
     decode_ns: int

@@ -34,7 +34,7 @@ class ApiFinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
-    """It stopped after calling tools. Only the gateway assigns this reason; no worker sends it."""
+    """The sequence stopped after calling tools. Only the gateway assigns this reason; no worker sends it."""
 
 
 Ending = ApiFinishReason | FulcrumError | None

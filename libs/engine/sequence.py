@@ -30,12 +30,12 @@ class Stage(IntEnum):
     """The stage of a sequence in the engine. Blocks are held from FETCHING on."""
 
     QUEUED_TRANSFER = auto()
-    """Its KV is at another worker, and it waits for free blocks here."""
+    """The KV is at another worker, and the sequence waits for free blocks here."""
     QUEUED_PREEMPTED = auto()
-    """Its blocks were given to other sequences. It will be recomputed from its tokens."""
+    """The blocks were given to other sequences. The KV will be recomputed from the tokens."""
     QUEUED_PROMPT = auto()
     FETCHING = auto()
-    """Its blocks are allocated, and its KV is in transit."""
+    """The blocks are allocated, and the KV is in transit."""
     PREFILL = auto()
     DECODE = auto()
     """Each step computes one token of it, which is a generated one."""

@@ -121,7 +121,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return [worker for worker in self.workers if worker.role == role]
 
     def model_settings(self, folder: str) -> Mapping[str, str]:
-        """Return the settings of the model that `python -m libs.model.prepare` has put below `folder`."""
+        """Return the settings of the model that `python -m libs.model.prepare` wrote to `folder`."""
         return {"FULCRUM_WORKER_MODEL": self.model, "FULCRUM_WORKER_MODEL_PATH": f"{folder}/{self.model}"}
 
     def check(self) -> None:

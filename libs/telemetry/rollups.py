@@ -231,7 +231,7 @@ class Series:
     roles: NDArray[np.uint8]
     """[windows, workers] uint8: the role at the window's end, `NO_ROLE` where nothing was written."""
     provisional: NDArray[np.bool_]
-    """[windows, workers] bool: whether part of the time is a step that still runs. Known in the first tier only."""
+    """[windows, workers] bool, True if part of the time belongs to a running step. Set in the first tier only."""
     encode_ns: NDArray[np.int64] | None = None
     """[windows, workers] int64, as in `Cells.encode_ns`; None if no worker has encoded."""
 

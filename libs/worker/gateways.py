@@ -58,7 +58,7 @@ class Outbox:
 
     @property
     def overflowed(self) -> bool:
-        """True if so much is pending that the gateway must be dropped."""
+        """True if more tokens and events are pending than allowed, so that the gateway must be dropped."""
         return len(self._token_ids) + len(self._events) > MAX_PENDING
 
     def add_tokens(self, output: SequenceOutput) -> None:

@@ -104,9 +104,9 @@ class Outcome:
     status: int = 0
     body: bytes = b""
     broken: str = ""
-    """Why the connection broke; empty if it did not."""
+    """The reason for which the connection broke; empty if it did not."""
     left: bool = False
-    """Whether the client closed the connection itself."""
+    """True if the client closed the connection itself."""
     requested_s: float = 0.0
     came_s: list[float] = field(default_factory=list)
     """Times at which parts of the answer arrived, on the loop's clock."""

@@ -14,7 +14,7 @@ from load.chaos.loop import Node, SimLoop
 
 # Bytes sent and not read: HTTP/2's default.
 WINDOW_BYTES = 64 * 1024
-# When a peer that answers no ping is given up.
+# The time after which a peer that answers no ping is given up.
 KEEPALIVE_S = 2 * KEEPALIVE_MS / 1000
 # Between two items of a pipe: timers of the same moment have no order.
 ORDER_S = 1e-9

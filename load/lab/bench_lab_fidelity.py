@@ -149,11 +149,11 @@ async def _run(net: Net, stores: Stores, cluster: Cluster, place: ClusterShape, 
         request = trace.requests[places[number]]
         await asyncio.sleep(request.arrival_ns / 1e9)
         prompt = tuple(prompts[places[number]])
-        options = ClientCall(
+        call = ClientCall(
             number, prompt, request.output_tokens, temperature=0.0, seed=0, n=1, stream=False, stop="",
             leaves_after_s=None,
         )  # fmt: skip
-        outcome = await send(net, client, GATEWAY, options)
+        outcome = await send(net, client, GATEWAY, call)
         if outcome is None or outcome.kind != "ok":
             raise AssertionError(f"request {number} was not answered: {outcome.kind if outcome else 'refused'}")
 
@@ -197,7 +197,7 @@ EXAMPLES: Final = """examples:
   python -m load.lab.bench_lab_fidelity sim --only 1p1d mixed             # two of them
   python -m load.lab.bench_lab_fidelity live --seconds 105 --seeds 1 2 2  # calibrated on the first run
 """
-# Where calibration begins.
+# The start of calibration.
 FIRST: Final = Constants(1.0, LOOKUP_MS)
 
 

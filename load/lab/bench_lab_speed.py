@@ -57,7 +57,7 @@ class Job:
     policy: str = "fulcrum"
     seconds: float = 3600.0
     equal: bool = False
-    """Whether step times are `EQUAL`, with neither hops nor KV transfer time, as in DynoSim."""
+    """True if step times are `EQUAL` and hops and KV transfers take no time, as in DynoSim."""
     chunk_tokens: int = CHUNK_TOKENS
 
     @property

@@ -2,11 +2,12 @@
 
 A synthetic fleet's batches are decoded, entered, written and encoded for readers by the service's own code, one after
 the other in this process, without broker, socket or reader. Figures are CPU time of this thread, so other work on the
-machine changes them little. With `--heard` another instance's windows are read too, as one of several instances does.
+machine changes them little. With `--heard` it also reads another instance's windows, as each of several
+instances does.
 
 The law that extrapolates: an instance that reads `own` workers beside `received` ones of others needs
-`own x a + heard x b` cores and `m x (own + heard)` memory, where a, b and m are measured here. Prints a table, then
-one JSON line.
+`own x a + received x b` cores and `m x (own + received)` memory, where a, b and m are measured here. Prints a table,
+then one JSON line.
 """
 
 import argparse

@@ -13,7 +13,7 @@ from load.measure import rounded, titled_table
 IDLE, LOADED = "idle", "load"
 SUM: Final = "sum"
 CONTROL: Final = "(control)"
-# By shape: prefill and decode workers.
+# The prefill and decode workers of each shape.
 MOST_IDLE_POINTS: Final = {"1+1": 12.0, "3+5": 25.0}
 MOST_GROWTH_POINTS_PER_HOUR: Final = 1.0
 LEAST_COVERAGE: Final = 99.0

@@ -241,7 +241,7 @@ class SceneResult:
     false_alerts: list[str] = field(default_factory=list)
     late_alerts: list[str] = field(default_factory=list)
     mended: bool = False
-    """Whether the planner acts and nothing was called calm while clients were late, so that no verdict is missing."""
+    """True if the planner acts and no verdict was calm while clients were late, so that no verdict is missing."""
     promises: list[dict[str, Any]] = field(default_factory=list)
     looks: int = 0
     lasted_s: float = 0.0

@@ -170,11 +170,11 @@ BEFORE_S: Final = 5.0
 WARM_S: Final = 8.0
 REST_S: Final = 40.0
 PLAYED_S: Final = 60.0
-# When the pressure left by advised moves is measured, in seconds after them: sequences that were held decode once
+# The seconds after advised moves at which the remaining pressure is measured. Sequences that were held decode once
 # their prompts are computed, which takes about a second.
 MOVED_S: Final = (1.0, 2.5)
-# How long a backlog is awaited, how long requests that arrive without one are counted, and how long their first tokens
-# are awaited.
+# The time limit for a backlog to end, the time in which later arrivals are counted, and the time limit of their first
+# tokens.
 GONE_WITHIN_S: Final = 25.0
 ARRIVE_S: Final = 8.0
 ANSWER_S: Final = 4.0

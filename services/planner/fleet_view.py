@@ -296,8 +296,9 @@ class FleetView:
         return min((waits - 1) / CPU_WAIT_UNITS, 1.0) if waits else None
 
     def times_ns(self, end_ns: int) -> Ints:
-        """Return [workers, 3] covered, prefill and decode time in the last `window_ns` of whole windows that end by
-        `end_ns`.
+        """Return covered, prefill and decode nanoseconds by worker, of shape [workers, 3].
+
+        The sums are over the whole windows in the `window_ns` before `end_ns`.
         """
         last = end_ns // WINDOW_NS
         first = last - self.window_ns // WINDOW_NS

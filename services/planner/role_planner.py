@@ -113,7 +113,7 @@ class RolePlanner:
         self._evidence = MoveEvidence()
         """The times that changes took, from the decision to the worker's answer."""
 
-    def assignments(self, view: FleetView) -> dict[str, Assignment]:
+    def requested_assignments(self, view: FleetView) -> dict[str, Assignment]:
         """Return the requested assignment of each worker whose telemetry and registration show nothing newer."""
         if not self._wanted:
             return {}

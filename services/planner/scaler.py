@@ -134,7 +134,7 @@ class ActuatorPools:
     def __init__(self, actuator: Actuator, settings: ScalerSettings) -> None:
         self.actuator = actuator
         self.started: Started | None = None
-        """Its workers; None if it did not answer the last call."""
+        """The actuator's workers; None if the actuator did not answer the last call."""
         self.model = ""
         """The model that its workers serve; empty until it has answered once."""
         self.start_up = StartUp(settings.start_up_ns, settings.machine_ns)

@@ -265,7 +265,7 @@ class PlannerState:
         A model that is to change gets one decision for each kind of change. If none changes, a single decision to
         keep everything is published when its reasons change, and once a second.
         """
-        observed = self._observe(self._role_planner.assignments(self.view), now_ns)
+        observed = self._observe(self._role_planner.requested_assignments(self.view), now_ns)
         snapshot = observed.snapshot
         self.at_rest = snapshot.at_rest
         acts = self.identity.mode == MODE_AUTO and not self.idle_because
@@ -293,10 +293,18 @@ class PlannerState:
         """
         self._role_planner.done(order, assignment, now_ns, failed=failed)
 
-    def _observe(self, ordered: Mapping[str, Assignment], now_ns: int) -> ObservedCluster:
+    def _observe(self, requested_assignments: Mapping[str, Assignment], now_ns: int) -> ObservedCluster:
         pinned = self.view.roster.pinned(self.limits.pinned, now_ns)
         waiting = self.gateways.waiting(now_ns)
-        look = Look(ordered, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns, self._requested_ttft_ns)
+        look = Look(
+            requested_assignments,
+            waiting,
+            self._tpot_of,
+            pinned,
+            now_ns,
+            now_ns - self._lag_ns,
+            self._requested_ttft_ns,
+        )
         return self._observer.look(look)
 
     def take_model_targets(self, tpot_ms: Mapping[str, float]) -> None:
@@ -319,7 +327,7 @@ class PlannerState:
         """Record the decisions for all changing models and build their orders."""
         self._kept = None
         published: list[Decision] = []
-        ordered: list[Order] = []
+        all_orders: list[Order] = []
         for plan in plans:
             if plan.assigned is None:
                 continue
@@ -331,10 +339,10 @@ class PlannerState:
                 ]
                 decision.changes.extend(messages.worker_changes(orders))
                 published.append(self._tell(decision, now_ns))
-                ordered.extend(orders)
+                all_orders.extend(orders)
                 if before is not None:
                     self._watched.append(_watched(plan, plan.assigned, decision, before, now_ns))
-        return Decided(published, ordered)
+        return Decided(published, all_orders)
 
     def _look_again(self, now_ns: int) -> list[Decision]:
         """Return earlier decisions whose effect has now been measured."""

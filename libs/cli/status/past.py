@@ -52,8 +52,8 @@ def show_past(ready_file: Path | None, at: str, *, as_json: bool) -> None:
     if reach is None:
         raise InvalidRequest(f"--at {at} is {span(age_s * 1e3)} ago: two days are kept")
     _, window, window_ms, count = reach
-    requested = {"window": window, "span": f"{window_ms * count // 1_000}s", "end_unix_ms": str(at_ms)}
-    answer = get_json(find_suite(ready_file).metrics, PATH, exact=as_json, **requested)
+    query = {"window": window, "span": f"{window_ms * count // 1_000}s", "end_unix_ms": str(at_ms)}
+    answer = get_json(find_suite(ready_file).metrics, PATH, exact=as_json, **query)
     if as_json:
         print(json.dumps(answer))
         return

@@ -27,7 +27,7 @@ class LiveSequence:
 
     request: EngineRequest
     name: str
-    """Its request id in vLLM, which unlike `sequence_id` is never reused in this engine."""
+    """The request id in vLLM, which unlike `sequence_id` is never reused in this engine."""
     cached_tokens: int = 0
     loaded_tokens: int = 0
     """The tokens whose KV came through the KV connector, from a store or another engine."""

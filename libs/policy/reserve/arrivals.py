@@ -131,9 +131,9 @@ class ArrivalLaws:
         length_s = end_s - begin_s
         requested = np.bincount(arrivals.model, minlength=len(self)).astype(np.float64)
         hazard = self.hazards(begin_s, np.array([length_s]))[:, 0, :] * common
-        reported = np.where(requested[None, :] > 0, np.log(-np.expm1(-hazard)), -hazard)
-        reported[:, self._spent_s[-1] < COLD_WINDOWS * length_s] = 0.0
-        self._evidence = self._evidence * 0.5 ** (length_s / JUDGED_S) + np.maximum(reported, -MOST_NATS)
+        nats = np.where(requested[None, :] > 0, np.log(-np.expm1(-hazard)), -hazard)
+        nats[:, self._spent_s[-1] < COLD_WINDOWS * length_s] = 0.0
+        self._evidence = self._evidence * 0.5 ** (length_s / JUDGED_S) + np.maximum(nats, -MOST_NATS)
         self._learn_gaps(begin_s, end_s, arrivals)
         self._learn_hour(int(begin_s / HOUR_S), float(requested.sum()), float(self._rates[2].sum()) * length_s)
         for index, memory_s in enumerate(MEMORIES_S):

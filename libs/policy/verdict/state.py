@@ -277,7 +277,7 @@ class WorkerState:
     kv_wait: float
     """The share of its time in which no step ran while ready KV was in transit to it."""
     kv_awaited: float
-    """The share of its time in which ready KV was in transit to it, whether or not steps ran."""
+    """The share of time in which ready KV was in transit to the worker, whether or not steps ran."""
     held_by_link: float
     """The mean number of sequences that waited for such KV."""
     kv_awaited_s: float = 0.0
@@ -365,7 +365,7 @@ class SilentWorker:
 
     id: str
     takes: str
-    """Its role as listed: prefill or decode."""
+    """The listed role: prefill or decode."""
     silent_s: float
 
 

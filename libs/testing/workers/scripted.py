@@ -215,10 +215,10 @@ class ScriptedWorker:
             if submit.phase == pb.PHASE_DECODE:
                 self.pulled.append(submit.kv.handle)
             start = len(unpack_u32(submit.token_ids)) - submit.prompt_tokens
-            requested = 1 if submit.phase == pb.PHASE_PREFILL else submit.max_output_tokens - start
+            count = 1 if submit.phase == pb.PHASE_PREFILL else submit.max_output_tokens - start
             if self.script:
-                requested = min(requested, len(self.script) - start)
-            tokens = requested if plan.tokens is None else plan.tokens
+                count = min(count, len(self.script) - start)
+            tokens = count if plan.tokens is None else plan.tokens
             if submit.pooling and self.pools:
                 tokens = 0
             frame.token_sequences = pack_u32([submit.sequence] * tokens)

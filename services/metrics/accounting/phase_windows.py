@@ -75,7 +75,7 @@ def _runs(series: Series, then: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 MAX_WINDOWS: Final = 600
-"""The bound on windows that one answer sums up, a minute of the finest. Longer and older spans use coarser windows."""
+"""The bound on windows summed for one answer: one minute of the finest. Longer and older spans use coarser windows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def observe(
         return UnknownState(model, engine, at_rest)
     reporting = len(workers)
     if reporting < (reporting + silent) * REPORTING_SHARE or not reporting:
-        return UnknownState(model, f"{reporting} of {reporting + silent} workers of {model} are heard", at_rest)
+        return UnknownState(model, f"{reporting} of {reporting + silent} workers of {model} report", at_rest)
     if demand is None:
         return UnknownState(model, "no gateway says what waits there", at_rest)
     return _state(model, engine, workers, demand, at_rest)

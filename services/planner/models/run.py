@@ -132,7 +132,7 @@ class ModelLoop:
                 outlooks = self._keeper.outlooks(self._clock.now_ns())
                 if outlooks != said or loop.time() - said_s >= OUTLOOK_RENEW_S:
                     with contextlib.suppress(CatalogueDown):
-                        await self._store.tell(outlooks, lease_ms=OUTLOOK_LEASE_MS)
+                        await self._store.publish_outlooks(outlooks, lease_ms=OUTLOOK_LEASE_MS)
                         said, said_s = outlooks, loop.time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD_S):

@@ -41,7 +41,7 @@ class Gateway:
             tuple(read_places(each) for name, each in sorted(reports.items()) if name < self.name),
             tuple(read_places(each) for name, each in sorted(reports.items()) if name > self.name),
         )
-        self.places.hear(Others(before, after))
+        self.places.adopt_reports(Others(before, after))
 
     def prefill(self, count: int) -> None:
         """Make that many of the running choices still compute their prompts."""
