@@ -76,12 +76,12 @@ class ReportedStep:
     kind: str
     """The phase of the step's work: prefill, decode, mixed, or encode for images, whose time counts as prefill."""
     prefill_share: float
-    """The share of its time that counts as prefill, 0..1; 1 or 0 except for mixed steps."""
+    """The share of the step that counts as prefill, 0..1; 1 or 0 except for mixed steps."""
     prefill_tokens: int
     prefill_sequences: int
     decode_sequences: int
     decode_kv_tokens: int
-    """The tokens whose KV it read for decode, over all sequences."""
+    """The tokens whose KV was read for decode, over all sequences."""
     prefill_ns: int
     """The worker's prefill time within the window's covered time."""
     decode_ns: int

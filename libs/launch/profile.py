@@ -43,7 +43,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     role: Literal["prefill", "decode", "mixed"]
     devices: tuple[int, ...]
-    """The indices of its GPUs on its node."""
+    """The indices of the worker's GPUs on its node."""
     arguments: dict[str, Any]
     node: int = 0
     max_sequences: int = 64

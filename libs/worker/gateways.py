@@ -165,9 +165,9 @@ class AttachedGateway:
     demand: GatewayDemand
     outbox: Outbox = field(default_factory=Outbox)
     living: set[int] = field(default_factory=set)
-    """Ids of its sequences in the engine."""
+    """Ids of the gateway's sequences in the engine."""
     submits: int = 0
-    """Number of submits read from its stream."""
+    """Number of submits read from the gateway's stream."""
     sent_load: Load | None = None
     sent_speed: Speed | None = None
     assignment_news: bool = True

@@ -83,7 +83,7 @@ class PoolMember:
         self._make_ports = make_ports
         self._transport = transport
         self.address = ""
-        """The address of its admin service, set before it runs."""
+        """The address of the admin service, set before it runs."""
         self._incarnation = self._since_ns = clock.now_ns()
         self._epoch = 1
         self._lead = LatestLead()
@@ -98,7 +98,7 @@ class PoolMember:
         self._serving: tuple[Engine, Goal, KnownAnswer] | None = None
         self._leaving = Leaving.CLOSED
         self._device_bytes = 0
-        """Memory of each of its GPUs, as reported by an engine that slept; 0 if unknown."""
+        """Memory of each of the worker's GPUs, as reported by an engine that slept; 0 if unknown."""
         self._asleep: OrderedDict[str, _Asleep] = OrderedDict()
         """Sleeping models by name, least recently left first."""
         self._changed = asyncio.Event()

@@ -154,7 +154,7 @@ class _MetricsService:
     ids: Sequence[str] = ()
     roster: WorkerColumns | None = None
     indices: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Index of each of its workers in the roster, or -1 if it is not registered."""
+    """The roster index of each of the service's workers, or -1 if it is not registered."""
 
 
 class FleetView:
@@ -354,9 +354,9 @@ class ObservedWorker:
     worker: Worker
     load: Load | None
     coverage: float
-    """The share of the window that its telemetry covers, 0..1."""
+    """The share of the window that the worker's telemetry covers, 0..1."""
     cpu_wait: float | None = None
-    """The share of its time in which it waits for a CPU; None if it does not report it."""
+    """The share of time in which the worker waits for a CPU; None if it does not report this."""
 
 
 # A worker of a pool has no engine that reports while it loads a model or holds none.

@@ -82,7 +82,7 @@ class _Columns:
     fresh: Bools
     """True if the worker has reported within `FRESH_NS`."""
     kv_tokens: Ints
-    """KV tokens that its sequences hold; 0 for a worker that has reported nothing."""
+    """KV tokens that each worker's sequences hold; 0 if it has reported nothing."""
     times_ns: Ints
     """[workers, 3] covered, prefill and decode time in the window."""
 

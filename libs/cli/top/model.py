@@ -39,9 +39,9 @@ class WorkerRow:
     mfu: float | None = None
     mbu: float | None = None
     dummy: float | None = None
-    """The share of its time in dummy steps, which is part of idle."""
+    """The share of the worker's time in dummy steps, which is part of idle."""
     encode: float | None = None
-    """The share of its time in steps that encode images, which is part of prefill."""
+    """The share of the worker's time in steps that encode images, which is part of prefill."""
     ttft_s: float | None = None
     tpot_s: float | None = None
 

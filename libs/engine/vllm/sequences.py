@@ -36,9 +36,9 @@ class LiveSequence:
     kv_bytes: int = 0
     aborting: bool = False
     computed: bool = False
-    """True once its prompt is computed."""
+    """True once the prompt is computed."""
     unsent: bool = False
-    """True while its images are read. EngineCore does not know it yet."""
+    """True while images are read. EngineCore does not know the sequence yet."""
 
     @property
     def sequence_id(self) -> int:

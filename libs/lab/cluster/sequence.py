@@ -70,7 +70,7 @@ class CountedSequence(Sequence):
         self.ends_at = min(self._whole_length, self.max_length)
         """The total length with its last token."""
         self.sampled_here = False
-        """True if the first token after its prompt was sampled on this worker."""
+        """True if the first token after the prompt was sampled on this worker."""
 
     @property
     def room_tokens(self) -> int:

@@ -267,15 +267,15 @@ class WorkerState:
     role: Role
     budget_tokens: int
     sequences: int
-    """Sequences that it decodes or holds to decode."""
+    """Sequences that the worker decodes or holds to decode."""
     kv_tokens: int
-    """The number of KV tokens that its sequences hold."""
+    """The number of KV tokens that the worker's sequences hold."""
     prompt_tokens: int
     """Prompt tokens that wait at the worker."""
     slowness: float | None
-    """The ratio of its step times to those of its peers for equal steps; None if it ran too few."""
+    """The ratio of the worker's step times to its peers' for equal steps; None if it ran too few."""
     kv_wait: float
-    """The share of its time in which no step ran while ready KV was in transit to it."""
+    """The share of time in which no step ran while ready KV was in transit to the worker."""
     kv_awaited: float
     """The share of time in which ready KV was in transit to the worker, whether or not steps ran."""
     held_by_link: float
