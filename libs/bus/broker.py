@@ -122,8 +122,8 @@ async def _warn_of_weak_topics(admin: AIOKafkaAdminClient, described: Iterable[M
     copied = [entry["topic"] for entry in described if min(map(_copies, entry["partitions"])) >= REPLICATION]
     if not copied:
         return
-    requested = [ConfigResource(ConfigResourceType.TOPIC, name, {IN_SYNC_SETTING: ""}) for name in copied]
-    weak = weak_topics(resource for answer in await admin.describe_configs(requested) for resource in answer.resources)
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, {IN_SYNC_SETTING: ""}) for name in copied]
+    weak = weak_topics(resource for answer in await admin.describe_configs(resources) for resource in answer.resources)
     if weak:
         log.warning(
             f"topics with {REPLICATION} copies count a record as written when one broker has it:"

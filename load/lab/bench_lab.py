@@ -106,10 +106,10 @@ def main() -> None:
         print(json.dumps(_at_share(options)))
         return
     started = time.monotonic()
-    requested = options.workloads.split(",") if options.workloads else list(EIGHT if options.eight else QUICK)
-    if unknown := [name for name in requested if name not in EIGHT]:
+    names = options.workloads.split(",") if options.workloads else list(EIGHT if options.eight else QUICK)
+    if unknown := [name for name in names if name not in EIGHT]:
         raise SystemExit(f"no workload {', '.join(unknown)}: there are {', '.join(EIGHT)}")
-    workloads = {name: text for name, text in EIGHT.items() if name in requested and is_there(text)}
+    workloads = {name: text for name, text in EIGHT.items() if name in names and is_there(text)}
     if not workloads:
         raise SystemExit("these workloads are traces: FULCRUM_DATA has to name the folder with them, see docs/data.md")
     policies = options.policies.split(",") if options.policies else POLICIES

@@ -63,7 +63,7 @@ from load.lab.fidelity_live import LiveRun, learned_steps, live_replay, settings
 from load.setup import bench_suite
 
 # After the last answer, for events to be published.
-TELL_S: Final = 2.0
+REPORT_S: Final = 2.0
 CONTEXT_TOKENS: Final = 131_072
 # Round trip: the mean of `load.chaos.cluster`.
 EVEN_STORE_MS: Final = 0.75
@@ -159,7 +159,7 @@ async def _run(net: Net, stores: Stores, cluster: Cluster, place: ClusterShape, 
 
     await asyncio.gather(*(cluster.loop.spawn(client, ask(each.number)) for each in trace.requests))
     preemptions = sum(each.worker.host.engine.load().preemptions for each in cluster.workers() if each.worker)
-    await asyncio.sleep(TELL_S)
+    await asyncio.sleep(REPORT_S)
     if cluster.wrong or net.faults:
         raise AssertionError((cluster.wrong, net.faults))
     events = [event for event in stores.records(REQUESTS) if isinstance(event, RequestEvent)]

@@ -86,9 +86,9 @@ class Outcome:
         return self.left / max(self.predicted, 1e-9) - 1
 
 
-def is_there(device: Device, planted: Planted, requested: Iterable[ClientRequest]) -> bool:
+def is_there(device: Device, planted: Planted, requests: Iterable[ClientRequest]) -> bool:
     """Return whether clients see the cause: a queue of prompts, or more sequences than TPOT or KV allows."""
-    live = [each for each in requested if not each.done]
+    live = [each for each in requests if not each.done]
     queued = [each for each in live if not each.first_s]
     decoding = [each for each in live if each.first_s]
     waits_s = sum(device.prompt_s(each.isl) for each in queued) / planted.prefill
@@ -306,9 +306,9 @@ async def see_latencies(
     if at_s is None or action["ttft_p95_most_ms"] is None:
         return found
     await asyncio.sleep(max(at_s + ARRIVE_S - suite.now_s, 0.0))
-    requested = [each for each in suite.requests if at_s <= each.sent_s <= at_s + ARRIVE_S]
+    sampled = [each for each in suite.requests if at_s <= each.sent_s <= at_s + ARRIVE_S]
     await asyncio.sleep(ANSWER_S)
-    ttfts = [(each.first_s or suite.now_s) - each.sent_s for each in requested if not each.broken]
+    ttfts = [(each.first_s or suite.now_s) - each.sent_s for each in sampled if not each.broken]
     if len(ttfts) >= LEAST_ANSWERS:
         came_ms = p95(ttfts) * 1e3
         found.append(FollowedFigure("ttft", action["ttft_p95_least_ms"], action["ttft_p95_most_ms"], came_ms))

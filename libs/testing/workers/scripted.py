@@ -107,9 +107,9 @@ class ScriptedWorker:
         self.worker.assignment.role = number
         self.worker.assignment.budget_tokens = budget_tokens
         self.worker.assignment.epoch += 1
-        self.tell(pb.WorkerFrame(worker=self.worker))
+        self.send(pb.WorkerFrame(worker=self.worker))
 
-    def tell(self, frame: pb.WorkerFrame) -> None:
+    def send(self, frame: pb.WorkerFrame) -> None:
         """Send a frame to every gateway."""
         for outbox in self._outboxes:
             outbox.put_nowait(frame)
@@ -187,7 +187,7 @@ class ScriptedWorker:
     def leave_again(self, role: str) -> None:
         """Take another role without decode, and offer each running decode again, as a worker does."""
         self.assign(role)
-        self.tell(
+        self.send(
             pb.WorkerFrame(events=[pb.SequenceEvent(sequence=each, leaving=pb.Leaving()) for each in self._leaving])
         )
 
@@ -195,7 +195,7 @@ class ScriptedWorker:
         """End the step, after which sequences that were handed over leave."""
         self.in_step = False
         for number in self._leaving.keys() & set(self.hand_overs):
-            self.tell(self._moved(number))
+            self.send(self._moved(number))
 
     def finish_leaving(self) -> None:
         """Finish the sequences that no other worker took."""

@@ -128,7 +128,7 @@ class ModelLoop:
                 if self._acts() and self._calls < MAX_CALLS:
                     for call in self._keeper.decide(self._clock.now_ns()):
                         self._calls += 1
-                        self._tasks.spawn(f"model of {call.worker.id}", self._tell(call))
+                        self._tasks.spawn(f"model of {call.worker.id}", self._assign(call))
                 outlooks = self._keeper.outlooks(self._clock.now_ns())
                 if outlooks != said or loop.time() - said_s >= OUTLOOK_RENEW_S:
                     with contextlib.suppress(CatalogueDown):
@@ -139,7 +139,7 @@ class ModelLoop:
                     await self.news.wait()
             self.news.clear()
 
-    async def _tell(self, call: Call) -> None:
+    async def _assign(self, call: Call) -> None:
         order, entry = call.order, call.entry
         request = pb.AssignModelRequest(
             expected_epoch=call.epoch,
