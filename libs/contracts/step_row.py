@@ -71,7 +71,7 @@ def step_count(steps: StepColumns) -> int:
 class ReportedStep:
     start_unix_ns: int
     end_unix_ns: int
-    """The end of the step; of a running one, the time up to which it is known to have run."""
+    """The end of a finished step, or the latest time at which a running step was observed."""
     running: bool
     kind: str
     """The phase of the step's work: prefill, decode, mixed, or encode for images, whose time counts as prefill."""

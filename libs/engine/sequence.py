@@ -192,7 +192,7 @@ class Sequence:
         return self._hashes[: self._known_elsewhere // self._block_size]
 
     def admit(self, blocks: list[int], shared: int) -> None:
-        """Take blocks; the first `shared` of them were found with their KV."""
+        """Assign blocks; the first `shared` of them hold KV found in the cache."""
         if not self.preempted:
             tokens = np.empty(self.max_length, dtype=np.int32)
             tokens[: self.length] = self.request.token_ids

@@ -23,7 +23,7 @@ MIXED_BUDGET_TOKENS: Final = 256
 
 
 def service_of(role: str) -> str:
-    """Return the service by which a worker of this role starts."""
+    """Return the name of the service that runs a worker of this role."""
     return "prefill" if role == "prefill" else "decode"
 
 

@@ -29,7 +29,7 @@ LISTED_NS: Final = 300 * 1_000_000_000
 exceeds the delay of alerts: Prometheus's rule waits a minute over gauges of 15 s.
 """
 LEFT_NS: Final = 60 * 1_000_000_000
-"""The time for which a worker that left in good order stays listed."""
+"""The time for which a worker that left cleanly stays listed."""
 BEHIND_NS: Final = 500_000_000
 """The lead of another process's report at which this process drops its own timeline of a worker."""
 MAX_TABLES: Final = 256

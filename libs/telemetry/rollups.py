@@ -372,7 +372,7 @@ class RollUps:
     def take_changed(self, before_ns: int) -> list[StoredWindow]:
         """Return the time before `before_ns` of all coarse windows that changed since the last call.
 
-        The process that resumes at `before_ns` writes later time anew. A window that reaches beyond it is returned
+        The process that resumes at `before_ns` writes later time again. A window that reaches beyond it is returned
         again next time.
         """
         taken = []

@@ -177,7 +177,7 @@ class PoolMember:
             await self._close()
 
     async def drain(self) -> None:
-        """Let running sequences end, for as long as the settings allow."""
+        """Wait for running sequences to end, at most for `drain_s` of the settings."""
         if self._host is not None:
             await drain(self._host, self._settings.drain_s)
 
@@ -275,7 +275,7 @@ class PoolMember:
             await self._clear_device(engine)
 
     async def _left(self) -> None:
-        """Put the engine to sleep instead of closing it, if that was decided."""
+        """Put the engine to sleep, or close it if the planner did not choose sleep."""
         if self._serving is None:
             return
         engine, goal, _ = self._serving

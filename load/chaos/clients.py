@@ -1,4 +1,4 @@
-"""Clients over simulated HTTP: what they ask, the answer they must get, and whether they got it."""
+"""Clients over simulated HTTP: their requests, the expected answers, and the comparison with the received ones."""
 
 import asyncio
 import json

@@ -79,7 +79,7 @@ class Stores:
         return digest
 
     def heal(self) -> None:
-        """Make both stores answer at once again."""
+        """Restart and resume both stores, and remove their delays."""
         self.late_s = 0.0
         for server in (self.redis, self.broker):
             server.start()

@@ -116,7 +116,7 @@ class Pipe:
             await self._wait()
 
     def send(self, item: Any) -> None:
-        """Put an item on its way, behind everything sent before."""
+        """Send an item, which arrives after all earlier ones."""
         loop = self._net.loop
         self._last_s = max(self._last_s + ORDER_S, loop.time() + self._net.delay_s(self._source, self._sink))
         loop.call_at(self._last_s, self._arrive, item, context=loop.world)
@@ -134,7 +134,7 @@ class Pipe:
         return item
 
     def end(self, why: object) -> None:
-        """Let the pipe end after what has arrived."""
+        """Close the pipe behind the items that have arrived."""
         if self.ended is None:
             self.ended = why
             self._wake()

@@ -175,7 +175,7 @@ def post(path: str = "/v1/completions", **more: Any) -> Sent:
 
 
 def asks(count: int, make: Callable[[Target], Iterable[Sent]]) -> Attack:
-    """Return an attack of `count` clients that share the requests of `make` and send them without a pause."""
+    """Return an attack by `count` clients that share the requests from `make` and send them without a pause."""
 
     async def attack(target: Target) -> None:
         requests = iter(make(target))

@@ -171,7 +171,7 @@ def _last_line(command: Sequence[str], folder: Path, environment: dict[str, str]
 
 
 def _speed(folders: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
-    """Return rows of (who, policy, best CPU seconds); those to compare take turns."""
+    """Return rows of (contender, policy, best CPU seconds). The contenders run in turns."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for number in range(rounds):
         for policy, router in ROUTERS.items():

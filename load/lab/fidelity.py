@@ -65,7 +65,7 @@ class Replay:
     client_ttft_ns: Mapping[int, float] | None = None
     """Nanoseconds from sending to the first piece of the answer, by number; None if no client measured them."""
     latest_ns: float = 0.0
-    """The most by which its client was late to send a request."""
+    """The largest delay in ns of the client when sending a request."""
     learned: StepTimeModel | None = None
     """The step times that its workers had learned by its end."""
 

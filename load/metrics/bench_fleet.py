@@ -81,7 +81,7 @@ class Replay:
         self.took_ms[part].append((time.thread_time_ns() - began_ns) / 1e6)
 
     async def round(self, now_ns: int, shared: list[bytes]) -> None:
-        """Take what has come by `now_ns` and records of other instances, and write and look as a service does."""
+        """Process the batches that arrived by `now_ns` and the records of other instances as the service does."""
         came = []
         while self._next[0] < now_ns:
             came.append(self._next)
@@ -138,7 +138,7 @@ async def replay(own: int, received: int, seconds: float, repeats: int) -> dict[
 
 
 def law(alone: dict[str, float], beside: dict[str, float], own: int, received: int) -> tuple[float, float]:
-    """Return the cores that 1,000 own workers and 1,000 heard ones need, from ms of CPU per 100 ms."""
+    """Return the cores for 1,000 own workers and for 1,000 of another instance, from CPU ms per 100 ms."""
     per_own = sum(alone.values()) / 100 * 1000 / own
     return per_own, (sum(beside.values()) - sum(alone.values())) / 100 * 1000 / received if received else 0.0
 

@@ -134,7 +134,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """Return a line for people, which marks a value so near to its bound that chance may have decided."""
+        """Return a line of text, which marks a value so close to its bound that chance may have decided."""
         if self.met is None or self.value is None:
             return f"not measured: {self.shape} {self.phase}: {self.aim}"
         text = f"{'met' if self.met else 'not met'}: {self.shape} {self.phase}: {self.aim}: {self.value:.2f}"

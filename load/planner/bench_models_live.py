@@ -84,7 +84,7 @@ SETTINGS: Final = {
 
 
 async def ask(client: httpx.AsyncClient, url: str, found: Outcome) -> None:
-    """Send one request, again after 503 or 429 as long as the answer asks to come back."""
+    """Send one request, and retry after 503 or 429 while the response has Retry-After."""
     body = {"model": found.model, "prompt": "a b c d", "max_tokens": found.wanted, "stream": True, "ignore_eos": True}
     body["stream_options"] = {"include_usage": True}
     for _ in range(MAX_TRIES):

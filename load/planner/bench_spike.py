@@ -111,8 +111,8 @@ def judged(
     start_unix_ns: int,
     most: int = MOST_JUDGED,
 ) -> dict[str, bool]:
-    """Return by id whether requests would have fared worse without a decision, of those that answer pressure.
-    `workers` are as they stood after all `decisions`.
+    """Return, by id of a decision that reduces pressure, whether requests would have been slower without it. `workers`
+    have the roles after all `decisions`.
     """
     experiment = kind.experiment(trace, len(workers))
     found: dict[str, bool] = {}

@@ -106,7 +106,7 @@ async def _flood(stage: Stage) -> None:
 
 
 async def _callers(stage: Stage) -> None:
-    """Run callers that each ask again as soon as they are answered."""
+    """Run callers, each of which sends its next request as soon as it is answered."""
 
     async def call() -> None:
         while True:

@@ -316,7 +316,7 @@ async def see_latencies(
 
 
 async def warm(suite: VirtualSuite, device: Device, isl: int) -> None:
-    """Let workers learn their step times, then wait until all is quiet."""
+    """Send spaced prompts from which workers learn their step times, then wait until nothing runs."""
     every_s = 2 * device.prompt_s(isl)
     await suite.play([(number * every_s, isl, 24) for number in range(int(WARM_S / every_s))])
     end_s = suite.now_s + REST_S

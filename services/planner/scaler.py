@@ -384,7 +384,7 @@ def shown_role(worker: Worker, planner_id: str) -> str:
 
 
 def pool_of(plan: ModelPlan, started: Started | None) -> ModelWorkers:
-    """Count a model's workers by role and by who started them."""
+    """Count a model's workers by role and by whether the actuator started them."""
     ours = frozenset(started.worker_ids) if started is not None else frozenset()
     standings = plan.observed.standings
     serving = [each for each in standings if each.role is not Role.STANDBY]

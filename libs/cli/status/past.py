@@ -63,7 +63,7 @@ def show_past(ready_file: Path | None, at: str, *, as_json: bool) -> None:
 
 
 def past_lines(past: PastStatus, at_ms: int) -> Iterator[Text]:
-    """Yield the known facts about a moment, the verdict first."""
+    """Yield the lines of a past status, the verdict first."""
     shown = datetime.fromtimestamp(at_ms / 1e3).astimezone().isoformat(" ", "seconds")
     standing = [each for each in past.verdicts if each.unix_ms <= at_ms]
     if not standing or not past.traffic or all(_mean(values) is None for values in past.traffic.values()):

@@ -247,7 +247,7 @@ NAME_CELLS: Final = 22
 
 
 class Workers(DataTable[Any]):
-    """The table, with a row for each worker; the footer says what Enter does."""
+    """The table of workers, with a row for each; the footer shows the action of Enter."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("enter", "select_cursor", "requests")]
 

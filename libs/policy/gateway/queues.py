@@ -15,7 +15,7 @@ from libs.policy.gateway.view import WorkerView
 
 
 class Queued(Protocol):
-    """The facts about a waiting request that are needed to count it by phase."""
+    """The properties of a waiting request by which it is counted for each phase."""
 
     @property
     def model(self) -> str: ...
@@ -109,7 +109,7 @@ MS_NS: Final = 1_000_000
 
 
 class Awaiting(Protocol):
-    """The facts about an unfinished choice that matter for its wait for a first token."""
+    """The properties of an unfinished choice that determine its wait for a first token."""
 
     @property
     def model(self) -> str: ...

@@ -403,7 +403,7 @@ class ModelState:
     at_rest: bool
     """True if no request of the model runs, waits or arrives."""
     ttft_ns: int
-    """The target by which prompts are judged, as `work.tpot_ns` is for decodes."""
+    """The TTFT target that prompts are compared with, as decodes are with `work.tpot_ns`."""
     prompts_error: float = 0.0
     """Relative standard error of the prompts' pressure; few requests per second leave their rate uncertain."""
     arrival_rate: float = 0.0

@@ -187,7 +187,7 @@ LIKELY: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """The facts about a running sequence that decide whether another may join it."""
+    """The properties of a running sequence that limit which others may join it."""
 
     tokens: int
     most_left: int

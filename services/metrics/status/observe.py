@@ -193,7 +193,7 @@ class _EncodeWork:
     token_ns: float
     """The time of one worker to encode the images that arrive with a prompt token, on average."""
     waiting_ns: float
-    """The time of one worker to encode the images of people's waiting prompts."""
+    """The time that one worker needs to encode the images of waiting interactive prompts."""
 
 
 def _encode_work(workers: Sequence[ObservedStatus], demand: SeenDemand, speed: float) -> _EncodeWork:
