@@ -17,6 +17,7 @@ from services.gateway.messages.schema import (
     InputMessage,
     MessageRequest,
     MessageToolChoice,
+    OutputFormat,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -103,9 +104,6 @@ def _tidy(body: dict[str, Any]) -> dict[str, Any]:
             raise _unserved(f"tools[{place}].type", kind, ("custom",))
     if isinstance(kept.get("tools"), list):
         kept["tools"] = [_tool(each) for each in kept["tools"]]
-    # The name that SDKs of 2025 send, with the beta of structured outputs.
-    if "output_format" in kept and isinstance(config := kept.get("output_config") or {}, dict):
-        kept["output_config"] = {"format": kept.pop("output_format"), **config}
     if isinstance(kept.get("system"), list):
         kept["system"] = _blocks(kept["system"], "system", ("text",))
     if isinstance(kept.get("messages"), list):
@@ -166,9 +164,10 @@ def _convert(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
     ] or None
     chat.tool_choice = _tool_choice(choice)
     chat.parallel_tool_calls = False if choice is not None and choice.disable_parallel_tool_use else None
-    if output is not None and output.format is not None:
-        chat.response_format = ResponseFormat("json_schema", JsonSchema(_SCHEMA_NAME, output.format.schema))
-    parsed = replace(convert_chat(chat), ordered=True, chat_field="messages", schema_field="output_config.format")
+    form, form_field = _output_format(request)
+    if form is not None:
+        chat.response_format = ResponseFormat("json_schema", JsonSchema(_SCHEMA_NAME, form.schema))
+    parsed = replace(convert_chat(chat), ordered=True, chat_field="messages", schema_field=form_field)
     if parsed.images:
         # The turns and parts of a chat differ from those of the body.
         parsed = replace(parsed, images=tuple(image._replace(field="messages") for image in parsed.images))
@@ -177,6 +176,17 @@ def _convert(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
         return parsed if thinks is None else replace(parsed, thinking=thinks)
     # Claude Code names an effort in every request, regardless of the model.
     return replace(parsed, effort=_EFFORTS.get(output.effort, output.effort), effort_is_hint=True, thinking=thinks)
+
+
+def _output_format(request: CountRequest) -> tuple[OutputFormat | None, str]:
+    """Return the answer's format and the field that holds it; raise InvalidRequest if both fields do."""
+    form = None if request.output_config is None else request.output_config.format
+    if request.output_format is None:
+        return form, "output_config.format"
+    if form is not None:
+        text = "output_format and output_config.format name the same format: send output_config.format only"
+        raise InvalidRequest(text, param="output_format")
+    return request.output_format, "output_format"
 
 
 def _is_begun(last: Message) -> bool:

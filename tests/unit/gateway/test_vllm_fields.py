@@ -1,13 +1,14 @@
 """Tests of fields that vLLM, OpenAI and Anthropic accept: those that request nothing, other names of served ones."""
 
 import json
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from libs.contracts.errors import InvalidRequest, UnsupportedField
 from services.gateway.embeddings.exchange import ScoreReader, pooled_readers
-from services.gateway.messages.request import parse_message
+from services.gateway.messages.request import parse_count, parse_message
 from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import parse_chat, parse_completion
 from services.gateway.responses.request import build_response_request, parse_response
@@ -137,11 +138,40 @@ def test_messages_take_the_older_name_of_an_output_format() -> None:
     plain = {**CHAT, "max_tokens": 8}
     newer = parse_message(body(plain, output_config={"format": form}))
     assert newer.schema == SCHEMA
-    assert parse_message(body(plain, output_format=form)) == newer
+    assert parse_message(body(plain, output_format=form)) == replace(newer, schema_field="output_format")
     found = parse_message(body(plain, tools=[{**tool, "defer_loading": False}]))
     assert found == parse_message(body(plain, tools=[tool]))
     with pytest.raises(UnsupportedField):
         parse_message(body(plain, tools=[{**tool, "defer_loading": True}]))
+
+
+def test_an_output_format_is_dropped_by_no_null_and_excludes_one_of_the_newer_name() -> None:
+    form = {"type": "json_schema", "schema": SCHEMA}
+    plain = {**CHAT, "max_tokens": 8}
+    for config in (None, {}, {"format": None}, {"effort": "low", "format": None}):
+        assert parse_message(body(plain, output_format=form, output_config=config)).schema == SCHEMA
+    newer = {"output_config": {"format": form}}
+    assert parse_message(body(plain, output_format=None, **newer)) == parse_message(body(plain, **newer))
+    for parse, fields in ((parse_message, plain), (parse_count, CHAT)):
+        with pytest.raises(InvalidRequest) as caught:
+            parse(body(fields, output_format=form, **newer))
+        assert (caught.value.param, "output_config.format" in caught.value.message) == ("output_format", True)
+
+
+@pytest.mark.parametrize(
+    "form, param",
+    [
+        ({"type": "json_schema"}, "output_format.schema"),
+        ({"type": "text", "schema": SCHEMA}, "output_format.type"),
+        ({"type": "json_schema", "schema": SCHEMA, "name": "a"}, "output_format.name"),
+        ("json", "output_format"),
+    ],
+)
+def test_an_invalid_output_format_is_refused_under_its_own_name(form: Any, param: str) -> None:
+    for more in ({}, {"output_config": {"format": None}}):
+        with pytest.raises(InvalidRequest) as caught:
+            parse_message(body({**CHAT, "max_tokens": 8}, output_format=form, **more))
+        assert caught.value.param == param
 
 
 @pytest.mark.parametrize("names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
