@@ -27,6 +27,7 @@ from services.gateway.messages.schema import (
     UrlSource,
     known_values,
 )
+from services.gateway.request.harmless import drop_defaults, tidy_tool
 from services.gateway.request.intake import Intake
 from services.gateway.request.parse import ParsedRequest, convert_chat
 from services.gateway.request.prompt import Catalog
@@ -92,29 +93,18 @@ def parse_count(body: bytes) -> ParsedRequest:
 
 def _tidy(body: dict[str, Any]) -> dict[str, Any]:
     """Drop fields that request nothing. Refuse kinds of tools and blocks that are not served, by name."""
-    kept = {
-        key: value
-        for key, value in body.items()
-        if value is not None
-        and not any(type(value) is type(known) and value == known for known in _HARMLESS.get(key, ()))
-    }
+    kept = drop_defaults(body, _HARMLESS)
     for place, tool in enumerate(_dicts(kept.get("tools"))):
         kind = tool.get("type")
         if isinstance(kind, str) and kind != "custom":
             raise _unserved(f"tools[{place}].type", kind, ("custom",))
     if isinstance(kept.get("tools"), list):
-        kept["tools"] = [_tool(each) for each in kept["tools"]]
+        kept["tools"] = [tidy_tool(each) for each in kept["tools"]]
     if isinstance(kept.get("system"), list):
         kept["system"] = _blocks(kept["system"], "system", ("text",))
     if isinstance(kept.get("messages"), list):
         kept["messages"] = [_message(each, f"messages[{place}]") for place, each in enumerate(kept["messages"])]
     return kept
-
-
-def _tool(plain: Any) -> Any:
-    if not isinstance(plain, dict) or plain.get("defer_loading") is not False:
-        return plain
-    return {key: value for key, value in plain.items() if key != "defer_loading"}
 
 
 def _message(plain: Any, where: str) -> Any:

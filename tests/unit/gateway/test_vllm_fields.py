@@ -94,6 +94,35 @@ def test_a_text_completion_keeps_to_a_response_format() -> None:
     assert caught.value.param == "structured_outputs.choice"
 
 
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_a_response_format_means_the_same_on_chats_and_text_completions(strict: bool | None) -> None:
+    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": strict}}
+    chat, text = (
+        parse(body(plain, response_format=named)) for parse, plain in ((parse_chat, CHAT), (parse_completion, TEXT))
+    )
+    assert (chat.schema, chat.schema_field, chat.strict) == (text.schema, text.schema_field, text.strict)
+    for change in ({"structured_outputs": {"choice": ["a"]}}, {"ignore_eos": True}, {"min_tokens": 2}):
+        errors = []
+        for parse, plain in ((parse_chat, CHAT), (parse_completion, TEXT)):
+            with pytest.raises(InvalidRequest) as caught:
+                parse(body(plain, response_format=named, max_tokens=8, **change))
+            errors.append((caught.value.param, caught.value.message))
+        assert errors[0] == errors[1]
+
+
+def test_only_a_tool_that_asks_for_deferred_loading_is_refused() -> None:
+    function = {"type": "function", "name": "f", "parameters": SCHEMA}
+    own = {"name": "f", "input_schema": SCHEMA}
+    for parse, plain, tool in (
+        (parse_message, {**CHAT, "max_tokens": 8}, own),
+        (parse_response, RESPONSE, function),
+    ):
+        assert parse(body(plain, tools=[{**tool, "defer_loading": False}])) == parse(body(plain, tools=[tool]))
+        with pytest.raises(UnsupportedField) as caught:
+            parse(body(plain, tools=[tool, {**tool, "defer_loading": True}]))
+        assert caught.value.param == "tools[1].defer_loading"
+
+
 def test_what_other_providers_keep_with_an_answer_is_left_out() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     answer = {"role": "assistant", "content": "hi", "tool_calls": [call]}
