@@ -32,7 +32,7 @@ COMMON_DEFAULTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
-    "length_penalty": (1.0, 1),
+    "length_penalty": (1,),
     "priority": (0,),
     "bad_words": ([],),
     "documents": ([],),

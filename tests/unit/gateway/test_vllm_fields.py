@@ -32,6 +32,7 @@ def body(plain: dict[str, Any], **change: Any) -> bytes:
         ("mm_processor_kwargs", {}), ("media_io_kwargs", {}), ("vllm_xargs", {}), ("stream_interval", 1),
         ("return_tokens_as_token_ids", False), ("return_prompt_text", False), ("watermarking", False),
         ("prompt_cache_retention", "24h"), ("session_id", "agent-1"),
+        ("priority", 0.0), ("stream_interval", 1.0),
     ],
 )  # fmt: skip
 def test_vllms_defaults_and_hints_change_nothing_on_any_route(field: str, value: Any) -> None:
@@ -44,7 +45,17 @@ def test_vllms_defaults_and_hints_change_nothing_on_any_route(field: str, value:
     assert found == plain
 
 
-@pytest.mark.parametrize("field, value", [("priority", 5), ("bad_words", ["x"]), ("length_penalty", 2.0)])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("priority", 5),
+        ("priority", 0.5),
+        ("priority", False),
+        ("stream_interval", True),
+        ("bad_words", ["x"]),
+        ("length_penalty", 2.0),
+    ],
+)
 def test_values_that_would_change_the_answer_are_refused_by_name(field: str, value: Any) -> None:
     for parse, plain in ((parse_chat, CHAT), (parse_completion, TEXT), (parse_response, RESPONSE)):
         with pytest.raises(UnsupportedField) as caught:
