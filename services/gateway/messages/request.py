@@ -37,7 +37,6 @@ from services.gateway.request.schema import (
     CalledFunction,
     ChatRequest,
     ContentPart,
-    Effort,
     Function,
     FunctionChoice,
     ImageUrl,
@@ -60,7 +59,6 @@ _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
 # prefixes from being found in the cache.
 _BILLING: Final = "x-anthropic-billing-header:"
 _ERROR: Final = "Error: "
-_EFFORTS: Final[Mapping[str, Effort]] = {"max": "xhigh"}
 # The name of an answer's schema, which the chat route requires and which no model sees.
 _SCHEMA_NAME: Final = "output"
 
@@ -165,7 +163,7 @@ def _convert(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
     if output is None or output.effort is None or thinks is False:
         return parsed if thinks is None else replace(parsed, thinking=thinks)
     # Claude Code names an effort in every request, regardless of the model.
-    return replace(parsed, effort=_EFFORTS.get(output.effort, output.effort), effort_is_hint=True, thinking=thinks)
+    return replace(parsed, effort=output.effort, effort_is_hint=True, thinking=thinks)
 
 
 def _output_format(request: CountRequest) -> tuple[OutputFormat | None, str]:
