@@ -226,3 +226,14 @@ async def test_scores_take_vllms_other_names_of_the_texts(names: tuple[str, str]
 
 def test_scores_and_reranks_answer_at_vllms_paths_too() -> None:
     assert {"/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"} <= pooled_readers().keys()
+
+
+async def test_a_null_name_of_a_text_counts_as_absent() -> None:
+    found, _ = await ScoreReader().read(
+        body({"model": "m", "text_1": "a", "text_2": None}, queries=None, data_1=None, items=["b"], documents=None),
+        ARRIVAL,
+    )
+    assert found.prompts == ("a", "b")
+    for missing in ({"queries": None, "text_2": "b"}, {"text_1": "a", "text_2": None, "items": None}):
+        with pytest.raises(InvalidRequest):
+            await ScoreReader().read(body({"model": "m"}, **missing), ARRIVAL)
