@@ -49,7 +49,7 @@ class Judgement:
     expected: float | None
     ok: bool
     means: str = ""
-    """The meaning of a figure that is off."""
+    """The likely cause if the figure is off."""
 
 
 def judge_serving(figures: Mapping[str, Any], lab: Mapping[str, Any]) -> list[Judgement]:
