@@ -36,7 +36,7 @@ class LevelMove:
 
     smooth: Floats
     day: int
-    """The bins of a day; 0 where no season of a day is known."""
+    """The number of bins in a day; 0 if no daily season is known."""
     off: Floats
     """The mean distance of the last hours, in logarithms."""
     share: Floats
