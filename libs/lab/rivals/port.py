@@ -40,6 +40,9 @@ class SeenWorker:
     backlog_ns: float = 0.0
     """The time to compute them by the worker's step-time model."""
     decodes: int = 0
+    """The number of sequences that run, including those whose prompts are being computed."""
+    prefills: int = 0
+    """The number of `decodes` whose prompts are being computed; 0 if unknown."""
     queued_decodes: int = 0
     """The number of sequences that wait for a slot or for their KV before they decode."""
     kv_tokens: int = 0
