@@ -288,7 +288,9 @@ def run_line(name: str, line: Line, options: argparse.Namespace, gpu: str) -> di
 
 
 def key_of(line: Line, options: argparse.Namespace, machine: Mapping[str, Any]) -> str:
-    """Return what a kept line must share with this run. The folder of our own random weights is new in each run."""
+    """Return a key that a kept line must share with this run. It leaves out the folder of random weights, which is new
+    in each run.
+    """
     words = [OWN_MODEL if word == str(options.written) else word for word in words_of(line, part_of(line, options))]
     return json.dumps([words, machine["card"], machine["versions"], options.hardware.profile.name])
 
