@@ -147,7 +147,9 @@ class LocalEngine:
         self._settle()
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
-        """Continue a streamed sequence from the tokens that its prompt's worker sampled. Raise InvalidRequest."""
+        """Continue a streamed sequence from tokens sampled by the prefill worker. Raise InvalidRequest if it cannot
+        continue from them.
+        """
         self._core.proceed(sequence_id, token_ids, self._clock.now_ns())
         self._settle()
 

@@ -176,7 +176,7 @@ class Placement:
     given_up: int = 0
     """The number of times the sequence gave up its place to another tenant."""
     handing_over: bool = False
-    """True if the worker was asked to hand the sequence over; one that cannot move the KV ends the attempt."""
+    """True if the worker was requested to hand the sequence over; one that cannot move the KV ends the attempt."""
     recomputes: int = 0
     """The number of times the prompt was computed again after the first token."""
     blocks_read: bool = False
