@@ -40,7 +40,7 @@ def keep_back(generation: Generation, news: EarlyNews) -> bool:
     placement = generation.placement
     if generation.early is None or not placement.prefilling or news.attempt is not placement.decode_attempt:
         return False
-    # A token shows that the decode worker has all blocks. An event does not, but the sender may have freed them by then.
+    # A token shows that the decode worker has all blocks. After an event the sender may have freed them too.
     placement.note_blocks_read()
     generation.early.append(news)
     return True
