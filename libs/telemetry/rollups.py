@@ -49,9 +49,10 @@ class Ring:
             times[held, :used] = known[held]
 
     def clear(self, slot: int) -> None:
-        self._roles[:, slot] = NO_ROLE
+        held = self._starts >= 0  # a write to the other rows would take memory for their pages
+        self._roles[held, slot] = NO_ROLE
         for _, times in self._known():
-            times[:, slot] = 0
+            times[held, slot] = 0
 
     def row(self, at_ns: int) -> int | None:
         """Return the row of the window that contains `at_ns`, cleared if new; None if the window is too old."""
