@@ -83,7 +83,7 @@ HANDED_OVER_IN_AN_OUTAGE = {
     "phases": [0] * WORKERS,
     "away": [set(), range(35)],
     "pace": OVERLAP,
-    "heard_first": False,
+    "received_first": False,
     "upgraded": [0, 0],
 }
 """Records of a worker that no other instance has read can be sent only after others have read it for long."""
