@@ -12,6 +12,7 @@ from libs.contracts.classes import BATCH_CLASS
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandTotals
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import GatewayQueues, ModelQueue
 from libs.policy.newest import put_newest
+from libs.telemetry.recent import RecentCounts, recent_sums
 
 SILENT_NS: Final = 2_000_000_000
 """The silence after which a gateway counts as gone, with its queue, while others report. Gateways report five times a
@@ -268,29 +269,43 @@ class ArrivalRates:
 
 
 class ImageArrivals:
-    """The prompt tokens and images that have arrived at each gateway since its start. The gateway that has been silent
-    longest is dropped when there are too many.
+    """The prompt tokens and images that have arrived at each gateway. The gateway that has been silent longest is
+    dropped when there are too many.
     """
 
     def __init__(self) -> None:
-        self._gateways: OrderedDict[tuple[str, int], GatewayQueues] = OrderedDict()
-        """The newest message of each gateway and incarnation that counts images."""
+        self._gateways: OrderedDict[tuple[str, int], _CountedArrivals] = OrderedDict()
+        """The counts of each gateway and incarnation that counts images."""
 
-    def take(self, message: GatewayQueues) -> None:
+    def take(self, message: GatewayQueues, now_ns: int) -> None:
         """Record a gateway's counts; a message without counts of images changes nothing."""
+        counted = [each for each in message.queues[:MAX_MODELS] if each.HasField("arrived_images")]
+        if not counted:
+            return
         key = (message.gateway_id, message.incarnation)
         known = self._gateways.get(key)
-        if known is not None and known.told_unix_ns > message.told_unix_ns:
+        if known is None:
+            known = _CountedArrivals()
+        elif known.told_unix_ns > message.told_unix_ns:
             return
-        if any(each.HasField("arrived_images") for each in message.queues[:MAX_MODELS]):
-            put_newest(self._gateways, key, message, MAX_GATEWAYS)
+        known.told_unix_ns = message.told_unix_ns
+        put_newest(self._gateways, key, known, MAX_GATEWAYS)
+        for queue in counted:
+            counts = known.models.get(queue.model) or RecentCounts()
+            counts.add(now_ns, queue.arrived_tokens, queue.arrived_images)
+            put_newest(known.models, queue.model, counts, MAX_MODELS)
 
-    def per_token(self, model: str) -> float:
-        """Return the images per prompt token of all arrivals; 0 if none are known."""
-        messages = self._gateways.values()
-        found = [each for message in messages for each in message.queues[:MAX_MODELS] if each.model == model]
-        tokens = sum(each.arrived_tokens for each in found)
-        return sum(each.arrived_images for each in found) / tokens if tokens else 0.0
+    def per_token(self, model: str, now_ns: int) -> float:
+        """Return the images per prompt token of the last day, or of all arrivals if it had none; 0 if unknown."""
+        found = [each.models.get(model) for each in list(self._gateways.values())]
+        tokens, images = recent_sums((each for each in found if each is not None), now_ns)
+        return images / tokens if tokens else 0.0
+
+
+class _CountedArrivals:
+    def __init__(self) -> None:
+        self.told_unix_ns = 0
+        self.models: OrderedDict[str, RecentCounts] = OrderedDict()
 
 
 def _rate(samples: "deque[_Sample]", model: str) -> Rate:

@@ -11,6 +11,7 @@ import pytest
 
 from libs.model.info import SIM_MAX_CONTEXT_TOKENS, SIM_VECTOR_SIZE
 from libs.testing.suites.suite import RunningSuite, running_suite
+from services.gateway.embeddings.schema import RERANK_PATHS, SCORE_PATHS
 
 pytestmark = pytest.mark.suite
 
@@ -87,6 +88,19 @@ def test_equal_texts_score_one(suite: RunningSuite) -> None:
     assert [item["score"] for item in pairs["data"]] == pytest.approx([1, 1])
     wrong = httpx.post(f"{suite.gateway}/v1/score", json={**body, "text_1": TEXTS})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "text_1")
+
+
+@pytest.mark.parametrize("path", [*SCORE_PATHS, *RERANK_PATHS])
+def test_each_path_of_score_and_rerank_is_declared_and_answers(suite: RunningSuite, path: str) -> None:
+    scores = path in SCORE_PATHS
+    body = {"text_1": TEXTS[0], "text_2": TEXTS} if scores else {"query": TEXTS[0], "documents": TEXTS}
+    answer = httpx.post(suite.gateway + path, json={"model": MODEL, **body})
+    assert (answer.status_code, len(answer.json()["data" if scores else "results"])) == (200, 3)
+    paths = httpx.get(f"{suite.gateway}/openapi.json").json()["paths"]
+    schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema == {"$ref": f"#/components/schemas/{'ScoreRequest' if scores else 'RerankRequest'}"}
+    operations = [operation["operationId"] for methods in paths.values() for operation in methods.values()]
+    assert len(set(operations)) == len(operations)
 
 
 def test_rerank_puts_the_most_similar_document_first(suite: RunningSuite) -> None:

@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from libs.testing.suites.suite import RunningSuite
+from services.gateway.embeddings.schema import RERANK_PATHS, SCORE_PATHS
 
 pytestmark = pytest.mark.suite
 
@@ -28,7 +29,7 @@ PLAN_S = 120.0
 """A capacity plan measures new traffic in the lab, niced, in a process that starts with the first plan."""
 MAX_TOKENS = 64
 """Longer answers only cost time."""
-WITHOUT_TOKENS = ("/v1/embeddings", "/v1/score", "/v1/rerank")
+WITHOUT_TOKENS = ("/v1/embeddings", *SCORE_PATHS, *RERANK_PATHS)
 """Routes that generate no tokens, and have no bound on them."""
 UNAVAILABLE = (429, 503)
 NOT_READY = ({"ready", "models"}, {"status", "reason"})

@@ -183,10 +183,12 @@ _TEXT_NAMES: Final = {
 
 
 def _tidy_score(body: dict[str, Any]) -> dict[str, Any]:
-    """Rename vLLM's other names of the texts; refuse two names of one text."""
+    """Rename vLLM's other names of the texts and drop null ones; refuse two names of one text."""
     named: dict[str, Any] = {}
     for key, value in drop_harmless(body, served=frozenset(_FIELDS[ScoreRequest]) | _TEXT_NAMES.keys()).items():
         name = _TEXT_NAMES.get(key, key)
+        if value is None and name in ("text_1", "text_2"):
+            continue
         if name in named:
             raise InvalidRequest(f"{key} and another field name the same texts: send one", param=key)
         named[name] = value

@@ -109,7 +109,7 @@ POOLED_ROUTES: Final = tuple(
     Declared(path, summary, request, reply, streams=False, tag="embeddings")
     for path, summary, request, reply in (
         (EMBEDDINGS_PATH, "Turn texts into vectors.", EmbeddingRequest, EmbeddingReply),
-        (SCORE_PATH, "Compare texts by their vectors.", ScoreRequest, ScoreReply),
-        (RERANK_PATH, "Order documents by a query.", RerankRequest, RerankReply),
+        *((path, "Compare texts by their vectors.", ScoreRequest, ScoreReply) for path in SCORE_PATHS),
+        *((path, "Order documents by a query.", RerankRequest, RerankReply) for path in RERANK_PATHS),
     )
 )

@@ -17,6 +17,7 @@ from services.gateway.messages.schema import (
     InputMessage,
     MessageRequest,
     MessageToolChoice,
+    OutputFormat,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -26,6 +27,7 @@ from services.gateway.messages.schema import (
     UrlSource,
     known_values,
 )
+from services.gateway.request.harmless import drop_defaults, tidy_tool
 from services.gateway.request.intake import Intake
 from services.gateway.request.parse import ParsedRequest, convert_chat
 from services.gateway.request.prompt import Catalog
@@ -35,7 +37,6 @@ from services.gateway.request.schema import (
     CalledFunction,
     ChatRequest,
     ContentPart,
-    Effort,
     Function,
     FunctionChoice,
     ImageUrl,
@@ -58,7 +59,6 @@ _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
 # prefixes from being found in the cache.
 _BILLING: Final = "x-anthropic-billing-header:"
 _ERROR: Final = "Error: "
-_EFFORTS: Final[Mapping[str, Effort]] = {"max": "xhigh"}
 # The name of an answer's schema, which the chat route requires and which no model sees.
 _SCHEMA_NAME: Final = "output"
 
@@ -91,32 +91,18 @@ def parse_count(body: bytes) -> ParsedRequest:
 
 def _tidy(body: dict[str, Any]) -> dict[str, Any]:
     """Drop fields that request nothing. Refuse kinds of tools and blocks that are not served, by name."""
-    kept = {
-        key: value
-        for key, value in body.items()
-        if value is not None
-        and not any(type(value) is type(known) and value == known for known in _HARMLESS.get(key, ()))
-    }
+    kept = drop_defaults(body, _HARMLESS)
     for place, tool in enumerate(_dicts(kept.get("tools"))):
         kind = tool.get("type")
         if isinstance(kind, str) and kind != "custom":
             raise _unserved(f"tools[{place}].type", kind, ("custom",))
     if isinstance(kept.get("tools"), list):
-        kept["tools"] = [_tool(each) for each in kept["tools"]]
-    # The name that SDKs of 2025 send, with the beta of structured outputs.
-    if "output_format" in kept and isinstance(config := kept.get("output_config") or {}, dict):
-        kept["output_config"] = {"format": kept.pop("output_format"), **config}
+        kept["tools"] = [tidy_tool(each) for each in kept["tools"]]
     if isinstance(kept.get("system"), list):
         kept["system"] = _blocks(kept["system"], "system", ("text",))
     if isinstance(kept.get("messages"), list):
         kept["messages"] = [_message(each, f"messages[{place}]") for place, each in enumerate(kept["messages"])]
     return kept
-
-
-def _tool(plain: Any) -> Any:
-    if not isinstance(plain, dict) or plain.get("defer_loading") is not False:
-        return plain
-    return {key: value for key, value in plain.items() if key != "defer_loading"}
 
 
 def _message(plain: Any, where: str) -> Any:
@@ -166,9 +152,10 @@ def _convert(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
     ] or None
     chat.tool_choice = _tool_choice(choice)
     chat.parallel_tool_calls = False if choice is not None and choice.disable_parallel_tool_use else None
-    if output is not None and output.format is not None:
-        chat.response_format = ResponseFormat("json_schema", JsonSchema(_SCHEMA_NAME, output.format.schema))
-    parsed = replace(convert_chat(chat), ordered=True, chat_field="messages", schema_field="output_config.format")
+    form, form_field = _output_format(request)
+    if form is not None:
+        chat.response_format = ResponseFormat("json_schema", JsonSchema(_SCHEMA_NAME, form.schema))
+    parsed = replace(convert_chat(chat), ordered=True, chat_field="messages", schema_field=form_field)
     if parsed.images:
         # The turns and parts of a chat differ from those of the body.
         parsed = replace(parsed, images=tuple(image._replace(field="messages") for image in parsed.images))
@@ -176,7 +163,18 @@ def _convert(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
     if output is None or output.effort is None or thinks is False:
         return parsed if thinks is None else replace(parsed, thinking=thinks)
     # Claude Code names an effort in every request, regardless of the model.
-    return replace(parsed, effort=_EFFORTS.get(output.effort, output.effort), effort_is_hint=True, thinking=thinks)
+    return replace(parsed, effort=output.effort, effort_is_hint=True, thinking=thinks)
+
+
+def _output_format(request: CountRequest) -> tuple[OutputFormat | None, str]:
+    """Return the answer's format and the field that holds it; raise InvalidRequest if both fields do."""
+    form = None if request.output_config is None else request.output_config.format
+    if request.output_format is None:
+        return form, "output_config.format"
+    if form is not None:
+        text = "output_format and output_config.format name the same format: send output_config.format only"
+        raise InvalidRequest(text, param="output_format")
+    return request.output_format, "output_format"
 
 
 def _is_begun(last: Message) -> bool:

@@ -143,7 +143,8 @@ class Metadata(Struct, forbid_unknown_fields=True):
 class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/messages/count_tokens, and the fields that /v1/messages shares with it.
 
-    `context_management` has no effect: no context is edited.
+    `context_management` has no effect: no context is edited. `output_format` is the name of `output_config.format`
+    that SDKs of 2025 send.
     """
 
     model: str
@@ -153,6 +154,7 @@ class CountRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     tool_choice: MessageToolChoice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputOptions | None = None
+    output_format: OutputFormat | None = None
     context_management: dict[str, Any] | None = None
     cache_control: Mark = None
 
@@ -175,6 +177,7 @@ _VALUES: Final = {
     "thinking.type": get_args(ThinkingType),
     "output_config.effort": get_args(EffortName),
     "output_config.format.type": ("json_schema",),
+    "output_format.type": ("json_schema",),
 }
 
 

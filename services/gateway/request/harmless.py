@@ -32,7 +32,7 @@ COMMON_DEFAULTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
-    "length_penalty": (1.0, 1),
+    "length_penalty": (1,),
     "priority": (0,),
     "bad_words": ([],),
     "documents": ([],),
@@ -68,7 +68,7 @@ def drop_harmless(
 
     Whatever is left beside `served` is refused by name later. `also` has further defaults, of one route.
     """
-    kept = {key: value for key, value in body.items() if key in served or not _is_harmless(key, value)}
+    kept = {key: value for key, value in body.items() if key in served or not _is_default(value, COMMON_DEFAULTS, key)}
     kept = {key: value for key, value in kept.items() if key not in (also or {}) or value is not (also or {})[key]}
     constraints = kept.get("structured_outputs")
     if isinstance(constraints, dict):
@@ -86,9 +86,21 @@ def drop_harmless(
     return kept
 
 
-def _is_harmless(key: str, value: Any) -> bool:
+def drop_defaults(body: Mapping[str, Any], defaults: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the body without nulls and without fields set to one of their `defaults`."""
+    return {key: value for key, value in body.items() if not _is_default(value, defaults, key)}
+
+
+def _is_default(value: Any, defaults: Mapping[str, tuple[Any, ...]], key: str) -> bool:
     # `True == 1` in Python, but not in JSON.
-    return value is None or any(type(value) is type(known) and value == known for known in COMMON_DEFAULTS.get(key, ()))
+    return value is None or any(type(value) is type(known) and value == known for known in defaults.get(key, ()))
+
+
+def tidy_tool(tool: Any) -> Any:
+    """Return a tool without `defer_loading: false`, which is the default."""
+    if not isinstance(tool, dict) or tool.get("defer_loading") is not False:
+        return tool
+    return {key: value for key, value in tool.items() if key != "defer_loading"}
 
 
 def _drop_unused(message: dict[str, Any]) -> dict[str, Any]:

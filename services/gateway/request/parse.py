@@ -329,21 +329,12 @@ def convert_chat(request: ChatRequest) -> ParsedRequest:
     if request.include_reasoning is False:
         parsed = replace(parsed, hides_reasoning=True)
     tools, effort, variables = tool_use(request), request.reasoning_effort, request.chat_template_kwargs
-    schema = _answer_schema(request.response_format)
-    constraint = constraint_of(request)
-    if constraint is not None:
-        if schema is not None:
-            raise InvalidRequest(f"response_format and {constraint.field} cannot be combined", param=constraint.field)
-        parsed = _constrained(parsed, constraint, request)
-    elif schema is not None:
-        own = request.response_format.json_schema if request.response_format else None
-        parsed = replace(parsed, schema=schema, strict=own is not None and bool(own.strict))
+    parsed = _with_constraint(parsed, request)
     if tools is None and effort is None and not parsed.guided and not variables:
         return parsed
     parsed = replace(parsed, tools=tools, effort=effort, template_variables=variables or {})
-    if parsed.guided:
-        answers = parsed.schema is not None or parsed.rule
-        _check_guided(request, parsed.schema_field if answers else "tool_choice")
+    if tools is not None and tools.required:
+        _check_guided(request, "tool_choice")
     return parsed
 
 
@@ -357,14 +348,7 @@ def parse_completion(body: bytes) -> ParsedRequest:
     parsed = _convert(request, sampling, prompts=prompts_of(request.prompt), max_tokens=max_tokens or 1)
     if scores or request.best_of is not None:
         parsed = _with_prompt(parsed, request, only_prompt=not max_tokens)
-    constraint = constraint_of(request)
-    schema, wanted = _answer_schema(request.response_format), request.response_format
-    if constraint is not None and schema is not None:
-        raise InvalidRequest(f"response_format and {constraint.field} cannot be combined", param=constraint.field)
-    if schema is not None:
-        own = wanted.json_schema if wanted else None
-        constraint, parsed = Constraint("response_format", schema), replace(parsed, strict=bool(own and own.strict))
-    return parsed if constraint is None else _constrained(parsed, constraint, request)
+    return _with_constraint(parsed, request)
 
 
 def _with_prompt(parsed: ParsedRequest, request: CompletionRequest, *, only_prompt: bool) -> ParsedRequest:
@@ -390,7 +374,17 @@ def _scored(parsed: ParsedRequest, most: int) -> ParsedRequest:
     return replace(parsed, prompt_logprobs=most)
 
 
-def _constrained(parsed: ParsedRequest, constraint: Constraint, request: Common) -> ParsedRequest:
+def _with_constraint(parsed: ParsedRequest, request: ChatRequest | CompletionRequest) -> ParsedRequest:
+    """Add what the answer must match; raise InvalidRequest if the request has both a format and a constraint."""
+    wanted, constraint = request.response_format, constraint_of(request)
+    schema = _answer_schema(wanted)
+    if schema is not None:
+        if constraint is not None:
+            raise InvalidRequest(f"response_format and {constraint.field} cannot be combined", param=constraint.field)
+        own = wanted.json_schema if wanted else None
+        constraint, parsed = Constraint("response_format", schema), replace(parsed, strict=bool(own and own.strict))
+    if constraint is None:
+        return parsed
     _check_guided(request, constraint.field)
     return replace(parsed, schema=constraint.schema, rule=constraint.rule, schema_field=constraint.field)
 

@@ -335,7 +335,8 @@ def _second_look(
     if not isinstance(plain, dict):
         raise InvalidRequest("the body must be a JSON object", param="body")
     try:
-        return msgspec.convert(_whole_numbers(tidy(plain)), kind)
+        # Defaults are compared by type, so whole numbers become integers first.
+        return msgspec.convert(tidy(_whole_numbers(plain)), kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error), kind, plain, values) from None
     except RecursionError:

@@ -15,7 +15,7 @@ from libs.contracts.errors import InvalidRequest, ResponseNotFound, StoreUnavail
 from libs.keys.gate import caller_of
 from libs.stores.responses import ResponsesDown, ResponseStore
 from services.gateway.request.formats import Declared
-from services.gateway.request.harmless import COMMON_DEFAULTS, refusal_as_text
+from services.gateway.request.harmless import COMMON_DEFAULTS, drop_defaults, refusal_as_text, tidy_tool
 from services.gateway.request.parse import ParsedRequest, convert_chat, read_headers
 from services.gateway.request.schema import (
     MAX_CALLS,
@@ -218,19 +218,8 @@ def build_response_request(
 
 def _tidy(body: dict[str, Any]) -> dict[str, Any]:
     if isinstance(tools := body.get("tools"), list):
-        body = {**body, "tools": [_without_default(each) for each in tools]}
-    return {
-        key: value
-        for key, value in body.items()
-        if value is not None
-        and not any(type(value) is type(known) and value == known for known in _HARMLESS.get(key, ()))
-    }
-
-
-def _without_default(tool: Any) -> Any:
-    if not isinstance(tool, dict) or tool.get("defer_loading") is not False:
-        return tool
-    return {key: value for key, value in tool.items() if key != "defer_loading"}
+        body = {**body, "tools": [tidy_tool(each) for each in tools]}
+    return drop_defaults(body, _HARMLESS)
 
 
 def _chat(request: ResponseRequest, turns: Sequence[Message]) -> ChatRequest:

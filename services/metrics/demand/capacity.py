@@ -93,7 +93,7 @@ class Capacity(Collector):
         """
         demand, outlook = await self._forecasts.outlook(model, horizon_s)
         there = workers_there(self._state.fleet, demand.model, self._clock.now_ns())
-        kind = self._kinds.kind(demand.model)
+        kind = self._kinds.kind(demand.model, self._clock.now_ns())
         return await asyncio.to_thread(lambda: input_json(input_of(demand, kind, there, outlook)))
 
     async def plan(self, model: str, query: dict[str, Any], device: str = "", *, check: bool = True) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from libs.policy.worker.saturation import knee_of
 from libs.runtime.clock import Clock
 from libs.telemetry.fleet import FleetTelemetry
 from libs.telemetry.gateways import ImageArrivals
+from libs.telemetry.recent import RecentCounts, recent_sums
 from services.metrics.accounting.queues import pool_indices
 from services.metrics.demand.keeping import DAY_S, DemandKeeper
 
@@ -46,8 +47,8 @@ class _ReportedWorker:
     gpus: int
     max_sequences: int
     kv_tokens: int
-    images_used: int
-    image_encode_ns: int
+    images: RecentCounts
+    """The images of its prompts and the nanoseconds of encoding them."""
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class WorkerKinds:
         """Record a worker's description, at most once every `LOOK_NS`, or a gateway's arrivals."""
         value = record.value
         if isinstance(value, GatewayQueues):
-            self._images.take(value)
+            self._images.take(value, now_ns)
         if not isinstance(value, StepBatch):
             return
         of_model = self._workers.get(value.assignment.model)
@@ -76,18 +77,19 @@ class WorkerKinds:
         if of_model is None:
             of_model = OrderedDict()
             put_newest(self._workers, value.assignment.model, of_model, MAX_MODELS)
+        images = RecentCounts() if known is None else known.images
+        images.add(now_ns, value.load.images_used, value.load.image_encode_ns)
         worker = _ReportedWorker(
             now_ns,
             fitted,
             max(value.gpus, 1),
             value.max_sequences or MAX_SEQUENCES,
             value.kv_blocks * KV_BLOCK_TOKENS,
-            value.load.images_used,
-            value.load.image_encode_ns,
+            images,
         )
         put_newest(of_model, value.worker_id, worker, MAX_WORKERS)
 
-    def kind(self, model: str) -> WorkerKind | None:
+    def kind(self, model: str, now_ns: int) -> WorkerKind | None:
         """Return the kind of a model's workers; None if none has reported.
 
         Each part of the step-time model comes from the worker that has seen most such steps.
@@ -98,13 +100,13 @@ class WorkerKinds:
         fits = {each: max((one.fitted for one in workers), key=lambda fit: fit.of(each).steps) for each in StepKind}
         step_time = combine(workers[-1].fitted.model, fits)
         chunk = knee_of(step_time, MOST_CHUNK_TOKENS)[0]
-        each_ns = image_ns((each.images_used, each.image_encode_ns) for each in workers)
+        each_ns = image_ns([recent_sums((each.images for each in workers), now_ns)])
         return WorkerKind(
             Speed(step_time, max(chunk, 1), measured=True),
             max(each.gpus for each in workers),
             min(each.max_sequences for each in workers),
             min(each.kv_tokens for each in workers),
-            self._images.per_token(model) * each_ns,
+            self._images.per_token(model, now_ns) * each_ns,
         )
 
 
@@ -203,7 +205,7 @@ class Forecasts:
 
     def _reported(self, fleet: FleetOutlook, model: str, by: By | None) -> dict[str, Any]:
         demand = _demand_of(fleet.bins, model, fleet.speed)
-        kind, outlook = self._kinds.kind(demand.model), fleet.model(demand.model)
+        kind, outlook = self._kinds.kind(demand.model, self._clock.now_ns()), fleet.model(demand.model)
         found = forecast_report(demand, kind, horizon_s=fleet.horizon_s, tpot_s=TPOT_S, outlook=outlook)
         return found if by is None else {**found, "parts": parts_json(by, *fleet.parts(demand.model, by))}
 

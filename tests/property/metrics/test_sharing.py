@@ -177,8 +177,8 @@ def _exchange(pair: list[Instance], older: list[bool], now_ns: int) -> None:
 def test_partitions_are_distributed_among_live_instances() -> None:
     one, other = Shares("a"), Shares("b")
     assert [one.mine(partition, 0) for partition in range(4)] == [True] * 4
-    one.hear("b", 0)
-    other.hear("a", 0)
+    one.mark_alive("b", 0)
+    other.mark_alive("a", 0)
     assert [(one.mine(partition, 1), other.mine(partition, 1)) for partition in range(3)] == [
         (True, False), (False, True), (True, False),
     ]  # fmt: skip

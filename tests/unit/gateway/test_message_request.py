@@ -132,7 +132,8 @@ def test_no_tool_can_be_called_if_tool_choice_is_none() -> None:
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, True, None),
         ({"thinking": {"type": "disabled"}}, False, None),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, None, None),
-        ({"output_config": {"effort": "max"}}, None, "xhigh"),
+        ({"output_config": {"effort": "max"}}, None, "max"),
+        ({"output_config": {"effort": "xhigh"}}, None, "xhigh"),
         ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, False, None),
     ],
 )

@@ -1,13 +1,14 @@
 """Tests of fields that vLLM, OpenAI and Anthropic accept: those that request nothing, other names of served ones."""
 
 import json
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from libs.contracts.errors import InvalidRequest, UnsupportedField
 from services.gateway.embeddings.exchange import ScoreReader, pooled_readers
-from services.gateway.messages.request import parse_message
+from services.gateway.messages.request import parse_count, parse_message
 from services.gateway.request.intake import Arrival
 from services.gateway.request.parse import parse_chat, parse_completion
 from services.gateway.responses.request import build_response_request, parse_response
@@ -31,6 +32,7 @@ def body(plain: dict[str, Any], **change: Any) -> bytes:
         ("mm_processor_kwargs", {}), ("media_io_kwargs", {}), ("vllm_xargs", {}), ("stream_interval", 1),
         ("return_tokens_as_token_ids", False), ("return_prompt_text", False), ("watermarking", False),
         ("prompt_cache_retention", "24h"), ("session_id", "agent-1"),
+        ("priority", 0.0), ("stream_interval", 1.0),
     ],
 )  # fmt: skip
 def test_vllms_defaults_and_hints_change_nothing_on_any_route(field: str, value: Any) -> None:
@@ -43,7 +45,17 @@ def test_vllms_defaults_and_hints_change_nothing_on_any_route(field: str, value:
     assert found == plain
 
 
-@pytest.mark.parametrize("field, value", [("priority", 5), ("bad_words", ["x"]), ("length_penalty", 2.0)])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("priority", 5),
+        ("priority", 0.5),
+        ("priority", False),
+        ("stream_interval", True),
+        ("bad_words", ["x"]),
+        ("length_penalty", 2.0),
+    ],
+)
 def test_values_that_would_change_the_answer_are_refused_by_name(field: str, value: Any) -> None:
     for parse, plain in ((parse_chat, CHAT), (parse_completion, TEXT), (parse_response, RESPONSE)):
         with pytest.raises(UnsupportedField) as caught:
@@ -93,6 +105,35 @@ def test_a_text_completion_keeps_to_a_response_format() -> None:
     assert caught.value.param == "structured_outputs.choice"
 
 
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_a_response_format_means_the_same_on_chats_and_text_completions(strict: bool | None) -> None:
+    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": strict}}
+    chat, text = (
+        parse(body(plain, response_format=named)) for parse, plain in ((parse_chat, CHAT), (parse_completion, TEXT))
+    )
+    assert (chat.schema, chat.schema_field, chat.strict) == (text.schema, text.schema_field, text.strict)
+    for change in ({"structured_outputs": {"choice": ["a"]}}, {"ignore_eos": True}, {"min_tokens": 2}):
+        errors = []
+        for parse, plain in ((parse_chat, CHAT), (parse_completion, TEXT)):
+            with pytest.raises(InvalidRequest) as caught:
+                parse(body(plain, response_format=named, max_tokens=8, **change))
+            errors.append((caught.value.param, caught.value.message))
+        assert errors[0] == errors[1]
+
+
+def test_only_a_tool_that_asks_for_deferred_loading_is_refused() -> None:
+    function = {"type": "function", "name": "f", "parameters": SCHEMA}
+    own = {"name": "f", "input_schema": SCHEMA}
+    for parse, plain, tool in (
+        (parse_message, {**CHAT, "max_tokens": 8}, own),
+        (parse_response, RESPONSE, function),
+    ):
+        assert parse(body(plain, tools=[{**tool, "defer_loading": False}])) == parse(body(plain, tools=[tool]))
+        with pytest.raises(UnsupportedField) as caught:
+            parse(body(plain, tools=[tool, {**tool, "defer_loading": True}]))
+        assert caught.value.param == "tools[1].defer_loading"
+
+
 def test_what_other_providers_keep_with_an_answer_is_left_out() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     answer = {"role": "assistant", "content": "hi", "tool_calls": [call]}
@@ -137,11 +178,40 @@ def test_messages_take_the_older_name_of_an_output_format() -> None:
     plain = {**CHAT, "max_tokens": 8}
     newer = parse_message(body(plain, output_config={"format": form}))
     assert newer.schema == SCHEMA
-    assert parse_message(body(plain, output_format=form)) == newer
+    assert parse_message(body(plain, output_format=form)) == replace(newer, schema_field="output_format")
     found = parse_message(body(plain, tools=[{**tool, "defer_loading": False}]))
     assert found == parse_message(body(plain, tools=[tool]))
     with pytest.raises(UnsupportedField):
         parse_message(body(plain, tools=[{**tool, "defer_loading": True}]))
+
+
+def test_an_output_format_is_dropped_by_no_null_and_excludes_one_of_the_newer_name() -> None:
+    form = {"type": "json_schema", "schema": SCHEMA}
+    plain = {**CHAT, "max_tokens": 8}
+    for config in (None, {}, {"format": None}, {"effort": "low", "format": None}):
+        assert parse_message(body(plain, output_format=form, output_config=config)).schema == SCHEMA
+    newer = {"output_config": {"format": form}}
+    assert parse_message(body(plain, output_format=None, **newer)) == parse_message(body(plain, **newer))
+    for parse, fields in ((parse_message, plain), (parse_count, CHAT)):
+        with pytest.raises(InvalidRequest) as caught:
+            parse(body(fields, output_format=form, **newer))
+        assert (caught.value.param, "output_config.format" in caught.value.message) == ("output_format", True)
+
+
+@pytest.mark.parametrize(
+    "form, param",
+    [
+        ({"type": "json_schema"}, "output_format.schema"),
+        ({"type": "text", "schema": SCHEMA}, "output_format.type"),
+        ({"type": "json_schema", "schema": SCHEMA, "name": "a"}, "output_format.name"),
+        ("json", "output_format"),
+    ],
+)
+def test_an_invalid_output_format_is_refused_under_its_own_name(form: Any, param: str) -> None:
+    for more in ({}, {"output_config": {"format": None}}):
+        with pytest.raises(InvalidRequest) as caught:
+            parse_message(body({**CHAT, "max_tokens": 8}, output_format=form, **more))
+        assert caught.value.param == param
 
 
 @pytest.mark.parametrize("names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
@@ -156,3 +226,14 @@ async def test_scores_take_vllms_other_names_of_the_texts(names: tuple[str, str]
 
 def test_scores_and_reranks_answer_at_vllms_paths_too() -> None:
     assert {"/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"} <= pooled_readers().keys()
+
+
+async def test_a_null_name_of_a_text_counts_as_absent() -> None:
+    found, _ = await ScoreReader().read(
+        body({"model": "m", "text_1": "a", "text_2": None}, queries=None, data_1=None, items=["b"], documents=None),
+        ARRIVAL,
+    )
+    assert found.prompts == ("a", "b")
+    for missing in ({"queries": None, "text_2": "b"}, {"text_1": "a", "text_2": None, "items": None}):
+        with pytest.raises(InvalidRequest):
+            await ScoreReader().read(body({"model": "m"}, **missing), ARRIVAL)

@@ -15,6 +15,7 @@ from libs.policy.verdict.aftermath import aftermath
 from libs.policy.verdict.causes import CauseCode, causes
 from libs.policy.verdict.state import ModelState, PromisedFigure, RoleCounts, VerdictLimits, as_roles_stand
 from libs.telemetry.gateways import ArrivalRates, ImageArrivals, ModelBacklog
+from libs.telemetry.recent import RecentCounts, recent_sums
 from services.metrics.status.observe import ObservedStatus, SeenDemand, observe
 from tests.unit.planner.test_planner_observation import look, worker
 
@@ -115,16 +116,47 @@ def test_images_of_all_arrivals_are_the_newest_counts_of_each_gateway_and_incarn
 
     def take(gateway: str, incarnation: int, reported: int, tokens: int, images: int | None) -> None:
         queue = ModelQueue(model="m", arrived_tokens=tokens, arrived_images=images)
-        arrivals.take(GatewayQueues(gateway_id=gateway, incarnation=incarnation, told_unix_ns=reported, queues=[queue]))
+        message = GatewayQueues(gateway_id=gateway, incarnation=incarnation, told_unix_ns=reported, queues=[queue])
+        arrivals.take(message, 10)
 
-    assert arrivals.per_token("m") == 0.0
+    assert arrivals.per_token("m", 10) == 0.0
     take("older", 1, 5, 9_000, None)
     take("a", 1, 5, 600, 3)
     take("a", 1, 2, 100, 1)
     take("a", 6, 7, 400, 2)
     take("b", 1, 5, 0, 0)
-    assert arrivals.per_token("m") == pytest.approx(5 / 1_000)
-    assert arrivals.per_token("other") == 0.0
+    assert arrivals.per_token("m", 10) == pytest.approx(5 / 1_000)
+    assert arrivals.per_token("other", 10) == 0.0
+
+
+def test_images_per_token_are_those_of_the_last_day_once_some_have_arrived_in_it() -> None:
+    arrivals, hour_ns = ImageArrivals(), 3_600_000_000_000
+
+    def take(hour: int, tokens: int, images: int) -> None:
+        queue = ModelQueue(model="m", arrived_tokens=tokens, arrived_images=images)
+        arrivals.take(GatewayQueues(gateway_id="g", told_unix_ns=hour * hour_ns, queues=[queue]), hour * hour_ns)
+
+    take(0, 1_000_000, 0)
+    assert arrivals.per_token("m", 0) == 0.0
+    for hour in range(1, 101):
+        take(hour, 1_000_000 + 1_000 * hour, 0)
+    for hour in range(101, 126):
+        take(hour, 1_100_000 + 1_000 * (hour - 100), 10 * (hour - 100))
+    assert arrivals.per_token("m", 125 * hour_ns) == pytest.approx(10 / 1_000)
+    # Without arrivals in the last day, all of them count.
+    assert arrivals.per_token("m", 200 * hour_ns) == pytest.approx(250 / 1_125_000)
+
+
+def test_the_time_of_an_image_is_that_of_the_last_day_and_starts_anew_with_a_restarted_worker() -> None:
+    counts, hour_ns = RecentCounts(), 3_600_000_000_000
+    counts.add(0, 1_000, 1_000 * 5)
+    for hour in range(1, 60):
+        counts.add(hour * hour_ns, 1_000 + hour, 5_000 + hour * 20)
+    assert counts.rise(59 * hour_ns) == (24, 24 * 20)
+    assert recent_sums([counts, RecentCounts()], 59 * hour_ns) == (24, 480)
+    counts.add(60 * hour_ns, 3, 90)
+    assert counts.rise(60 * hour_ns) == (0, 0)
+    assert recent_sums([counts], 60 * hour_ns) == (3, 90)
 
 
 def test_the_planner_gives_images_more_prefill_workers_than_their_prompts_alone() -> None:
