@@ -210,6 +210,7 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_name("vllm.v1.outputs.KVConnectorOutput.failed_recving", SCHEDULER),
     *_name("vllm.v1.outputs.ModelRunnerOutput.kv_connector_output", SCHEDULER),
     *_call("vllm.config.KVTransferConfig.get_from_extra_config", SCHEDULER, 2),
+    *_call("vllm.config.KVTransferConfig.has_connector", PLUGIN, 1),
     *_text(NIXL_CODE, "kv_lease_duration", SCHEDULER),
     *_text(NIXL_CODE, "remote_num_tokens", HANDOVER),
     *_call(LOOP + ".execute_dummy_batch", REPORTS),

@@ -1,4 +1,4 @@
-"""Figures of a GPU machine beside the lab's, and what each deviation means. Pure."""
+"""Judgements on the figures of a GPU machine beside the lab's. Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -32,6 +32,7 @@ SLOWER: Final = {
 FASTER: Final = (
     "faster than the profile: take a profile of this machine with `fulcrum lab calibrate` before a capacity plan"
 )
+MISSING: Final = "no answer has this time, here or in the lab, so it cannot be judged"
 STEPS: Final = {
     "prefill": "prefill leaves the profile: another attention backend or clock; all TTFTs below are off by as much",
     "decode": "decode leaves the profile: no CUDA graph, or another backend; all TPOTs below are off by as much",
@@ -40,7 +41,7 @@ STEPS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """One figure beside the expected one."""
 
     what: str
@@ -51,45 +52,57 @@ class Verdict:
     """The likely cause if the figure is off."""
 
 
-def judge_serving(figures: Mapping[str, Any], hoped: Mapping[str, Any], *, moves: int = 0) -> list[Verdict]:
-    """Return verdicts on the figures of `load.gpu.serve` beside the lab's."""
-    answered, requested = figures.get("answered", 0), figures.get("requests", 0)
-    found = [
-        Verdict("answered", answered, requested, answered == requested and requested > 0,
-                "requests failed: their errors are in `failed`, the workers' in `logs`")
-    ]  # fmt: skip
+def judge_serving(figures: Mapping[str, Any], lab: Mapping[str, Any]) -> list[Judgement]:
+    """Judge the figures of `load.gpu.serve` beside the lab's."""
+    found = [judge_answers("answered", figures)]
     late_ms = figures.get("client_late_ms", 0.0)
     if late_ms > LATE_MS:
         means = "the client sent late, so its figures are worth little: give it free cores"
-        found.append(Verdict("client_late_ms", round(late_ms, 1), LATE_MS, ok=False, means=means))
+        found.append(Judgement("client_late_ms", round(late_ms, 1), LATE_MS, ok=False, means=means))
     for time, digits in (("ttft_ms", 0), ("tpot_ms", 1)):
         for of, band in (("p50", P50_BAND), ("p99", P99_BAND)):
-            ours, labs = (figures.get(time) or {}).get(of), (hoped.get(time) or {}).get(of)
-            if ours is None or not labs:
+            ours, theirs = (figures.get(time) or {}).get(of), (lab.get(time) or {}).get(of)
+            if ours is None or not theirs:
+                found.append(Judgement(f"{time} {of}", ours, theirs, ok=False, means=MISSING))
                 continue
-            ratio = ours / labs
+            ratio = ours / theirs
             means = "" if band[0] <= ratio <= band[1] else SLOWER[f"{time} {of}"] if ratio > 1 else FASTER
-            found.append(Verdict(f"{time} {of}", round(ours, digits), round(labs, digits), not means, means))
-    if moves:
-        held, effect = figures.get("moves", 0), (figures.get("move_effect_ms") or {}).get("p50")
-        ok = held == moves and effect is not None and effect <= MOVE_MS
-        means = "" if ok else "moves were refused or wait for a step: `moves_ended_by` and the planner's log say why"
-        found.append(Verdict("move_effect_ms p50", effect, MOVE_MS, ok, means))
+            found.append(Judgement(f"{time} {of}", round(ours, digits), round(theirs, digits), not means, means))
     return found
 
 
-def judge_steps(rows: Sequence[Row]) -> list[Verdict]:
-    """Return a verdict on each kind of step: the median of measured over predicted, of rows of `against_profile`."""
+def judge_moves(figures: Mapping[str, Any], moves: int) -> list[Judgement]:
+    """Judge the figures of the requests that came while workers changed their roles `moves` times.
+
+    Their times are not judged: the lab's figures are of workers that keep their roles.
+    """
+    held, effect = figures.get("moves", 0), (figures.get("move_effect_ms") or {}).get("p50")
+    ok = held == moves and effect is not None and effect <= MOVE_MS
+    means = "" if ok else "moves were refused or wait for a step: see `moves_ended_by` and the planner's log"
+    return [
+        judge_answers("answered while roles move", figures),
+        Judgement("move_effect_ms p50", effect, MOVE_MS, ok, means),
+    ]
+
+
+def judge_answers(what: str, figures: Mapping[str, Any]) -> Judgement:
+    answered, requested = figures.get("answered", 0), figures.get("requests", 0)
+    means = "requests failed: their errors are in `failed`, the workers' in `logs`"
+    return Judgement(what, answered, requested, answered == requested and requested > 0, means)
+
+
+def judge_steps(rows: Sequence[Row]) -> list[Judgement]:
+    """Judge each kind of step by the median of measured over predicted, of rows of `against_profile`."""
     kinds: dict[str, list[float]] = {}
     for row in rows:
         kinds.setdefault(kind_of(row), []).append(row["ratio"])
     if not kinds:
         return [
-            Verdict("steps", None, None, ok=False, means="no profile of this GPU: the lab's figures are of another")
+            Judgement("steps", None, None, ok=False, means="no profile of this GPU: the lab's figures are of another")
         ]
     found = []
     for kind, ratios in kinds.items():
         ratio = statistics.median(ratios)
         ok = STEP_BAND[0] <= ratio <= STEP_BAND[1]
-        found.append(Verdict(f"{kind}, over the profile's", round(ratio, 2), 1.0, ok, "" if ok else STEPS[kind]))
+        found.append(Judgement(f"{kind}, over the profile's", round(ratio, 2), 1.0, ok, "" if ok else STEPS[kind]))
     return found

@@ -1,11 +1,11 @@
-"""`python -m load.gpu.eight`: all that eight GPUs of one machine can show, in an hour, beside what the lab expects.
+"""`python -m load.gpu.eight`: measure eight GPUs of one machine within an hour, beside the lab's figures.
 
 Each line is a command of its own with a time limit: the machine's devices, `fulcrum doctor`, vLLM's steps on one GPU,
-and a suite of eight workers under several loads and splits, with role moves and with a flood. What the lab expects of
-the same requests on the same profile stands beside each figure, and a figure that is off says what that means.
+and a suite of eight workers under several loads and splits, with role moves and with a flood. The lab simulates the
+same requests on the profile of the GPU. A figure outside of its band is printed with its likely cause.
 
-Figures are written after each line with the card and all versions. A run that was cut goes on where it stopped, and
-runs lines again that failed, or whose command, card or versions have changed.
+Figures are written after each line, with the card, the commit and all versions. A run that was cut continues where it
+stopped. Lines run again if they failed, or if their command, link, card or versions have changed.
 
     python -m load.gpu.eight --dry-run               # the plan and the lab's figures; needs no GPU
     python -m load.gpu.eight --rehearse              # serving lines on simulated GPUs, a few seconds each
@@ -36,7 +36,7 @@ from libs.policy.roles import Role
 from load.gpu.against_profile import MODEL, against_profile, profile_of
 from load.gpu.bench_gpu import ROOT, Outcome, Part
 from load.gpu.bench_gpu import run as run_part
-from load.gpu.deviations import TIMED, Row, Verdict, judge_serving, judge_steps
+from load.gpu.deviations import TIMED, Judgement, Row, judge_moves, judge_serving, judge_steps
 from load.gpu.serve import requests_of
 from load.lab.fidelity import SLO
 from load.measure import bench_parser, percentiles
@@ -48,9 +48,13 @@ PACKAGES: Final = ("fulcrum-serving", "torch", "vllm", "nixl", "transformers")
 STEPS_S: Final = 560.0
 SERVE_S: Final = 330.0
 """Workers start in 60 to 240 s, then requests come for a minute."""
+MOVES_S: Final = SERVE_S + 90
+"""The same requests come twice, without role moves and with them."""
 SHORT_S: Final = 120.0
-# Stands for the folder of random weights that a run writes.
+# Stands for the folder of our own model, which a run writes.
 OWN_MODEL: Final = "MODEL"
+RESULT_FILE: Final = Path("eight.json")
+REHEARSAL_FILE: Final = Path("rehearsal.json")
 REHEARSED_WORKERS: Final = (1, 1, 2)
 """Prefill, decode and mixed workers of a rehearsal."""
 
@@ -86,7 +90,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    shows: str
+    subject: str
     part: Part | None = None
     load: Load | None = None
     limit_s: float = SERVE_S
@@ -117,14 +121,14 @@ LINES: Final[Mapping[str, Line]] = {
     "middle": Line("half of what four prefill workers compute", load=Load(4, 4, 0, steady(16))),
     "high": Line("nearly all of what they compute", load=Load(4, 4, 0, steady(28))),
     "mixed": Line("the same requests without a split", load=Load(0, 0, 8, steady(16))),
-    "moves": Line("role moves under load", load=Load(4, 4, 0, steady(16), moves=30)),
+    "moves": Line("role moves under load", load=Load(4, 4, 0, steady(16), moves=30), limit_s=MOVES_S),
     "flood": Line("a flood of long prompts, roles fixed", load=Load(2, 6, 0, FLOOD)),
     "flood-auto": Line("the same flood with the planner", load=Load(2, 6, 0, FLOOD, auto=True)),
 }
 
 
 def expected(load: Load, hardware: Hardware, *, kv_mb: int, link_gbps: float) -> dict[str, Any]:
-    """Return the lab's figures of a load. Role moves by hand are left out, as each costs some milliseconds."""
+    """Return the lab's figures of a load, without role moves by hand."""
     trace = requests_of(load.trace, SEED)
     experiment = Experiment(
         trace,
@@ -160,13 +164,13 @@ def serving(load: Load, options: argparse.Namespace) -> Part:
 
 
 def card() -> dict[str, Any]:
-    """Return what the driver says of the GPUs; no names without a driver."""
+    """Return the GPUs and the version of their driver; no names without a driver."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+        output = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return {"gpus": [], "driver": None}
-    rows = [[word.strip() for word in line.split(",")] for line in said if line.strip()]
+    rows = [[word.strip() for word in line.split(",")] for line in output.splitlines() if line.strip()]
     return {"gpus": [f"{name}, {memory}" for name, _, memory in rows], "driver": rows[0][1] if rows else None}
 
 
@@ -197,20 +201,21 @@ def run_command(name: str, command: Sequence[str], limit_s: float) -> Outcome:
     return Outcome(name, done.returncode, None, done.stdout.splitlines())
 
 
-def verdicts(name: str, line: Line, outcome: Outcome, hoped: Mapping[str, Any] | None, gpu: str) -> list[Verdict]:
-    """Return what each figure of a line means beside the lab's."""
+def judgements(name: str, line: Line, outcome: Outcome, lab: Mapping[str, Any] | None, gpu: str) -> list[Judgement]:
+    """Judge each figure of a line beside the lab's."""
     if outcome.exit_code:
-        return [Verdict(name, None, None, ok=False, means=f"ended with code {outcome.exit_code}: see its tail")]
-    if line.load is not None and isinstance(outcome.figures, dict):
-        figures = outcome.figures.get("moving", outcome.figures) if line.load.moves else outcome.figures
-        return judge_serving(figures, hoped or {}, moves=line.load.moves)
+        return [Judgement(name, None, None, ok=False, means=f"ended with code {outcome.exit_code}: see its tail")]
+    if line.load is not None:
+        figures = outcome.figures if isinstance(outcome.figures, dict) else {}
+        found = judge_serving(figures, lab or {})
+        return found + (judge_moves(figures.get("moving", {}), line.load.moves) if line.load.moves else [])
     if name == "steps":
         rows: list[Row] = against_profile(gpu, {"vllm_steps": outcome.figures})
         return judge_steps(rows)
     if name == "gpus":
         count = sum(text.startswith("GPU ") for text in outcome.tail)
-        return [Verdict("GPUs", count, GPUS, ok=count >= GPUS, means="see CUDA_VISIBLE_DEVICES and the driver's log")]
-    return [Verdict(name, 0, 0, ok=True)]
+        return [Judgement("GPUs", count, GPUS, ok=count >= GPUS, means="see CUDA_VISIBLE_DEVICES and the driver's log")]
+    return [Judgement(name, 0, 0, ok=True)]
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Line]:
@@ -229,7 +234,7 @@ def words_of(line: Line, part: Part | None) -> list[str]:
     return list(line.command) if part is None else ["python", "-m", *part.command("cuda:0", line.limit_s)]
 
 
-def hopes(line: Line, options: argparse.Namespace) -> dict[str, Any] | None:
+def lab_figures(line: Line, options: argparse.Namespace) -> dict[str, Any] | None:
     if line.load is None:
         return None
     return expected(line.load, options.hardware, kv_mb=options.kv_mb, link_gbps=options.link_gbps)
@@ -240,8 +245,8 @@ def print_plan(options: argparse.Namespace) -> None:
     print(f"profile {options.hardware.profile.name}, KV over {options.link_gbps:g} Gbit/s a worker\n")
     for name, line in chosen(options).items():
         part = part_of(line, options)
-        print(f"{name:<11} {line.shows}\n            {' '.join(words_of(line, part))}")
-        found = hopes(line, options)
+        print(f"{name:<11} {line.subject}\n            {' '.join(words_of(line, part))}")
+        found = lab_figures(line, options)
         if found is not None:
             print(f"            the lab expects {described(found)}")
         whole_s += line.limit_s
@@ -259,40 +264,43 @@ def described(figures: Mapping[str, Any]) -> str:
 
 @contextmanager
 def model_of(options: argparse.Namespace) -> Iterator[None]:
-    """Write a model of random weights in memory for all lines, unless one is named or none is needed."""
+    """Write a model of Llama-8B's shape for all lines, unless one is named or none is needed.
+
+    It has no weights: each worker draws its own. Here they would occupy the first GPU for the whole run.
+    """
     if options.rehearse or options.model is not None:
         yield
         return
-    from load.gpu.shapes import LLAMA_8B, write_model  # noqa: PLC0415 - it imports torch and transformers
+    from libs.testing.engines.real_model import real_model_folder  # noqa: PLC0415 - it imports torch and transformers
+    from load.gpu.shapes import LLAMA_8B, write_shape  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="eight-") as folder:
-        options.model = options.written = write_model(Path(folder) / LLAMA_8B, LLAMA_8B, "cuda:0", options.tokenizer)
+    with tempfile.TemporaryDirectory(prefix="eight-") as folder:
+        tokenizer = options.tokenizer or real_model_folder()
+        options.model = options.written = write_shape(Path(folder) / LLAMA_8B, LLAMA_8B, tokenizer)
         yield
 
 
 def run_line(name: str, line: Line, options: argparse.Namespace, gpu: str) -> dict[str, Any]:
     """Run one line; return its record."""
-    part, hoped, began_s = part_of(line, options), hopes(line, options), time.monotonic()
+    part, lab, began_s = part_of(line, options), lab_figures(line, options), time.monotonic()
     if part is None:
         outcome = run_command(name, line.command, line.limit_s)
     else:
         outcome = run_part(name, part, "cuda:0", line.limit_s)
-    found = verdicts(name, line, outcome, hoped, gpu)
+    judged = judgements(name, line, outcome, lab, gpu)
     return {
         "command": words_of(line, part),
         "seconds": round(time.monotonic() - began_s, 1),
-        "expected_by_lab": hoped,
-        "verdicts": [asdict(each) for each in found],
+        "expected_by_lab": lab,
+        "judgements": [asdict(each) for each in judged],
         **asdict(outcome),
     }
 
 
 def key_of(line: Line, options: argparse.Namespace, machine: Mapping[str, Any]) -> str:
-    """Return a key that a kept line must share with this run. It leaves out the folder of random weights, which is new
-    in each run.
-    """
+    """Return a key that a kept line must share with this run, without the folder of our own model, new in each run."""
     words = [OWN_MODEL if word == str(options.written) else word for word in words_of(line, part_of(line, options))]
-    return json.dumps([words, machine["card"], machine["versions"], options.hardware.profile.name])
+    return json.dumps([words, machine["card"], machine["versions"], options.hardware.profile.name, options.link_gbps])
 
 
 def kept_lines(file: Path, again: Sequence[str]) -> dict[str, Any]:
@@ -305,10 +313,10 @@ def kept_lines(file: Path, again: Sequence[str]) -> dict[str, Any]:
 
 def print_line(name: str, record: Mapping[str, Any]) -> None:
     print(f"{name:<11} {record['seconds']:.0f} s")
-    for each in record["verdicts"]:
+    for each in record["judgements"]:
         sign = "as expected" if each["ok"] else f"OFF: {each['means']}"
-        beside = "" if each["expected"] is None else f", expected {each['expected']}"
-        print(f"            {each['what']} {each['found']}{beside}: {sign}")
+        expectation = "" if each["expected"] is None else f", expected {each['expected']}"
+        print(f"            {each['what']} {each['found']}{expectation}: {sign}")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -324,27 +332,28 @@ def main(options: argparse.Namespace) -> int:
     if not gpu and not options.rehearse:
         print("no GPU: nvidia-smi names none here; --dry-run and --rehearse need none", file=sys.stderr)
         return 1
-    kept = kept_lines(options.out, options.again)
-    result = {**machine, "revision": revision(), "rehearsal": options.rehearse, "lines": {}}
+    out = options.out or (REHEARSAL_FILE if options.rehearse else RESULT_FILE)
+    kept, commit = kept_lines(out, options.again), revision()
+    result = {**machine, "revision": commit, "rehearsal": options.rehearse, "lines": {}}
     with model_of(options):
         for name, line in chosen(options).items():
             key = key_of(line, options, machine)
             record = kept.get(name)
             if record is None or record["key"] != key:
-                record = {"key": key, **run_line(name, line, options, gpu)}
+                record = {"key": key, "revision": commit, **run_line(name, line, options, gpu)}
             result["lines"][name] = record
             # Lines further on that an earlier run has kept stay, should this one be cut too.
             whole = {**result, "lines": {**kept, **result["lines"]}}
-            beside = options.out.with_suffix(".part")
-            beside.write_text(json.dumps(whole, indent=1) + "\n")
-            beside.replace(options.out)
+            part = out.with_suffix(".part")
+            part.write_text(json.dumps(whole, indent=1) + "\n")
+            part.replace(out)
             print_line(name, record)
     return sum(1 for each in result["lines"].values() if is_off(each, rehearsal=options.rehearse))
 
 
 def is_off(record: Mapping[str, Any], *, rehearsal: bool) -> bool:
     """Return whether a line failed or is off. Times of a rehearsal are shown, and depend on this machine's cores."""
-    return any(not each["ok"] and not (rehearsal and each["what"].startswith(TIMED)) for each in record["verdicts"])
+    return any(not each["ok"] and not (rehearsal and each["what"].startswith(TIMED)) for each in record["judgements"])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -358,9 +367,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--lines", nargs="+", choices=list(LINES), metavar="NAME", help="only these")
     made.add_argument("--again", nargs="+", choices=list(LINES), default=[], metavar="NAME", help="run these again")
     made.add_argument("--model", type=Path, help="a folder of Llama-8B's shape, in place of our own")
-    made.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer random weights take")
+    made.add_argument("--tokenizer", type=Path, help="a folder whose tokenizer our own model takes")
     made.set_defaults(written=None)
-    made.add_argument("--out", type=Path, default=Path("eight.json"))
+    made.add_argument("--out", type=Path, help=f"{RESULT_FILE} by default, or {REHEARSAL_FILE} of a rehearsal")
     return made
 
 

@@ -2,8 +2,8 @@
 On more GPUs each worker has its own, and `load.gpu.eight` starts it so. Engine sim needs none.
 
 `fulcrum up` with a model of Llama-8B's shape. Requests arrive at random for a while, and every answer is counted.
-With `--moves N` they arrive for as long again while workers change their roles N times. Reported are TTFT and TPOT
-as clients see them, failures, KV figures of the metrics service, occupancy by Fulcrum beside the GPU's own
+With `--moves N` they arrive again while workers change their roles and return, N moves in all. Reported are TTFT and
+TPOT as clients see them, failures, KV figures of the metrics service, occupancy by Fulcrum beside the GPU's own
 utilisation, and the time until moves hold. stdout: a few lines, then one JSON object as the last line.
 """
 
@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ import httpx
 from libs.counters import open_nvml
 from libs.lab.traces.generate import generate
 from libs.lab.traces.request import Trace
-from libs.testing.suites.role_moves import HeldMove, role_changer
+from libs.testing.suites.role_moves import HeldMove, RoleChanger, role_changer
 from libs.testing.suites.suite import RunningSuite
 from load.gpu.shapes import add_model_options, vllm_arguments, write_model
 from load.lab.fidelity import prompt_ids
@@ -38,6 +39,8 @@ LOOK_S: Final = 0.25
 TAIL: Final = 4000
 # Lines of the metrics exposition that are kept.
 MOST_LINES: Final = 400
+# Of the requests' times and lengths. Prompts differ from one run to the next, so that none is in a prefix cache.
+TRACE_SEED: Final = 1
 SHOWN: Final = ("requests", "answered", "failures", "ttft_ms", "tpot_ms", "gpu_utilisation")
 
 
@@ -57,19 +60,19 @@ async def read_gpu(readings: list[float]) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-async def ask(suite: RunningSuite, options: argparse.Namespace, *, seed: int, moves: int = 0) -> dict[str, Any]:
+async def ask(suite: RunningSuite, options: argparse.Namespace, *, prompt_seed: int, moves: int = 0) -> dict[str, Any]:
     """Send requests at random times; return the outcomes and what the suite reports right after them."""
     spec = options.trace or (
         f"poisson:rate={options.rate},isl={options.isl},osl={options.osl},spread=0.3,seconds={options.seconds}"
     )
-    trace, failed, readings, held = requests_of(spec, seed), list[str](), list[float](), list[HeldMove]()
+    trace, failed, readings, held = requests_of(spec, TRACE_SEED), list[str](), list[float](), list[HeldMove]()
     beside = [asyncio.create_task(read_gpu(readings))]
     if moves:
-        pause_s = trace.requests[-1].arrival_ns / 1e9 / moves
-        beside.append(asyncio.create_task(move(suite, moves, pause_s, held)))
+        span_s = trace.requests[-1].arrival_ns / 1e9
+        beside.append(asyncio.create_task(move_roles(suite, moves, span_s, held)))
     began_s = time.time()
     try:
-        prompts = prompt_ids(trace, seed=seed)
+        prompts = prompt_ids(trace, seed=prompt_seed)
         answers = await play(suite.gateway, suite.ready["model"], trace, prompts, failed)
     finally:
         for each in beside:
@@ -89,20 +92,37 @@ async def ask(suite: RunningSuite, options: argparse.Namespace, *, seed: int, mo
         "moves": len(held),
         "move_effect_ms": spread_ms([each.move.effect_s for each in held]),
         "moves_ended_by": [repr(each) for each in ends if isinstance(each, Exception)],
-        **await said(suite, window_s),
+        **await suite_figures(suite, window_s),
     }
 
 
-async def move(suite: RunningSuite, moves: int, pause_s: float, held: list[HeldMove]) -> None:
-    """Change roles of workers, one every `pause_s`, and restore those of the start at the end."""
+async def move_roles(suite: RunningSuite, moves: int, span_s: float, held: list[HeldMove]) -> None:
+    """Change roles of workers within `span_s`, and restore those of the start at the end."""
     async with role_changer(suite) as changer:
-        for _ in range(moves):
-            held.append(await changer.move_one())
-            await asyncio.sleep(pause_s)
+        await move_there_and_back(changer, moves, span_s, held)
 
 
-async def said(suite: RunningSuite, window_s: int) -> dict[str, Any]:
-    """Return what the suite reports of its last `window_s` seconds."""
+async def move_there_and_back(
+    changer: RoleChanger,
+    moves: int,
+    span_s: float,
+    held: list[HeldMove],
+    *,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Move a random worker, then restore its role, and so on: `moves` at equal distances within `span_s`.
+
+    So no more than one worker is away from its role. After the last move as much time is left as between two.
+    """
+    start_s = now_s()
+    for number in range(1, moves + 1):
+        await sleep(max(start_s + span_s * number / (moves + 1) - now_s(), 0.0))
+        held.append(await (changer.move_one() if number % 2 else changer.move_back()))
+
+
+async def suite_figures(suite: RunningSuite, window_s: int) -> dict[str, Any]:
+    """Return the suite's own figures of its last `window_s` seconds."""
     async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
         metrics = suite.ready["metrics"]
         occupancy = (await http.get(f"{metrics}/v1/occupancy", params={"window": f"{window_s}s"})).json()
@@ -141,10 +161,10 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with bench_suite(*shape, env=env, start_s=START_S, folder=folder) as up:
         start_s = time.monotonic() - began_s
         print(f"started in {start_s:.0f} s", file=sys.stderr, flush=True)
-        found = asyncio.run(ask(up, options, seed=1))
+        found = asyncio.run(ask(up, options, prompt_seed=1))
         if options.moves:
             print(json.dumps({name: found[name] for name in SHOWN}), file=sys.stderr, flush=True)
-            found["moving"] = asyncio.run(ask(up, options, seed=2, moves=options.moves))
+            found["moving"] = asyncio.run(ask(up, options, prompt_seed=2, moves=options.moves))
         status, links = up.fulcrum("status", "--json"), up.fulcrum("status", "--links", "--json")
     logs = {log.name: log.read_text(errors="replace")[-TAIL:] for log in sorted((folder / "cache").rglob("*.log"))}
     log = (folder / "up.log").read_text(errors="replace")

@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig
 
 from libs.testing.engines.real_model import write_random_llama
 
@@ -39,16 +41,33 @@ SHAPES: Final = MappingProxyType(
     }
 )
 
+ENDS: Final = MappingProxyType({"bos_token_id": 1, "eos_token_id": 2})
+
 
 def write_model(folder: Path, shape: str, device: str, tokenizer: Path | None = None, **changes: Any) -> Path:
     """Write a model of `shape` with random bfloat16 weights, drawn on `device`. `tokenizer` is a folder whose
     tokenizer files it takes; `changes` override the shape.
     """
-    config = {**SHAPES[shape], "bos_token_id": 1, "eos_token_id": 2, **changes}
+    config = {**SHAPES[shape], **ENDS, **changes}
     write_random_llama(folder, device=device, dtype=torch.bfloat16, **config)
-    for file in tokenizer.glob("*token*") if tokenizer else ():
-        shutil.copy(file, folder / file.name)
+    if tokenizer is not None:
+        copy_tokenizer(tokenizer, folder)
     return folder
+
+
+def write_shape(folder: Path, shape: str, tokenizer: Path) -> Path:
+    """Write a model of `shape` and a folder's tokenizer, for vLLM's loader "dummy", which reads no weights."""
+    config = LlamaConfig(**SHAPES[shape], **ENDS, architectures=["LlamaForCausalLM"], dtype=torch.bfloat16)
+    config.save_pretrained(folder)
+    # Fulcrum identifies a model by its files of weights, and refuses a folder that has none.
+    save_file({"unused": torch.zeros(1)}, folder / "model.safetensors")
+    copy_tokenizer(tokenizer, folder)
+    return folder
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    for file in source.glob("*token*"):
+        shutil.copy(file, folder / file.name)
 
 
 def add_model_options(parser: argparse.ArgumentParser, *more_engines: str) -> None:

@@ -28,6 +28,10 @@ from typing import Any
 
 from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 
+log = logging.getLogger("vllm.fulcrum")
+
+UNCHECKED = "this vLLM is not known to the checks of KV: reads that leave out blocks are not noticed"
+
 PR_SET_PDEATHSIG = 1
 # Pid of the worker, set for the processes that it starts. Other uses of vLLM are not affected.
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
@@ -158,23 +162,33 @@ def time_encoding(file: Path) -> None:
 
 
 def check_pulls() -> None:
-    """Make NIXL's connector fail reads that left out a part of their blocks, once KV exists."""
+    """Make NIXL's connector, where it is configured, fail reads that are found to have left out blocks."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415
 
     initialize = WorkerWrapperBase.initialize_from_config
 
     def initialize_checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.vllm_config.kv_transfer_config is not None:
-            from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import (  # noqa: PLC0415
-                NixlPullConnectorWorker,
-            )
-
-            from libs.engine.vllm import pull_marks  # noqa: PLC0415 - the plug-in is loaded first
-
-            pull_marks.install(NixlPullConnectorWorker)
+        try:
+            _mark_pulls(self.vllm_config.kv_transfer_config)
+        except (AttributeError, ImportError):  # must not keep the worker from serving
+            log.warning(UNCHECKED, exc_info=True)
         return initialize(self, *args, **kwargs)
 
     WorkerWrapperBase.initialize_from_config = initialize_checked
+
+
+def _mark_pulls(config: Any) -> None:
+    from libs.engine.vllm.connectors import NIXL  # noqa: PLC0415 - the plug-in is loaded first
+
+    if config is None or not config.has_connector(NIXL):
+        return
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import (  # noqa: PLC0415
+        NixlPullConnectorWorker,
+    )
+
+    from libs.engine.vllm import pull_marks  # noqa: PLC0415 - the plug-in is loaded first
+
+    pull_marks.install(NixlPullConnectorWorker)
 
 
 def time_encodes(model: Any, encodes: Any, wait: Callable[[], object]) -> None:

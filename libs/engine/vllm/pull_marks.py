@@ -1,9 +1,9 @@
-"""Marks in the blocks that NIXL is to fill, by which a read that left some of them out is found and failed.
+"""Detect NIXL reads that left blocks unfilled, by random words written into the blocks beforehand.
 
-NIXL reports a read as done, and vLLM starts its sequence on whatever the blocks hold: KV of another prompt, if NIXL
-or vLLM left out a part. So a random word is written at both ends of each block, in the layers that are checked,
-before the read begins. A block that still has its word at the end was not filled. Runs in the processes that compute,
-against the same vLLM as libs/engine/vllm/scheduler.py.
+NIXL reports a read as done, and vLLM starts its sequence on whatever the blocks contain. If NIXL or vLLM left out a
+part, that is KV of another prompt. So a random word is written at both ends of each block, in the layers that are
+checked, before the read begins. A block that still has its word at the end was not filled. Runs in the processes that
+compute, against the same vLLM as libs/engine/vllm/scheduler.py.
 """
 
 import logging
@@ -17,9 +17,12 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import torch
 
+from libs.engine.vllm.plugin import UNCHECKED
+
 log = logging.getLogger("vllm.fulcrum")
 
-# The number of regions, K or V of a layer, that are checked in each read; 0 for all. In NIXL's configuration.
+# The number of regions, K or V of a layer, that are checked in each read of each group of layers; 0 for all. In
+# NIXL's configuration.
 REGIONS_KEY: Final = "fulcrum_marked_regions"
 DEFAULT_REGIONS: Final = 4
 WORD_BYTES: Final = 8
@@ -59,22 +62,30 @@ class PullMarks:
     """The marks of reads that have not ended yet."""
 
     def __init__(self, regions: Sequence[Region], most_regions: int) -> None:
-        """`most_regions` are checked in a read, drawn anew for each; 0 for all."""
+        """`most_regions` of each group are checked in a read, drawn anew for each read; 0 for all."""
         self._regions = regions
         self._most = most_regions or len(regions)
         self._reads: dict[str, _Marked] = {}
+
+    @property
+    def has_regions(self) -> bool:
+        """False if nothing can be marked."""
+        return bool(self._regions)
 
     def place(self, name: str, groups: Blocks) -> None:
         """Mark the blocks, by group of layers, that a read is about to fill. Return once the device has done so."""
         indices: dict[int, list[np.ndarray[Any, Any]]] = {}
         storages: dict[int, torch.Tensor] = {}
-        each = [np.asarray(group, dtype=np.int64) for group in groups]
-        for region in random.sample(self._regions, min(self._most, len(self._regions))):
-            storage = region.words.data_ptr()
-            storages[storage] = region.words
-            for group, blocks in enumerate(each):
-                if blocks.size and region.group in (ANY_GROUP, group):
-                    indices.setdefault(storage, []).append(region.ends(blocks))
+        for group, numbers in enumerate(groups):
+            if not numbers:
+                continue
+            blocks = np.asarray(numbers, dtype=np.int64)
+            # Drawn for each group by itself: a sample of all regions may have none of a group.
+            regions = [region for region in self._regions if region.group in (ANY_GROUP, group)]
+            for region in random.sample(regions, min(self._most, len(regions))):
+                storage = region.words.data_ptr()
+                storages[storage] = region.words
+                indices.setdefault(storage, []).append(region.ends(blocks))
         # Not zero and not all ones, which fresh memory and cleared blocks hold.
         word = secrets.randbits(62) + 1
         places = []
@@ -121,46 +132,60 @@ def _beside(words: torch.Tensor, work: Callable[[], T]) -> T:
 
 
 def install(worker_class: Any) -> None:
-    """Make NIXL's reading worker mark the blocks of each read, and fail a read that left some of them out."""
+    """Make NIXL's reading worker mark blocks before each read, and fail reads that are found to have left some out."""
     if hasattr(worker_class, ATTRIBUTE):  # vLLM loads plug-ins more than once
         return
     setattr(worker_class, ATTRIBUTE, None)
     read, pop = worker_class._read_blocks_for_req, worker_class._pop_done_transfers
 
     def read_marked(self: Any, req_id: str, meta: Any) -> None:
-        if meta.remote.engine_id in self._remote_agents:
-            _marks(self).place(req_id, _to_fill(self, meta))
+        _unless_unknown(self, lambda: _place(self, req_id, meta))
         read(self, req_id, meta)
 
     def pop_checked(self: Any, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
         done, failed = pop(self, transfers)
-        marks = _marks(self)
-        for req_id in done - failed:
-            left, whole = marks.take(req_id)
-            if left:
-                log.error("a read of KV for %s is reported as done, but left out %d of %d marks", req_id, left, whole)
-                self.xfer_stats.record_failed_transfer()
-                failed.add(req_id)
-        marks.forget_others(transfers)
+        _unless_unknown(self, lambda: _check(self, transfers, done, failed))
         return done, failed
 
     worker_class._read_blocks_for_req = read_marked
     worker_class._pop_done_transfers = pop_checked
 
 
+def _unless_unknown(worker: Any, work: Callable[[], None]) -> None:
+    """Place or check marks. If that fails, log it and go on without marks."""
+    try:
+        work()
+    except Exception:
+        # It uses private parts of vLLM. One that is not as expected must not end EngineCore, with all its sequences.
+        log.exception(UNCHECKED)
+        setattr(worker, ATTRIBUTE, PullMarks([], 0))
+
+
 def _marks(worker: Any) -> PullMarks:
     marks: PullMarks | None = getattr(worker, ATTRIBUTE)
     if marks is None:
         config = worker.vllm_config.kv_transfer_config
-        try:
-            regions = regions_of(worker)
-        except (AttributeError, KeyError, IndexError, TypeError, RuntimeError):
-            # A layout that is not known here must not keep the worker from serving.
-            log.exception("the layout of KV is not known: reads that leave out blocks are not noticed")
-            regions = []
-        marks = PullMarks(regions, int(config.get_from_extra_config(REGIONS_KEY, DEFAULT_REGIONS)))
+        marks = PullMarks(regions_of(worker), int(config.get_from_extra_config(REGIONS_KEY, DEFAULT_REGIONS)))
         setattr(worker, ATTRIBUTE, marks)
     return marks
+
+
+def _place(worker: Any, req_id: str, meta: Any) -> None:
+    marks = _marks(worker)
+    if marks.has_regions and meta.remote.engine_id in worker._remote_agents:
+        marks.place(req_id, _to_fill(worker, meta))
+
+
+def _check(worker: Any, transfers: dict[str, list[int]], done: set[str], failed: set[str]) -> None:
+    """Add the reads that are done and left out blocks to `failed`."""
+    marks = _marks(worker)
+    for req_id in done - failed:
+        left, whole = marks.take(req_id)
+        if left:
+            failed.add(req_id)
+            log.error("a read of KV for %s is reported as done, but left out %d of %d marks", req_id, left, whole)
+            worker.xfer_stats.record_failed_transfer()
+    marks.forget_others(transfers)
 
 
 def regions_of(worker: Any) -> list[Region]:

@@ -135,6 +135,7 @@ class RoleChanger:
         self._admins = admins
         self._waited_s = waited_s
         self._roles = dict(roles)
+        self._before: tuple[str, str] | None = None  # (worker, role before its move) of the last move
         self._rng = random.Random(11)  # noqa: S311
         self.moves: list[HeldMove] = []
         self.rival_rounds = 0
@@ -154,9 +155,17 @@ class RoleChanger:
         described = await admin.describe()
         moved = await self._ask(admin, described, role)
         assert moved.move.assignment.epoch == described.worker.assignment.epoch + 1
+        self._before = (worker, self._roles[worker])
         self._roles[worker] = role
         if first_step_within_s and role != "standby":
             return replace(moved, first_step_s=await admin.first_step_s(moved.move, within_s=first_step_within_s))
+        return moved
+
+    async def move_back(self) -> HeldMove:
+        """Move the worker of the last move to its role before that."""
+        assert self._before is not None, "nothing has moved yet"
+        moved = await self.move(*self._before)
+        self.moves.append(moved)
         return moved
 
     async def move_against_rival(self, rivals: Mapping[str, WorkerAdmin]) -> None:

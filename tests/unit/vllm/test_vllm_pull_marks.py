@@ -168,3 +168,28 @@ def test_an_unknown_layout_is_served_unchecked_and_logged(worker: Any, caplog: p
     worker._read_blocks_for_req("r", request([1], [4]))
     assert worker._pop_done_transfers(worker.transfers) == ({"r"}, set())
     assert "not noticed" in caplog.text
+
+
+def test_each_group_has_marks_however_few_regions_are_drawn() -> None:
+    first, second = pool(0, 0, 0, 0), pool(1)
+    marks = PullMarks([*first, *second], 1)
+    marks.place("r", [[1], [6]])
+    assert first[0].words.count_nonzero() == second[0].words.count_nonzero() == 2
+
+
+@pytest.mark.parametrize("name", ["transfer_topo", "dst_region_group_ids", "vllm_config"])
+def test_a_worker_without_a_part_that_marks_need_reads_on_and_logs_it_once(
+    worker: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    delattr(worker, name)
+    for req_id in ("r", "s"):
+        worker._read_blocks_for_req(req_id, request([1], [4]))
+    assert worker._pop_done_transfers(worker.transfers) == ({"r", "s"}, set())
+    assert caplog.text.count("not noticed") == 1
+
+
+def test_a_short_read_is_failed_even_if_vllm_cannot_count_it(worker: Any, caplog: pytest.LogCaptureFixture) -> None:
+    del worker.xfer_stats
+    worker._read_blocks_for_req("r", request([1], [4]))
+    assert worker._pop_done_transfers(worker.transfers) == ({"r"}, {"r"})
+    assert "not noticed" in caplog.text
