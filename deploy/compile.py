@@ -164,8 +164,8 @@ MODULES: Final = (
     "libs/lab/cluster/*.py",
     "libs/lab/cluster/host/*.py",
 )
-# What services run of these, and what turns tokens into frames and answers. Left out are modules with coroutines, since
-# mypyc takes what is known of an attribute before an `await` for true after it (findings/mypyc-trusts-narrowing.sh);
+# The modules of these that services run, and the ones that turn tokens into frames and answers. Left out are modules
+# with coroutines, since mypyc trusts a narrowed attribute after an `await` (findings/mypyc-trusts-narrowing.sh);
 # dispatch/places.py, since msgspec does not decode into compiled classes; and saturation.py, whose `Final` tuples of
 # floats mypyc 2.4 cannot read.
 _APART: Final = ("libs/lab/", "libs/policy/worker/", "libs/dispatch/")

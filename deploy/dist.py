@@ -32,7 +32,7 @@ PLUGIN: Final = STAGE.parent / "vllm-plugin"
 PLATFORMS: Final = {"amd64": "manylinux_2_17_x86_64", "arm64": "manylinux_2_17_aarch64"}
 NOT_SHIPPED: Final = ("libs/testing",)
 ZIP_TIME: Final = (1980, 1, 1, 0, 0, 0)
-# What the wheel has in place of the checkout's scripts and packages.
+# The wheel's tables in place of the checkout's scripts and packages.
 TAIL: Final = """[project.scripts]
 fulcrum = "fulcrum_serving:main"
 

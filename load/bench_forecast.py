@@ -34,7 +34,7 @@ from load.forecast_series import CHANGED, CHANGED_DAY, DAY, STEP_S, SuiteSeries,
 from load.measure import show, titled_table
 
 HORIZONS: Final = (1, 6, 18, 144)
-# How far ahead a history of some days is tried, in bins, and how far apart its beginnings lie.
+# The horizons tried for short histories, in bins, and the distance between their beginnings.
 SHORT_DAYS: Final = (1, 2, 3, 4, 7)
 FAR_AHEAD: Final = (36, 72, 144, 290, 504, 650)
 SHORT_EVERY: Final = 223

@@ -1,4 +1,4 @@
-"""What forecasts a day ahead could reach at best on made series. The last line is JSON.
+"""The best errors that forecasts a day ahead could reach on made series. The last line is JSON.
 
     python -m load.forecast_bound
 

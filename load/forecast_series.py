@@ -21,7 +21,7 @@ DAY: Final = 144
 WEEKS: Final = 14 * DAY
 # Traces of an hour are laid out with ten of their seconds to a bin of ten minutes: two and a half days.
 STRETCH_S: Final = 10.0
-# When made series change for good: inside the scored days.
+# The time of a made series' lasting change, inside the scored days.
 CHANGED_DAY: Final = 11.5
 
 Half = Literal["tuning", "reporting"]

@@ -174,7 +174,7 @@ def read_named(processes: Iterable[tuple[str, psutil.Process]]) -> Reading:
 
 
 def cpu_points(before: Reading, after: Reading) -> dict[str, float]:
-    """Return hundredths of a core between two readings, by name; of a process that began between them, all of its time
+    """Return hundredths of a core between two readings, by name. All CPU time of a process that began in between
     counts.
     """
     found = dict.fromkeys((key.name for key in after.cpu_s), 0.0)

@@ -50,7 +50,7 @@ TOLERANCES: Final[Mapping[str, tuple[float, float]]] = {
 
 MEDIAN: Final = "requests, median"
 LONGEST: Final = "requests, longest in 1 s"
-# What every soak must compare. A suite that stops serving has no latency, and one that stops has no processes.
+# The figures that every soak must compare. A suite that stops serving has no latency, one that stops has no processes.
 COMPARED: Final = (
     *((name, figure) for name in (LAUNCHER, *SURVIVORS) for figure in ("resident_mib", "descriptors")),
     (MEDIAN, "latency_ms"),

@@ -135,8 +135,8 @@ class Check:
             yield "nothing in vLLM calls it"
 
     def _stand_in(self, each: Touched) -> Iterator[str]:
-        requested = set(re.findall(rf"\.{each.text}\.(\w+)", self._callers))
-        for name in sorted(requested):
+        used = set(re.findall(rf"\.{each.text}\.(\w+)", self._callers))
+        for name in sorted(used):
             if our_method(each.where, name) is None:
                 yield f"vLLM asks it for {name!r}, which ours lacks"
 

@@ -10,7 +10,7 @@ from typing import Final
 from deploy.try_vllm.touched import CallArguments, Kind, Touched
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-# What a worker and a server with the plug-in run, and what their tests put in place of a part of vLLM.
+# The code that a worker and a server with the plug-in run, and the tests' stand-ins for parts of vLLM.
 SOURCES: Final = ("libs/engine/vllm", "deploy/vllm-plugin", "libs/testing/engines")
 LIBRARY: Final = "vllm"
 VARIABLE: Final = re.compile(r"VLLM_[A-Z0-9_]+")

@@ -300,7 +300,7 @@ BY_HAND: Final[tuple[Touched, ...]] = (
 )
 # fmt: on
 
-# Where a name stands that its object finds by `__getattr__`.
+# The definitions of names that an object finds by `__getattr__`.
 ELSEWHERE: Final = {"vllm.platforms.current_platform.device_count": "vllm.platforms.cuda.CudaPlatformBase.device_count"}
 # Arguments of vLLM's engine that the worker sets, by the file that has them in a dictionary.
 SET: Final = {

@@ -33,14 +33,14 @@ class FetchError(Exception):
     """An error whose text a person reads instead of a traceback."""
 
 
-def sources_of(version: str, tell: Callable[[str], None]) -> Path:
+def sources_of(version: str, report: Callable[[str], None]) -> Path:
     """Return the folder with a version's `vllm/**/*.py`, from the cache or the package index. Raise FetchError."""
     folder = cache_dir() / "vllm-sources" / version
     if not folder.is_dir():
         url = wheel_url(version)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as part:
-            _extract(url, Path(part) / version, tell)
+            _extract(url, Path(part) / version, report)
             # A folder under its final name is whole, whenever this program was interrupted.
             (Path(part) / version).rename(folder)
     return folder
@@ -64,9 +64,9 @@ def wheel_url(version: str) -> str:
     return urls[version]
 
 
-def _extract(url: str, folder: Path, tell: Callable[[str], None]) -> None:
+def _extract(url: str, folder: Path, report: Callable[[str], None]) -> None:
     remote = RemoteFile(url)
-    tell(
+    report(
         f"reading the sources in {url.rpartition('/')[2]} ({remote.size / 1e6:.0f} MB, of which only these are fetched)"
     )
     last_s = time.monotonic()
@@ -82,9 +82,9 @@ def _extract(url: str, folder: Path, tell: Callable[[str], None]) -> None:
             path.write_bytes(wheel.read(each))
             if time.monotonic() - last_s >= PROGRESS_S:
                 last_s = time.monotonic()
-                tell(f"  {number} of {len(wanted)} files, {remote.fetched / 1e6:.0f} MB fetched")
+                report(f"  {number} of {len(wanted)} files, {remote.fetched / 1e6:.0f} MB fetched")
         (folder / FILE_LIST).write_text("\n".join(wheel.namelist()) + "\n")
-    tell(f"  {len(wanted)} files, {remote.fetched / 1e6:.0f} MB fetched in {remote.requests} requests")
+    report(f"  {len(wanted)} files, {remote.fetched / 1e6:.0f} MB fetched in {remote.requests} requests")
 
 
 class RemoteFile(io.RawIOBase):

@@ -69,8 +69,8 @@ async def make_topics(
     wanted = wanted or Copies()
     described = await describe(admin, topics, cluster)
     brokers = len((await admin.describe_cluster())["brokers"])
-    _tell_few(described, min(wanted.wanted(brokers, named), brokers))
-    await _tell_weak(admin, described)
+    _warn_of_few_copies(described, min(wanted.wanted(brokers, named), brokers))
+    await _warn_of_weak_topics(admin, described)
     there = {entry["topic"] for entry in described}
     missing = [topic for topic in topics if topic.name(cluster) not in there]
     if not missing:
@@ -103,7 +103,7 @@ def few_copies(described: Iterable[Mapping[str, Any]], wanted: int) -> list[str]
     return sorted(entry["topic"] for entry in described if min(map(_copies, entry["partitions"])) < wanted)
 
 
-def _tell_few(described: Iterable[Mapping[str, Any]], wanted: int) -> None:
+def _warn_of_few_copies(described: Iterable[Mapping[str, Any]], wanted: int) -> None:
     """Warn of topics that were created while there were fewer brokers. Only an operator can move their partitions."""
     if few := few_copies(described, wanted):
         log.warning(
@@ -113,7 +113,7 @@ def _tell_few(described: Iterable[Mapping[str, Any]], wanted: int) -> None:
         )
 
 
-async def _tell_weak(admin: AIOKafkaAdminClient, described: Iterable[Mapping[str, Any]]) -> None:
+async def _warn_of_weak_topics(admin: AIOKafkaAdminClient, described: Iterable[Mapping[str, Any]]) -> None:
     """Warn of topics that lose records with one broker although they have enough copies.
 
     Their settings stay unchanged: an operator may have chosen them, and a change would stop writers while copies
@@ -122,8 +122,8 @@ async def _tell_weak(admin: AIOKafkaAdminClient, described: Iterable[Mapping[str
     copied = [entry["topic"] for entry in described if min(map(_copies, entry["partitions"])) >= REPLICATION]
     if not copied:
         return
-    requested = [ConfigResource(ConfigResourceType.TOPIC, name, {IN_SYNC_SETTING: ""}) for name in copied]
-    weak = weak_topics(resource for answer in await admin.describe_configs(requested) for resource in answer.resources)
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name, {IN_SYNC_SETTING: ""}) for name in copied]
+    weak = weak_topics(resource for answer in await admin.describe_configs(resources) for resource in answer.resources)
     if weak:
         log.warning(
             f"topics with {REPLICATION} copies count a record as written when one broker has it:"

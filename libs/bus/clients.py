@@ -1,6 +1,4 @@
-"""The opening and closing of aiokafka's clients, secured by settings, in the one way that is safe when the broker
-disappears.
-"""
+"""Opening and closing of aiokafka clients, safe even if the broker disappears. Settings secure their connections."""
 
 import asyncio
 import logging

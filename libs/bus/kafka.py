@@ -49,8 +49,8 @@ class KafkaBus:
     ) -> None:
         """Create the bus. `buffer_records` may wait for a broker that is away before the oldest are dropped.
 
-        `gather_ms` returns the delay that subscriptions accept for fewer and larger responses; it is called repeatedly.
-        With 0, each record wakes its readers.
+        `gather_ms` is called repeatedly to return how long responses may be delayed to be batched. With 0, each record
+        wakes its readers.
         """
         self._bootstrap = bootstrap
         self._cluster = cluster

@@ -98,7 +98,7 @@ class PlanQuery:
     """The length of the planned time, in seconds of the day's clock."""
     confidence: float = 0.95
     traffic: float = 1.0
-    """A factor by which the demand is multiplied."""
+    """A multiplier on the demand."""
     isl: float = 1.0
     osl: float = 1.0
     """Factors on the lengths of prompts (`isl`) and outputs (`osl`)."""
@@ -262,7 +262,7 @@ def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase
 def limited(
     history: DemandHistory, outlook: DemandOutlook, rates: Floats, query: PlanQuery
 ) -> tuple[Floats, tuple[str, ...]]:
-    """Return sampled rates within the support of history and `asked.growth`, and the plan's notes.
+    """Return sampled rates within the support of history and `query.growth`, and the plan's notes.
 
     `rates` are [paths, phases, stretches].
     """
@@ -368,7 +368,7 @@ def plan_json(found: PlanInput, query: PlanQuery, planned: Planned, check: dict[
 
 
 def plan_from_json(row: dict[str, Any]) -> CapacityPlan:
-    """Decode the plan of a row of `plan_json`, in workers and Unix seconds.
+    """Convert a row of `plan_json` back to a plan, in workers and Unix seconds.
 
     Raise KeyError or TypeError if the row is invalid.
     """

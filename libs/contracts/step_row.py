@@ -71,17 +71,17 @@ def step_count(steps: StepColumns) -> int:
 class ReportedStep:
     start_unix_ns: int
     end_unix_ns: int
-    """The end of the step; of a running one, the time up to which it is known to have run."""
+    """The end of a finished step, or the latest time at which a running step was observed."""
     running: bool
     kind: str
     """The phase of the step's work: prefill, decode, mixed, or encode for images, whose time counts as prefill."""
     prefill_share: float
-    """The share of its time that counts as prefill, 0..1; 1 or 0 except for mixed steps."""
+    """The share of the step that counts as prefill, 0..1; 1 or 0 except for mixed steps."""
     prefill_tokens: int
     prefill_sequences: int
     decode_sequences: int
     decode_kv_tokens: int
-    """The tokens whose KV it read for decode, over all sequences."""
+    """The tokens whose KV was read for decode, over all sequences."""
     prefill_ns: int
-    """Its prefill time within the window's covered time."""
+    """The worker's prefill time within the window's covered time."""
     decode_ns: int

@@ -70,7 +70,7 @@ def demand_history(
     n = len(counts)
     if not n:
         nothing = np.empty(0)
-        return DemandHistory(step_s, start_s, nothing, nothing, nothing, ("no demand was heard of",))
+        return DemandHistory(step_s, start_s, nothing, nothing, nothing, ("no demand was reported",))
     rates = counts / seconds
     rates[~covered] = np.nan
     decode = rates[:, KNOWN] * mean_outputs(counts)

@@ -141,8 +141,8 @@ class Dispatcher:
         return self.places.report(self._queue.by_tenant(), rooms(self._links.views()), self._clock.now_ns())
 
     def places_elsewhere(self, others: Others) -> None:
-        """Adopt the places that other gateways report; see `TenantPlaces.hear`."""
-        self.places.hear(others)
+        """Adopt the places that other gateways report; see `TenantPlaces.adopt_reports`."""
+        self.places.adopt_reports(others)
         self._turn_soon()
 
     @property

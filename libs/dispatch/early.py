@@ -39,7 +39,7 @@ def keep_back(generation: Generation, news: EarlyNews) -> bool:
     placement = generation.placement
     if generation.early is None or not placement.prefilling or news.attempt is not placement.decode_attempt:
         return False
-    placement.read_blocks()
+    placement.note_blocks_read()
     generation.early.append(news)
     return True
 

@@ -34,7 +34,7 @@ class ApiFinishReason(Enum):
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
-    """It stopped after calling tools. Only the gateway assigns this reason; no worker sends it."""
+    """The sequence stopped after calling tools. Only the gateway assigns this reason; no worker sends it."""
 
 
 Ending = ApiFinishReason | FulcrumError | None
@@ -70,9 +70,9 @@ class RequestTimes:
     arrival_ns: int
     queued_ns: int = 0
     bound_ns: int = 0
-    """The time of its first binding to workers."""
+    """The time of the choice's first binding to workers."""
     predicted_first_ns: int = 0
-    """The time of its first token as predicted at its first binding."""
+    """The time of the first token as predicted at the first binding."""
     likely_first_ns: tuple[int, ...] = ()
     """The times by which the first token arrives with the chances in `libs.policy.ratios.LEVELS`, as predicted at its
     first binding; empty if unknown.
@@ -151,11 +151,11 @@ class Generation:
     adapter_source: str = ""
     """The folder of an adapter in the catalogue; empty if workers have it configured."""
     batch: bool = False
-    """True if it is a line of a batch job, which yields to all interactive requests."""
+    """True for a line of a batch job, which yields to all interactive requests."""
     pooling: int = pb.POOLING_UNSPECIFIED
-    """The way to make one vector of its prompt, instead of tokens; unspecified if it generates."""
+    """The way to make one vector of the prompt; unspecified if tokens are generated instead."""
     second_from: int = 0
-    """The position of a pair's second text in its prompt; 0 for none."""
+    """The position in the prompt of a pair's second text; 0 for none."""
     vector: bytes = b""
     """The prompt's vector as packed little-endian float32, once a worker has computed it."""
     images: tuple[PromptImage, ...] = ()
@@ -167,13 +167,13 @@ class Generation:
     """Prompt tokens that the first prefill found cached."""
     placement: Placement = field(init=False)
     siblings: Sequence["Generation"] = ()
-    """All choices of its request, itself included."""
+    """All choices of the request, this one included."""
     fingerprint: bytes = b""
     """Hash of model and prompt; empty until it is first needed."""
     trial: SuspectTrial | None = None
-    """Set while its prompt is suspected of killing workers."""
+    """Set while the prompt is suspected of killing workers."""
     hopeless_from_ns: float = inf
-    """The Unix time from which its first token cannot be expected in time; inf without a deadline, or if not judged."""
+    """The Unix time from which the first token cannot be expected in time; inf without a deadline, or if not judged."""
     early: "list[EarlyNews] | None" = None
     """News of the decode worker that is handled once the prompt's worker has reported; None if news cannot be early."""
 

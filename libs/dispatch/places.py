@@ -189,7 +189,7 @@ class TenantPlaces:
         self.given_up = 0
         """The number of times that a choice has given way since the start."""
 
-    def hear(self, others: Others) -> None:
+    def adopt_reports(self, others: Others) -> None:
         """Adopt the reports of other gateways, which receive this one's last report at the same time.
 
         If they are unknown, pass `NOBODY`; each gateway then divides its own places.

@@ -179,7 +179,7 @@ class PoolMap:
 
     @property
     def nonce(self) -> bytes:
-        """Return the nonce in the file, by which the owner recognises its pool."""
+        """Return the nonce in the file, which identifies the owner's pool."""
         return self._header.nonce
 
     @property

@@ -18,6 +18,7 @@ from libs.engine.core import Core
 from libs.engine.kv_blocks import Offer, RandomBytes
 from libs.engine.kv_port import KvExport, KvFetcher
 from libs.engine.kv_transfer import BlockCopies, BlockExport, BlockWriter, receive_blocks
+from libs.engine.offers import MAX_UNKNOWN_MS
 from libs.engine.port import Capabilities, DeviceMemory, Engine, EngineIdentity, EngineRequest, Progress
 from libs.engine.reports import EngineEvent, EngineIntegrity, EngineLoad, EventQueue, FinishReason, StepReport
 from libs.engine.runner import Batch, Runner, trial_batch
@@ -35,8 +36,6 @@ T = TypeVar("T")
 ANNOUNCE_AFTER_S = 0.1
 # Steps between two checks of the pool's reference counts. They are also checked whenever nothing holds blocks.
 POOL_CHECK_STEPS = 1000
-# The time for which a receiver may wait for the prompt of its named handle, which arrives on another stream.
-MAX_UNKNOWN_MS = 5_000
 # The number of KV fetches at a time; others wait in order. Most of them wait for a prompt, not for bytes.
 MAX_FETCHES = 64
 
@@ -148,7 +147,9 @@ class LocalEngine:
         self._settle()
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
-        """Continue a streamed sequence from the tokens that its prompt's worker sampled. Raise InvalidRequest."""
+        """Continue a streamed sequence from tokens sampled by the prefill worker. Raise InvalidRequest if it cannot
+        continue from them.
+        """
         self._core.proceed(sequence_id, token_ids, self._clock.now_ns())
         self._settle()
 

@@ -11,6 +11,8 @@ from libs.engine.sequence import Sequence
 # The time for which blocks wait for another receiver after theirs has left, or for any receiver after their gateway has
 # left. A gateway notices the loss much sooner, and its decode worker arrives much sooner.
 RETRY_MS = 5_000
+# The time for which a receiver may wait for the prompt of its named handle, which arrives on another stream.
+MAX_UNKNOWN_MS = 5_000
 
 
 class Offers:

@@ -90,7 +90,7 @@ class Capabilities:
     recomputes the prompt's last token.
     """
     kv_nonce: bytes = b""
-    """The nonce in the pool's file, by which processes of the host recognise it; empty if they cannot map it."""
+    """The nonce in the pool's file, which identifies it to processes on the host; empty if they cannot map it."""
     chunk_tokens: int = 0
     """Upper bound of the prompt tokens in one step; 0 if unknown."""
     compute: Compute | None = None

@@ -174,7 +174,7 @@ class EngineLoad:
     awaiting_ready_kv: int = 0
     """Sequences in `awaiting_kv` with at least one block that is ready at the source but has not arrived."""
     ready_kv_since_unix_ns: int = 0
-    """The time since which the one that has waited longest has waited; 0 if there are none."""
+    """The time since which the oldest of them has waited; 0 if there are none."""
     images_used: int = 0
     """Images since the start whose embeddings went into a prompt."""
     images_encoded: int = 0

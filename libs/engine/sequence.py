@@ -30,15 +30,15 @@ class Stage(IntEnum):
     """The stage of a sequence in the engine. Blocks are held from FETCHING on."""
 
     QUEUED_TRANSFER = auto()
-    """Its KV is at another worker, and it waits for free blocks here."""
+    """The KV is at another worker, and the sequence waits for free blocks here."""
     QUEUED_PREEMPTED = auto()
-    """Its blocks were given to other sequences. It will be recomputed from its tokens."""
+    """The blocks were given to other sequences. The KV will be recomputed from the tokens."""
     QUEUED_PROMPT = auto()
     FETCHING = auto()
-    """Its blocks are allocated, and its KV is in transit."""
+    """The blocks are allocated, and the KV is in transit."""
     PREFILL = auto()
     DECODE = auto()
-    """Each step computes one token of it, which is a generated one."""
+    """Each step computes one generated token."""
 
 
 class Sequence:
@@ -67,7 +67,7 @@ class Sequence:
         self.kv_bytes_received = 0
         self.kv_arrived = False
         self.kv_ready = request.kv is not None and not request.kv.streamed
-        """True if its source has ready KV that has not arrived here, as reported by the source."""
+        """True if the source reports ready KV that has not arrived here."""
         self.kv_ready_since_ns = 0
         """The time in Unix nanoseconds since which `kv_ready` holds; 0 while it does not."""
         self.kv_ready_ns = 0
@@ -79,22 +79,22 @@ class Sequence:
         self.streamed: Offer | None = None
         """The handle under which others can pull this prompt while it is computed."""
         self.joined = False
-        """True if it has decoded here. A decode that has begun is not held back."""
+        """True if the sequence has decoded here. A decode that has begun is not held back."""
         self.held_since_ns = 0
-        """The time at which it could first have decoded here, in Unix nanoseconds; 0 if not yet."""
+        """The time at which the sequence could first have decoded here, in Unix nanoseconds; 0 if not yet."""
         self.line_from_ns = 0
         """The time at which its first token was known to exist, from which its TPOT is counted; 0 if not yet."""
         self.line_from_length = 0
         self.prompt_logprobs: list[Logprob] = []
         """Log-probabilities of the prompt's tokens so far, if requested."""
         self.in_step = False
-        """True if the running step computes it. Its blocks may not change owner before that step ends."""
+        """True if the running step computes the sequence. Its blocks may not change owner before that step ends."""
         self.aborting = False
         self.handing_over = False
-        """True if it is handed over at its next step boundary."""
+        """True if the sequence is handed over at its next step boundary."""
         self._block_size = block_size_tokens
         self._room_tokens = 0
-        """The number of tokens that its blocks can hold."""
+        """The number of tokens that the allocated blocks can hold."""
         self._tokens = request.token_ids
         self._table: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._hashes: list[bytes] = []
@@ -192,7 +192,7 @@ class Sequence:
         return self._hashes[: self._known_elsewhere // self._block_size]
 
     def admit(self, blocks: list[int], shared: int) -> None:
-        """Take blocks; the first `shared` of them were found with their KV."""
+        """Assign blocks; the first `shared` of them hold KV found in the cache."""
         if not self.preempted:
             tokens = np.empty(self.max_length, dtype=np.int32)
             tokens[: self.length] = self.request.token_ids

@@ -51,9 +51,9 @@ class ApiKey(msgspec.Struct, frozen=True):
     models: tuple[str, ...] = ()
     """The models that requests may name; empty for all."""
     service_class: str = DEFAULT_CLASS
-    """The class of its requests, which may name batch instead; `ANY` lets them name every class."""
+    """The class of the key's requests, which may name batch instead; `ANY` lets them name every class."""
     priority: int = 0
-    """The highest priority of its batch jobs."""
+    """The highest priority of the key's batch jobs."""
     created_unix_s: int = 0
     expires_unix_s: int | None = None
     revoked_unix_s: int | None = None
@@ -71,17 +71,17 @@ class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     concurrent: int | None = None
     """The choices in progress at once, counting each of a request's `n` and each of its prompts."""
     gpu_seconds_per_day: int | None = None
-    """The estimated GPU time of its requests and batch lines per day."""
+    """The estimated GPU time of the tenant's requests and batch lines per day."""
     stored_bytes: int | None = None
-    """The total size of its files, including the answers of its batches."""
+    """The total size of the tenant's files, including answers of batches."""
     file_days: int | None = None
-    """The days after which its files are deleted."""
+    """The days after which the tenant's files are deleted."""
     batch_lines: int | None = None
-    """The lines of all its unfinished batches together."""
+    """The number of lines of all unfinished batches of the tenant together."""
     weight: int | None = None
-    """The weight of its turns in a queue and of its decode places; the default is 1."""
+    """The weight of the tenant's turns in a queue and of its decode places; the default is 1."""
     files: int | None = None
-    """The number of files it has or that its unfinished batches will write; None: the gateway's setting."""
+    """The number of files, including ones that unfinished batches will write; None: the gateway's setting."""
 
 
 class KeyChange(msgspec.Struct, frozen=True):

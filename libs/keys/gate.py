@@ -71,11 +71,11 @@ class HostCheck:
 
     def _find_wrong(self, host: bytes | None, origin: bytes | None) -> str:
         if host and not self._is_own(f"//{host.decode('latin-1')}"):
-            requested = quoted(host.decode("latin-1"))
-            return f"this service does not answer to {requested}: {VARIABLE} names what it answers to beside loopback"
+            named = quoted(host.decode("latin-1"))
+            return f"this service does not answer to {named}: {VARIABLE} names what it answers to beside loopback"
         if origin and not self._is_own(origin.decode("latin-1")):
-            requested = quoted(origin.decode("latin-1"))
-            return f"pages of {requested} may not ask this service: {VARIABLE} adds names that may"
+            named = quoted(origin.decode("latin-1"))
+            return f"pages of {named} may not ask this service: {VARIABLE} adds names that may"
         return ""
 
     def _is_own(self, url: str) -> bool:

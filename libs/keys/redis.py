@@ -1,4 +1,4 @@
-"""Keys in Redis, for gateways on several machines: the book and its version are changed together."""
+"""Keys in Redis, shared by gateways on several machines. The table and its version change together."""
 
 import asyncio
 from collections.abc import Callable

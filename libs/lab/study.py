@@ -168,14 +168,14 @@ def side_by_side(
         max(min(jobs, len(names)), 1), mp_context=context, initializer=_start, initargs=(experiment, notes)
     )
     try:
-        requested = {pool.submit(_call, call, name): name for name in names}
-        waiting = set(requested)
+        name_of = {pool.submit(_call, call, name): name for name in names}
+        waiting = set(name_of)
         while waiting:
             done, waiting = wait(waiting, timeout=LOOK_S, return_when=FIRST_COMPLETED)
             while not notes.empty():
                 note(notes.get())
             for future in done:
-                yield requested[future], future.result()
+                yield name_of[future], future.result()
     finally:
         for child in active_children():  # a run may take minutes, and its result is no longer needed
             child.kill()

@@ -157,14 +157,14 @@ def make_plan(options: SuiteOptions, model: Model, place: SuiteLocation, models:
     own, kinds = _worker_settings(options, model, place, shared), _kinds(options, place)
     names = _names(kinds, by_role=place.names_by_role)
     wishes = {"FULCRUM_PLANNER_ACTUATOR": "process", "FULCRUM_PLANNER_ACTUATOR_URL": place.spares_url}
-    requested = shared | _catalogue(models) | (wishes if options.spare else {})
+    for_planner = shared | _catalogue(models) | (wishes if options.spare else {})
     return SuitePlan(
         stores=_stores(options, place),
         gateways=_gateways(options, model, place, shared | keys),
         workers=_workers(options, own, kinds, names),
         spares=tuple(_worker(own, SPARE, [name], each) for name, each in zip(names[SPARE], kinds[SPARE], strict=True)),
         observers=(
-            _service("planner", requested | keys, "FULCRUM_PLANNER_PORT", place.planner_port),
+            _service("planner", for_planner | keys, "FULCRUM_PLANNER_PORT", place.planner_port),
             _service("metrics", shared | keys | _metrics(options, place), "FULCRUM_METRICS_PORT", place.metrics_port),
         ),
         kafka=kafka,

@@ -23,7 +23,7 @@ MIXED_BUDGET_TOKENS: Final = 256
 
 
 def service_of(role: str) -> str:
-    """Return the service by which a worker of this role starts."""
+    """Return the name of the service that runs a worker of this role."""
     return "prefill" if role == "prefill" else "decode"
 
 
@@ -43,7 +43,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     role: Literal["prefill", "decode", "mixed"]
     devices: tuple[int, ...]
-    """The indices of its GPUs on its node."""
+    """The indices of the worker's GPUs on its node."""
     arguments: dict[str, Any]
     node: int = 0
     max_sequences: int = 64
@@ -121,7 +121,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return [worker for worker in self.workers if worker.role == role]
 
     def model_settings(self, folder: str) -> Mapping[str, str]:
-        """Return the settings of the model that `python -m libs.model.prepare` has put below `folder`."""
+        """Return the settings of the model that `python -m libs.model.prepare` wrote to `folder`."""
         return {"FULCRUM_WORKER_MODEL": self.model, "FULCRUM_WORKER_MODEL_PATH": f"{folder}/{self.model}"}
 
     def check(self) -> None:

@@ -132,10 +132,8 @@ def main() -> None:
     # Beyond these limits of time and memory the kernel ends the process.
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    requested = json.load(sys.stdin)
-    loose, fault = (
-        (LooseSchema({}), fault_of_rule(requested)) if isinstance(requested, str) else loose_schema(requested)
-    )
+    schema = json.load(sys.stdin)
+    loose, fault = (LooseSchema({}), fault_of_rule(schema)) if isinstance(schema, str) else loose_schema(schema)
     json.dump({**loose._asdict(), "fault": fault}, sys.stdout)
 
 

@@ -392,25 +392,25 @@ class _Document:
             own["maxProperties"] = 0
             return
         assert isinstance(names, dict)
-        requested = {key: value for key, value in names.items() if TYPE_OF.get(key, "string") == "string"}
+        rules = {key: value for key, value in names.items() if TYPE_OF.get(key, "string") == "string"}
         for ignored in ("type", "format"):
-            requested.pop(ignored, None)
-        if not requested:
+            rules.pop(ignored, None)
+        if not rules:
             return
         more, known = own.get("additionalProperties", True), own.get("properties", {})
         if "patternProperties" in own or not isinstance(known, dict):
             raise self._cannot("propertyNames", " beside patternProperties")
-        if set(requested) == {"enum"}:
-            allowed = [name for name in requested["enum"] if isinstance(name, str)]
+        if set(rules) == {"enum"}:
+            allowed = [name for name in rules["enum"] if isinstance(name, str)]
             own["properties"] = {
                 **{name: schema if name in allowed else False for name, schema in known.items()},
                 **{name: more for name in allowed if name not in known},
             }
-        elif known or not (set(requested) == {"pattern"} or set(requested) <= {"minLength", "maxLength"}):
+        elif known or not (set(rules) == {"pattern"} or set(rules) <= {"minLength", "maxLength"}):
             raise self._cannot("propertyNames", " of more than a pattern, a length or names")
         else:
-            length = rf"^[\s\S]{{{requested.get('minLength', 0)},{requested.get('maxLength', '')}}}$"
-            own["patternProperties"] = {str(requested.get("pattern", length)): more}
+            length = rf"^[\s\S]{{{rules.get('minLength', 0)},{rules.get('maxLength', '')}}}$"
+            own["patternProperties"] = {str(rules.get("pattern", length)): more}
         own["additionalProperties"] = False
 
     def _contents(self, own: dict[str, Any], resource: Any) -> dict[str, Any] | Literal[False]:

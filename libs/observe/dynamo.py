@@ -81,7 +81,7 @@ class Channel(msgspec.Struct, frozen=True):
     """One publisher of records."""
 
     instance_id: int
-    """The `publisher_id` of its messages."""
+    """The `publisher_id` of the publisher's messages."""
     topic: str
     scope: _Scope
     transport: _Transport

@@ -1,4 +1,4 @@
-"""The discovery folder of a Dynamo fleet, DYN_FILE_KV: its workers, and the addresses of their records."""
+"""Workers and record addresses from a Dynamo fleet's discovery folder (DYN_FILE_KV)."""
 
 from collections.abc import Iterator
 from contextlib import suppress

@@ -56,7 +56,7 @@ class _OwnerSpec(msgspec.Struct, frozen=True):
 
 
 class PodOwner(msgspec.Struct, frozen=True):
-    """The used parts of a ReplicaSet or StatefulSet."""
+    """The fields of a ReplicaSet or StatefulSet that are read."""
 
     metadata: _OwnerMeta = _OwnerMeta()
     spec: _OwnerSpec = _OwnerSpec()

@@ -14,9 +14,9 @@ class FleetWorker:
     role: str
     """One of prefill, decode and mixed; a mixed one does both phases."""
     ready: bool = True
-    """True if it accepts requests."""
+    """True if the server accepts requests."""
     fixed_because: str = ""
-    """The reason why its role cannot be changed; empty if it can."""
+    """The reason why the server's role cannot be changed; empty if it can."""
     version: str = ""
     """The version at the time of reading. A change based on an older version is refused."""
 

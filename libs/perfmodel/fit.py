@@ -323,8 +323,8 @@ def _unseen(remembered: Rows, rows: Rows) -> Rows:
         own, known = getattr(rows, has), getattr(remembered, has)
         for size in sizes if own.any() else ():
             reach = REACH**2 if size == "squared" else REACH
-            measured, requested = getattr(rows, size)[own], getattr(remembered, size)
-            seen &= ~known | ((requested >= measured.min() / reach) & (requested <= measured.max() * reach))
+            measured, kept = getattr(rows, size)[own], getattr(remembered, size)
+            seen &= ~known | ((kept >= measured.min() / reach) & (kept <= measured.max() * reach))
     return remembered.pick(~seen)
 
 

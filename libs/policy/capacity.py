@@ -140,7 +140,7 @@ class Shortage:
 
     phase: Phase
     at_s: float
-    """The beginning of that stretch."""
+    """The beginning of the stretch that lacks workers."""
     workers: int
     """Workers missing in at least `SURE` of the paths."""
     sure: float
@@ -244,9 +244,7 @@ def runs_short(plan: CapacityPlan, phase: Phase, quantile: Literal["p50", "p95"]
 
 
 def gpu_hours(plan: CapacityPlan, gpus: int) -> tuple[float, float]:
-    """Return the GPU-hours of the plan: (with the workers that each stretch needs, with a constant number that suffices
-    throughout).
-    """
+    """Return (GPU-hours with hourly sizes, GPU-hours with one fixed size)."""
     hours = plan.step_s / 3600
     moving = sum(each.planned for phase in PHASES for each in plan.pools[phase]) * hours * gpus
     still = sum(plan.most(phase) for phase in PHASES) * len(plan.starts_s) * hours * gpus

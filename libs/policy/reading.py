@@ -24,7 +24,7 @@ class Shares:
         self.own_id = own_id
         self._seen_ns: dict[str, int] = {}
 
-    def hear(self, instance_id: str, now_ns: int) -> None:
+    def mark_alive(self, instance_id: str, now_ns: int) -> None:
         if instance_id in self._seen_ns or len(self._seen_ns) < MAX_INSTANCES:
             self._seen_ns[instance_id] = now_ns
 

@@ -87,7 +87,9 @@ def ended_by(before: Iterable[Assigned], after: Iterable[Assigned]) -> tuple[Pha
 
 
 def end_refusal(model: str, movers: Sequence[str], ended: Sequence[Phase], *, force: str) -> str:
-    """Explain why workers must not leave a model's last role for a phase; `force` says how to do it nevertheless."""
+    """Return the refusal to move the last workers that serve a phase of a model. `force` is the text on how to override
+    it.
+    """
     one = len(movers) == 1
     does = {Phase.PREFILL: f"compute{'s' * one} prompts", Phase.DECODE: f"decode{'s' * one}"}
     what = " and ".join(does[phase] for phase in ended)

@@ -88,9 +88,9 @@ class SentinelAnswer(NamedTuple):
     """A sentinel's view of the primary."""
 
     epoch: int
-    """The number of the fail-over by which it became the primary."""
+    """The number of the fail-over that made this server the primary."""
     usable: bool
-    """False if the sentinel considers it down."""
+    """False if the sentinel considers the primary down."""
     host: str
     port: int
 

@@ -44,7 +44,7 @@ class CommonSettings(BaseSettings):
     kafka_ca: str = Field("", validation_alias="FULCRUM_KAFKA_CA")
     """PEM file of the authority behind the brokers' certificates; empty means those that the machine trusts."""
     kafka_cert: str = Field("", validation_alias="FULCRUM_KAFKA_CERT")
-    """PEM file of the certificate that this process shows to brokers which ask for one."""
+    """PEM file of the client certificate for brokers that require one."""
     kafka_key: str = Field("", validation_alias="FULCRUM_KAFKA_KEY")
     """PEM file of that certificate's key; empty means the same file."""
     kafka_buffer_records: int = Field(20_000, ge=1, validation_alias="FULCRUM_KAFKA_BUFFER_RECORDS")
@@ -85,7 +85,7 @@ class CommonSettings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", validation_alias="FULCRUM_LOG_LEVEL")
     """Least severe level of events that reach the log."""
     log_format: Literal["json", "console"] = Field("json", validation_alias="FULCRUM_LOG_FORMAT")
-    """One JSON object a line, or lines for people."""
+    """`json` writes one JSON object per line, `console` readable text."""
     tls_cert: str = Field("", validation_alias="FULCRUM_TLS_CERT")
     """PEM file of this process's gRPC certificate. Key and authority must be set with it; without all three, gRPC is
     plaintext.

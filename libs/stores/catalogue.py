@@ -144,7 +144,7 @@ class ModelCatalogue(Protocol):
         """
         ...
 
-    async def tell(self, outlooks: Mapping[str, ModelOutlook], *, lease_ms: int) -> None:
+    async def publish_outlooks(self, outlooks: Mapping[str, ModelOutlook], *, lease_ms: int) -> None:
         """Publish the planner's outlooks until the lease ends. Watchers are notified of differences."""
         ...
 
@@ -173,7 +173,7 @@ _OUTLOOKS: Final = msgspec.json.Decoder(dict[str, ModelOutlook])
 _USES: Final = msgspec.json.Decoder(dict[str, ModelUse])
 _ENTRY: Final = msgspec.json.Decoder(ModelEntry)
 _TIMES: Final = msgspec.json.Decoder(LoadTimes)
-_TELL: Final = """
+_PUBLISH_OUTLOOKS: Final = """
 local held = redis.call('GET', KEYS[1])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 if held ~= ARGV[1] then redis.call('PUBLISH', KEYS[2], 'outlook') end
@@ -204,7 +204,7 @@ class RedisCatalogue:
     def __init__(self, url: str, cluster: str) -> None:
         self._cluster = cluster
         self._redis = make_redis(url, timeout_ms=SOCKET_TIMEOUT_MS)
-        self._tell = self._redis.register_script(_TELL)
+        self._publish_outlooks = self._redis.register_script(_PUBLISH_OUTLOOKS)
         self._use = self._redis.register_script(_USE)
         self._prune = self._redis.register_script(_PRUNE)
 
@@ -239,10 +239,10 @@ class RedisCatalogue:
             async for each in found:
                 yield each
 
-    async def tell(self, outlooks: Mapping[str, ModelOutlook], *, lease_ms: int) -> None:
+    async def publish_outlooks(self, outlooks: Mapping[str, ModelOutlook], *, lease_ms: int) -> None:
         value = msgspec.json.encode(dict(sorted(outlooks.items())))
         names = [keys.model_outlook(self._cluster), keys.model_changes(self._cluster)]
-        await _bounded(self._tell(keys=names, args=[value, lease_ms]))
+        await _bounded(self._publish_outlooks(keys=names, args=[value, lease_ms]))
 
     async def use(self, gateway_id: str, uses: Mapping[str, ModelUse], *, lease_ms: int) -> None:
         names = [self._use_key(gateway_id), keys.model_gateways(self._cluster), keys.model_uses(self._cluster)]

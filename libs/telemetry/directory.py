@@ -29,7 +29,7 @@ LISTED_NS: Final = 300 * 1_000_000_000
 exceeds the delay of alerts: Prometheus's rule waits a minute over gauges of 15 s.
 """
 LEFT_NS: Final = 60 * 1_000_000_000
-"""The time for which a worker that left in good order stays listed."""
+"""The time for which a worker that left cleanly stays listed."""
 BEHIND_NS: Final = 500_000_000
 """The lead of another process's report at which this process drops its own timeline of a worker."""
 MAX_TABLES: Final = 256
@@ -165,13 +165,13 @@ class WorkerDirectory:
         Silence is measured against the newest report of any worker, so no worker is given up when all are silent. After
         `LOAD_NS` a silent worker's queues and slots count as zero, while its cumulative counters stay.
         """
-        covered_from_ns = now_ns - LOAD_NS
+        fresh_after_ns = now_ns - LOAD_NS
         for facts in self.known():
-            mark_seen = facts.covered_to_unix_ns > covered_from_ns
-            if mark_seen and not facts.left:  # the usual case
+            is_fresh = facts.covered_to_unix_ns > fresh_after_ns
+            if is_fresh and not facts.left:  # the usual case
                 yield facts
             elif self._is_listed(facts, now_ns):
-                yield facts if mark_seen else facts._replace(load=_counted(facts.load), kv_blocks=0, max_sequences=0)
+                yield facts if is_fresh else facts._replace(load=_counted(facts.load), kv_blocks=0, max_sequences=0)
 
     def listing(self, now_ns: int) -> Listing:
         """Return the cached list of the workers that `listed` yields, without the facts that change from batch to

@@ -253,7 +253,7 @@ class FleetTelemetry:
     def window(self, worker_id: str, low_ns: int, high_ns: int) -> tuple[PhaseTime, str] | None:
         """Return the phases of a local worker's time in [low, high), and its role at the end.
 
-        None if the worker had left in good order by then, or if another process reads it.
+        None if the worker had left cleanly by then, or if another process reads it.
         """
         timeline, facts = self.timeline(worker_id), self.directory.facts(worker_id)
         role = timeline.role_at(high_ns - 1) if timeline else ""

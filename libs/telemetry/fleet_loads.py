@@ -134,10 +134,10 @@ def window_of(window: LoadWindow, workers: int) -> tuple[int, NDArray[np.int64],
     """
     indices: NDArray[np.int64] = np.arange(workers, dtype=np.int64)
     if window.workers:
-        requested = _column(window.workers, len(window.workers) // ENTRY_BYTES)
-        if (requested >= np.uint64(workers)).any():
+        numbers = _column(window.workers, len(window.workers) // ENTRY_BYTES)
+        if (numbers >= np.uint64(workers)).any():
             raise ValueError("a window of workers that are not named")
-        indices = requested.astype(np.int64)
+        indices = numbers.astype(np.int64)
     columns = (window.covered_ns, window.prefill_ns, window.decode_ns)
     times = np.array([_column(each, len(indices)) for each in columns], np.uint64)
     if window.start_unix_ns % WINDOW_NS or (times > np.uint64(WINDOW_NS)).any():

@@ -32,7 +32,7 @@ class LifeSigns(NamedTuple):
     """The evidence about one worker. Times are Unix ns on one clock."""
 
     incarnation: int
-    """The time at which its process started."""
+    """The time at which the worker's process started."""
     reported_ns: int
     """The end of the telemetry of this incarnation; 0 before its first report."""
     left: bool = False

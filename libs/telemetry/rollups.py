@@ -231,7 +231,7 @@ class Series:
     roles: NDArray[np.uint8]
     """[windows, workers] uint8: the role at the window's end, `NO_ROLE` where nothing was written."""
     provisional: NDArray[np.bool_]
-    """[windows, workers] bool: whether part of the time is a step that still runs. Known in the first tier only."""
+    """[windows, workers] bool, True if part of the time belongs to a running step. Set in the first tier only."""
     encode_ns: NDArray[np.int64] | None = None
     """[windows, workers] int64, as in `Cells.encode_ns`; None if no worker has encoded."""
 
@@ -372,7 +372,7 @@ class RollUps:
     def take_changed(self, before_ns: int) -> list[StoredWindow]:
         """Return the time before `before_ns` of all coarse windows that changed since the last call.
 
-        The process that resumes at `before_ns` writes later time anew. A window that reaches beyond it is returned
+        The process that resumes at `before_ns` writes later time again. A window that reaches beyond it is returned
         again next time.
         """
         taken = []

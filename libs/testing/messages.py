@@ -179,7 +179,7 @@ def _paths(descriptor: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, 
 
 
 def _place(message: Any, path: tuple[Any, ...]) -> Any:
-    """Return the part of a message at a path; of a list, its first element."""
+    """Return the part of a message at a path, created if absent. Of each list, the first element is taken."""
     for field in path:
         message = getattr(message, field.name)
         if field.is_repeated:

@@ -129,17 +129,17 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         """
         running = self._host.engine.load().running
         wanted = Assignment(role=request.role, budget_tokens=request.budget_tokens)
-        requested = f"{role_name(wanted)} at epoch {request.expected_epoch}: {request.reason}"
+        described = f"{role_name(wanted)} at epoch {request.expected_epoch}: {request.reason}"
         request.actor = actor_from(context, request.actor)
         try:
             if not request.force:
                 await self._check_others(wanted)
             assignment = self._host.set_role(request)
         except FulcrumError as error:
-            self._record(request.actor, "SetRole", requested, error.http_status)
+            self._record(request.actor, "SetRole", described, error.http_status)
             await abort_with(context, error)
             raise
-        self._record(request.actor, "SetRole", requested, OK)
+        self._record(request.actor, "SetRole", described, OK)
         log.info(
             "role set", role=role_name(assignment), epoch=assignment.epoch, actor=request.actor, reason=request.reason
         )
@@ -158,15 +158,15 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802
         """Drain within the requested deadline, or the worker's own. The worker stays draining until it is stopped."""
         actor = actor_from(context, request.actor)
-        requested = f"within {request.deadline_ms} ms" if request.deadline_ms else ""
+        described = f"within {request.deadline_ms} ms" if request.deadline_ms else ""
         try:
             if not request.force:
                 await self._check_others(Assignment(role=ROLE_STANDBY))
         except FulcrumError as error:
-            self._record(actor, "Drain", requested, error.http_status)
+            self._record(actor, "Drain", described, error.http_status)
             await abort_with(context, error)
             raise
-        self._record(actor, "Drain", requested, OK)
+        self._record(actor, "Drain", described, OK)
         deadline_s = request.deadline_ms / 1000 if request.deadline_ms else self._drain_s
         drained = await drain(self._host, min(deadline_s, self._drain_s))
         return pb.DrainResponse(finished=drained.finished, aborted=drained.aborted)

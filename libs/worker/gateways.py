@@ -58,7 +58,7 @@ class Outbox:
 
     @property
     def overflowed(self) -> bool:
-        """True if so much is pending that the gateway must be dropped."""
+        """True if more tokens and events are pending than allowed, so that the gateway must be dropped."""
         return len(self._token_ids) + len(self._events) > MAX_PENDING
 
     def add_tokens(self, output: SequenceOutput) -> None:
@@ -165,9 +165,9 @@ class AttachedGateway:
     demand: GatewayDemand
     outbox: Outbox = field(default_factory=Outbox)
     living: set[int] = field(default_factory=set)
-    """Ids of its sequences in the engine."""
+    """Ids of the gateway's sequences in the engine."""
     submits: int = 0
-    """Number of submits read from its stream."""
+    """Number of submits read from the gateway's stream."""
     sent_load: Load | None = None
     sent_speed: Speed | None = None
     assignment_news: bool = True

@@ -83,7 +83,7 @@ class PoolMember:
         self._make_ports = make_ports
         self._transport = transport
         self.address = ""
-        """The address of its admin service, set before it runs."""
+        """The address of the admin service, set before it runs."""
         self._incarnation = self._since_ns = clock.now_ns()
         self._epoch = 1
         self._lead = LatestLead()
@@ -98,7 +98,7 @@ class PoolMember:
         self._serving: tuple[Engine, Goal, KnownAnswer] | None = None
         self._leaving = Leaving.CLOSED
         self._device_bytes = 0
-        """Memory of each of its GPUs, as reported by an engine that slept; 0 if unknown."""
+        """Memory of each of the worker's GPUs, as reported by an engine that slept; 0 if unknown."""
         self._asleep: OrderedDict[str, _Asleep] = OrderedDict()
         """Sleeping models by name, least recently left first."""
         self._changed = asyncio.Event()
@@ -177,7 +177,7 @@ class PoolMember:
             await self._close()
 
     async def drain(self) -> None:
-        """Let running sequences end, for as long as the settings allow."""
+        """Wait for running sequences to end, at most for `drain_s` of the settings."""
         if self._host is not None:
             await drain(self._host, self._settings.drain_s)
 
@@ -275,7 +275,7 @@ class PoolMember:
             await self._clear_device(engine)
 
     async def _left(self) -> None:
-        """Put the engine to sleep instead of closing it, if that was decided."""
+        """Put the engine to sleep, or close it if the planner did not choose sleep."""
         if self._serving is None:
             return
         engine, goal, _ = self._serving

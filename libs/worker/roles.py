@@ -44,7 +44,7 @@ class HostedSequence:
     phase: pb.Phase
     request: EngineRequest
     budget_tokens: int = 0
-    """The prompt budget at its admission. Its prompt is computed at least at that pace."""
+    """The prompt budget at the sequence's admission. Its prompt is computed at least at that pace."""
     new_tokens: int = 0
     weighed: bool = False
     """True if a hand-over has been considered in the present role."""

@@ -64,9 +64,9 @@ StartEngine = Callable[[EngineIdentity, KvFetcher, Progress], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class ModelStay:
     epoch: int
-    """Epoch of its first assignment. Epochs continue across the models that the worker holds."""
+    """Epoch of the stay's first assignment. Epochs continue across the models that the worker holds."""
     asleep: bool
-    """True if its engine sleeps and must be woken."""
+    """True if the engine sleeps and must be woken."""
     leave: Callable[[], Awaitable[None]]
     """Called instead of closing the engine."""
     pool: Callable[[], common.PoolWorker]

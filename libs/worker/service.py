@@ -53,15 +53,15 @@ class PoolAdminServicer(pb_grpc.WorkerAdminServiceServicer):
         self, request: pb.AssignModelRequest, context: Context
     ) -> pb.AssignModelResponse:
         """Compare and set the model by epoch. The call returns before the model is loaded."""
-        requested = f"{request.model or 'no model'} at epoch {request.expected_epoch}: {request.reason}"
+        described = f"{request.model or 'no model'} at epoch {request.expected_epoch}: {request.reason}"
         request.actor = actor_from(context, request.actor)
         try:
             assigned = self._member.assign(request)
         except FulcrumError as error:
-            self._record(request.actor, "AssignModel", requested, error.http_status)
+            self._record(request.actor, "AssignModel", described, error.http_status)
             await abort_with(context, error)
             raise
-        self._record(request.actor, "AssignModel", requested, OK)
+        self._record(request.actor, "AssignModel", described, OK)
         return assigned
 
 

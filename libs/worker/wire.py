@@ -109,7 +109,7 @@ def sequence_id_of(link_id: int, sequence: int) -> int:
 
 
 def sequence_of(sequence_id: int) -> int:
-    """Return the number by which its gateway knows a sequence."""
+    """Return the id that the gateway gave a sequence."""
     return sequence_id & (1 << SEQUENCE_BITS) - 1
 
 

@@ -1,4 +1,4 @@
-"""Clients over simulated HTTP: what they ask, the answer they must get, and whether they got it."""
+"""Clients over simulated HTTP: their requests, the expected answers, and the comparison with the received ones."""
 
 import asyncio
 import json
@@ -104,9 +104,9 @@ class Outcome:
     status: int = 0
     body: bytes = b""
     broken: str = ""
-    """Why the connection broke; empty if it did not."""
+    """The reason for which the connection broke; empty if it did not."""
     left: bool = False
-    """Whether the client closed the connection itself."""
+    """True if the client closed the connection itself."""
     requested_s: float = 0.0
     came_s: list[float] = field(default_factory=list)
     """Times at which parts of the answer arrived, on the loop's clock."""

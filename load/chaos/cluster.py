@@ -79,7 +79,7 @@ class Stores:
         return digest
 
     def heal(self) -> None:
-        """Make both stores answer at once again."""
+        """Restart and resume both stores, and remove their delays."""
         self.late_s = 0.0
         for server in (self.redis, self.broker):
             server.start()
@@ -148,9 +148,9 @@ class Process:
     spare_tasks: int = 0
     """Tasks that the process owns beside those of links when nothing runs."""
     served_s: float | None = None
-    """When it began to serve; None if it has not."""
+    """The time at which the process began to serve; None if it has not."""
     ended_s: float | None = None
-    """When it was killed or asked to leave."""
+    """The time at which the process was killed or asked to leave."""
     still_since_s: float | None = None
     still_s: list[tuple[float, float]] = field(default_factory=list)
     """Earlier intervals in which it was frozen."""
@@ -175,7 +175,7 @@ class Cluster:
     engine: Mapping[str, Any] = field(default_factory=lambda: PROFILE)
     """Settings of workers beside their names and roles."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By service (gateway, planner, metrics), its settings beside its name."""
+    """The settings of each service (gateway, planner, metrics) other than its name."""
     batch: BatchPorts | None = None
     """Batch ports of every gateway; None if it runs no batches."""
     keys: KeyTable | None = None

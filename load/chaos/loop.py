@@ -92,7 +92,9 @@ class SimLoop(asyncio.BaseEventLoop):
         node.dead = True
 
     async def bury(self, nodes: list[Node]) -> None:
-        """Let what dead processes left end after a run, as Python requires; nobody is affected any more."""
+        """Cancel the tasks that killed processes left behind, and wait for their ends. Python warns about pending
+        tasks.
+        """
         for node in nodes:
             node.dead = node.frozen = False
         tasks = [task for node in nodes for task in node.tasks if not task.done()]

@@ -14,7 +14,7 @@ from load.chaos.loop import Node, SimLoop
 
 # Bytes sent and not read: HTTP/2's default.
 WINDOW_BYTES = 64 * 1024
-# When a peer that answers no ping is given up.
+# The time after which a peer that answers no ping is given up.
 KEEPALIVE_S = 2 * KEEPALIVE_MS / 1000
 # Between two items of a pipe: timers of the same moment have no order.
 ORDER_S = 1e-9
@@ -116,7 +116,7 @@ class Pipe:
             await self._wait()
 
     def send(self, item: Any) -> None:
-        """Put an item on its way, behind everything sent before."""
+        """Send an item, which arrives after all earlier ones."""
         loop = self._net.loop
         self._last_s = max(self._last_s + ORDER_S, loop.time() + self._net.delay_s(self._source, self._sink))
         loop.call_at(self._last_s, self._arrive, item, context=loop.world)
@@ -134,7 +134,7 @@ class Pipe:
         return item
 
     def end(self, why: object) -> None:
-        """Let the pipe end after what has arrived."""
+        """Close the pipe behind the items that have arrived."""
         if self.ended is None:
             self.ended = why
             self._wake()

@@ -36,7 +36,7 @@ class Call:
         self._status: _Status | None = None
         self._half_closed = False
         net.calls[self] = None
-        # By address, not by server: the server may have changed when the connection arrives.
+        # Pass the address rather than the server. The server may have changed when the connection arrives.
         net.loop.after(net.delay_s(client, self.server), self._connect, address)
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from services.metrics.status.report import status_now
 
 T = TypeVar("T")
 GATEWAY: Final = "g0"
-# Until all processes have found one another.
+# The time in which all processes find one another.
 SETTLE_S: Final = 3.0
 KV_LEASE_MS: Final = 30_000
 TELEMETRY_MS: Final = 100
@@ -111,8 +111,8 @@ class VirtualSuite:
 
     async def ask(self, isl: int, osl: int, *, model: str = "sim") -> ClientRequest:
         """Run one streamed request to its end."""
-        requested = ClientRequest(isl, osl, self.now_s)
-        self.requests.append(requested)
+        request = ClientRequest(isl, osl, self.now_s)
+        self.requests.append(request)
         prompt = tuple(self._chance.choice(LETTERS) for _ in range(isl))
         ask = ClientCall(
             len(self.requests), prompt, osl, temperature=0.0, seed=0, n=1, stream=True, stop="", leaves_after_s=LATE_S,
@@ -122,16 +122,16 @@ class VirtualSuite:
         def came(part: bytes) -> None:
             count = part.count(TOKEN)
             if count:
-                requested.first_s = requested.first_s or self.now_s
-                requested.tokens += count
+                request.first_s = request.first_s or self.now_s
+                request.tokens += count
 
         outcome = await send(self.cluster.net, self.client, GATEWAY, ask, came)
-        requested.done = True
+        request.done = True
         if outcome is None or outcome.left:
-            requested.broken = "refused" if outcome is None else "too late"
+            request.broken = "refused" if outcome is None else "too late"
         else:
-            requested.status, requested.broken = outcome.status, outcome.broken
-        return requested
+            request.status, request.broken = outcome.status, outcome.broken
+        return request
 
     async def set_roles(self, workers: Sequence[str], role: str) -> None:
         """Set roles as `fulcrum role` does; return when each worker has answered."""

@@ -175,7 +175,7 @@ def post(path: str = "/v1/completions", **more: Any) -> Sent:
 
 
 def asks(count: int, make: Callable[[Target], Iterable[Sent]]) -> Attack:
-    """Return an attack of `count` clients that share the requests of `make` and send them without a pause."""
+    """Return an attack by `count` clients that share the requests from `make` and send them without a pause."""
 
     async def attack(target: Target) -> None:
         requests = iter(make(target))
@@ -351,7 +351,7 @@ async def serve(
     suite: RunningSuite, headers: Mapping[str, str], seconds: float, *, files: bool = False
 ) -> TenantOutcome:
     """Send requests as the modest tenant does; `files` puts work on a file before every completion."""
-    served, good, requested, first_s = TenantOutcome(), 0, round(RATE_RPS * seconds), time.perf_counter()
+    served, good, count, first_s = TenantOutcome(), 0, round(RATE_RPS * seconds), time.perf_counter()
 
     async def one(http: httpx.AsyncClient) -> None:
         nonlocal good
@@ -370,10 +370,10 @@ async def serve(
         httpx.AsyncClient(base_url=suite.gateway, headers=dict(headers), timeout=10) as http,
         asyncio.TaskGroup() as group,
     ):
-        for _ in range(requested):
+        for _ in range(count):
             group.create_task(one(http))
             await asyncio.sleep(1 / RATE_RPS)
-    served.goodput = good / requested
+    served.goodput = good / count
     return served
 
 

@@ -223,7 +223,7 @@ class PacedLoad:
 async def running_clients(
     count: int, client: Callable[[httpx.AsyncClient, int], Awaitable[None]], *, base_url: str = ""
 ) -> AsyncIterator[None]:
-    """Run numbered clients, which ask without end, while the context is open; raise the error that ended one."""
+    """Run numbered clients, which send requests until the context closes. Raise the first error of a client."""
     async with httpx.AsyncClient(base_url=base_url, timeout=CLIENT_S) as http:
         clients = [asyncio.ensure_future(client(http, number)) for number in range(count)]
         try:

@@ -48,7 +48,7 @@ class Verdict:
     expected: float | None
     ok: bool
     means: str = ""
-    """What it means if it is off."""
+    """The likely cause if the figure is off."""
 
 
 def judge_serving(figures: Mapping[str, Any], hoped: Mapping[str, Any], *, moves: int = 0) -> list[Verdict]:

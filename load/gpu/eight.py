@@ -182,9 +182,9 @@ def versions() -> dict[str, str | None]:
 
 def revision() -> str | None:
     """Return the commit of this clone; None outside of one."""
-    requested = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=12"]
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=12"]
     try:
-        return subprocess.run(requested, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -116,8 +116,8 @@ def measure(tls: str, threads: int | None, size: int, device: str, get_zcopy: st
             if value:
                 os.environ[name] = value
         context = torch.multiprocessing.get_context("spawn")
-        (near, far), (results, tells) = context.Pipe(), context.Pipe()
-        reader = context.Process(target=read, args=(far, tells, size, device, threads), daemon=True)
+        (near, far), (results, sender) = context.Pipe(), context.Pipe()
+        reader = context.Process(target=read, args=(far, sender, size, device, threads), daemon=True)
         holder = context.Process(target=hold, args=(near, size, device, threads), daemon=True)
         for each in (reader, holder):
             each.start()

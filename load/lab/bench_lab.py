@@ -88,7 +88,7 @@ class Cell:
     workload: str
     policy: str
     wrong: str = ""
-    """What the cluster is wrong about, as `fulcrum lab run --wrong` takes it."""
+    """The wrong facts that the cluster is given, in the syntax of `fulcrum lab run --wrong`."""
 
 
 # The highest rate, by what has to be good.
@@ -106,10 +106,10 @@ def main() -> None:
         print(json.dumps(_at_share(options)))
         return
     started = time.monotonic()
-    requested = options.workloads.split(",") if options.workloads else list(EIGHT if options.eight else QUICK)
-    if unknown := [name for name in requested if name not in EIGHT]:
+    names = options.workloads.split(",") if options.workloads else list(EIGHT if options.eight else QUICK)
+    if unknown := [name for name in names if name not in EIGHT]:
         raise SystemExit(f"no workload {', '.join(unknown)}: there are {', '.join(EIGHT)}")
-    workloads = {name: text for name, text in EIGHT.items() if name in requested and is_there(text)}
+    workloads = {name: text for name, text in EIGHT.items() if name in names and is_there(text)}
     if not workloads:
         raise SystemExit("these workloads are traces: FULCRUM_DATA has to name the folder with them, see docs/data.md")
     policies = options.policies.split(",") if options.policies else POLICIES
@@ -161,7 +161,7 @@ class Base:
     workloads: dict[str, str]
     seeds: int
     held_out: bool = False
-    """Whether seeds and stretches of traces differ from those that decisions were tuned on."""
+    """True if seeds and stretches of traces differ from the ones used for tuning."""
 
     def experiment(self, cell: Cell, seed: int = 0) -> Experiment:
         """Return the cell's experiment at the workload's own rate, drawn by this seed or by the usual one."""
@@ -190,10 +190,10 @@ def _search(base: Base, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=quiet) as pool:
         # Searches that try splits take longest; begun last, one of them would keep a single core busy at the end.
         longest_first = sorted(cells, key=lambda cell: not has_hindsight(cell.policy))
-        options = {pool.submit(_find, base, cell): cell for cell in longest_first}
+        cell_of = {pool.submit(_find, base, cell): cell for cell in longest_first}
         try:
-            for future in as_completed(options):
-                yield options[future], future.result()
+            for future in as_completed(cell_of):
+                yield cell_of[future], future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -63,7 +63,7 @@ from load.lab.fidelity_live import LiveRun, learned_steps, live_replay, settings
 from load.setup import bench_suite
 
 # After the last answer, for events to be published.
-TELL_S: Final = 2.0
+REPORT_S: Final = 2.0
 CONTEXT_TOKENS: Final = 131_072
 # Round trip: the mean of `load.chaos.cluster`.
 EVEN_STORE_MS: Final = 0.75
@@ -149,17 +149,17 @@ async def _run(net: Net, stores: Stores, cluster: Cluster, place: ClusterShape, 
         request = trace.requests[places[number]]
         await asyncio.sleep(request.arrival_ns / 1e9)
         prompt = tuple(prompts[places[number]])
-        options = ClientCall(
+        call = ClientCall(
             number, prompt, request.output_tokens, temperature=0.0, seed=0, n=1, stream=False, stop="",
             leaves_after_s=None,
         )  # fmt: skip
-        outcome = await send(net, client, GATEWAY, options)
+        outcome = await send(net, client, GATEWAY, call)
         if outcome is None or outcome.kind != "ok":
             raise AssertionError(f"request {number} was not answered: {outcome.kind if outcome else 'refused'}")
 
     await asyncio.gather(*(cluster.loop.spawn(client, ask(each.number)) for each in trace.requests))
     preemptions = sum(each.worker.host.engine.load().preemptions for each in cluster.workers() if each.worker)
-    await asyncio.sleep(TELL_S)
+    await asyncio.sleep(REPORT_S)
     if cluster.wrong or net.faults:
         raise AssertionError((cluster.wrong, net.faults))
     events = [event for event in stores.records(REQUESTS) if isinstance(event, RequestEvent)]
@@ -197,7 +197,7 @@ EXAMPLES: Final = """examples:
   python -m load.lab.bench_lab_fidelity sim --only 1p1d mixed             # two of them
   python -m load.lab.bench_lab_fidelity live --seconds 105 --seeds 1 2 2  # calibrated on the first run
 """
-# Where calibration begins.
+# The start of calibration.
 FIRST: Final = Constants(1.0, LOOKUP_MS)
 
 

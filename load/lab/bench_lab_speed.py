@@ -57,7 +57,7 @@ class Job:
     policy: str = "fulcrum"
     seconds: float = 3600.0
     equal: bool = False
-    """Whether step times are `EQUAL`, with neither hops nor KV transfer time, as in DynoSim."""
+    """True if step times are `EQUAL` and hops and KV transfers take no time, as in DynoSim."""
     chunk_tokens: int = CHUNK_TOKENS
 
     @property
@@ -171,7 +171,7 @@ def _last_line(command: Sequence[str], folder: Path, environment: dict[str, str]
 
 
 def _speed(folders: dict[str, Path], rounds: int) -> list[dict[str, Any]]:
-    """Return rows of (who, policy, best CPU seconds); those to compare take turns."""
+    """Return rows of (contender, policy, best CPU seconds). The contenders run in turns."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for number in range(rounds):
         for policy, router in ROUTERS.items():

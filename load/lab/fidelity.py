@@ -49,7 +49,7 @@ class Served:
 
     arrival_ns: int
     ttft_ns: float
-    """From its arrival at the gateway, in nanoseconds."""
+    """Nanoseconds since the arrival at the gateway."""
     tpot_ns: float
     """0 if the answer had one token."""
     prefill_worker: str
@@ -60,12 +60,12 @@ class Served:
 @dataclass(frozen=True, slots=True)
 class Replay:
     served: Mapping[int, Served]
-    """By the request's number, without those that failed."""
+    """The requests that did not fail, by number."""
     preemptions: int
     client_ttft_ns: Mapping[int, float] | None = None
-    """By number, from sending until the first piece arrived; None if no client measured it."""
+    """Nanoseconds from sending to the first piece of the answer, by number; None if no client measured them."""
     latest_ns: float = 0.0
-    """The most by which its client was late to send a request."""
+    """The largest delay in ns of the client when sending a request."""
     learned: StepTimeModel | None = None
     """The step times that its workers had learned by its end."""
 
@@ -86,7 +86,7 @@ class Constants:
 
     hop_ms: float
     lookup_ms: float = 0.0
-    """From a request's arrival until the block index has answered."""
+    """The time from a request's arrival to the answer of the block index."""
     step_ms: float = 0.0
     """The excess of a step over the engine alone, by the worker's own CPU time."""
     gateway_ms: float = 0.0
@@ -389,7 +389,7 @@ class Live:
     """The case; its trace lacks length and seed."""
     arguments: Sequence[str]
     real: bool = False
-    """Whether the engine computes: its step times are then those that the workers of the calibrating run learned."""
+    """True if the engine computes. The step times are then the ones learned by workers in the calibration run."""
 
 
 LIVE: Final[Mapping[str, Live]] = MappingProxyType(

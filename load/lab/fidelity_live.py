@@ -37,10 +37,10 @@ class Answer:
     served: Served
     client_ttft_ns: float
     late_ns: float
-    """How long after its due time the request was sent."""
+    """The delay of sending after the due time of the request."""
     number: int
     begun_ns: int
-    """When the trace began, by the monotonic clock."""
+    """The beginning of the trace on the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class Watcher:
         self._stalest_s: list[float] = []
         """Samples of a phase, 460 a minute."""
         self._counted = 0
-        """How many samples belong to minutes that are over."""
+        """The number of samples that belong to completed minutes."""
 
     async def read_forever(self) -> None:
         """Follow the stream until cancelled; reconnect wherever it ends."""

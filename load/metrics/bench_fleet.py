@@ -2,11 +2,12 @@
 
 A synthetic fleet's batches are decoded, entered, written and encoded for readers by the service's own code, one after
 the other in this process, without broker, socket or reader. Figures are CPU time of this thread, so other work on the
-machine changes them little. With `--heard` another instance's windows are read too, as one of several instances does.
+machine changes them little. With `--heard` it also reads another instance's windows, as each of several
+instances does.
 
 The law that extrapolates: an instance that reads `own` workers beside `received` ones of others needs
-`own x a + heard x b` cores and `m x (own + heard)` memory, where a, b and m are measured here. Prints a table, then
-one JSON line.
+`own x a + received x b` cores and `m x (own + received)` memory, where a, b and m are measured here. Prints a table,
+then one JSON line.
 """
 
 import argparse
@@ -80,7 +81,7 @@ class Replay:
         self.took_ms[part].append((time.thread_time_ns() - began_ns) / 1e6)
 
     async def round(self, now_ns: int, shared: list[bytes]) -> None:
-        """Take what has come by `now_ns` and records of other instances, and write and look as a service does."""
+        """Process the batches that arrived by `now_ns` and the records of other instances as the service does."""
         came = []
         while self._next[0] < now_ns:
             came.append(self._next)
@@ -137,7 +138,7 @@ async def replay(own: int, received: int, seconds: float, repeats: int) -> dict[
 
 
 def law(alone: dict[str, float], beside: dict[str, float], own: int, received: int) -> tuple[float, float]:
-    """Return the cores that 1,000 own workers and 1,000 heard ones need, from ms of CPU per 100 ms."""
+    """Return the cores for 1,000 own workers and for 1,000 of another instance, from CPU ms per 100 ms."""
     per_own = sum(alone.values()) / 100 * 1000 / own
     return per_own, (sum(beside.values()) - sum(alone.values())) / 100 * 1000 / received if received else 0.0
 

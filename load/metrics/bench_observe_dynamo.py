@@ -44,7 +44,7 @@ STEP_ENDS: Final = re.compile(r"^(\S+Z) .*published mocker load metrics .*active
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A load: clients that each ask again as soon as they are answered."""
+    """A load of clients, each of which sends its next request as soon as it is answered."""
 
     name: str
     clients: int
@@ -85,7 +85,7 @@ class Compared:
 
 
 async def put_under(shape: Shape, port: int, seconds: float) -> None:
-    """Ask as the shape says for some seconds; answers that are then under way are cut off."""
+    """Send the load for some seconds; answers still in progress at the end are cut off."""
 
     async def client(http: httpx.AsyncClient, number: int) -> None:
         chance = random.Random(number)
@@ -174,7 +174,7 @@ def compared(shape: Shape, page: str, dynamo: RunningDynamo, from_s: int, to_s: 
 
 
 async def measure(dynamo: RunningDynamo, seconds: int) -> list[Compared]:
-    """Put the fleet under each load, and compare."""
+    """Run each load on the fleet, and compare both measurements."""
     found = []
     with (
         tempfile.TemporaryDirectory() as folder,

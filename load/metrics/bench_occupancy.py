@@ -58,7 +58,7 @@ class Measured:
     gpus: int
     instances: int
     full: bool
-    """Whether it began with all the history that is ever kept."""
+    """True if the service began with a full history."""
     cpu_share: float
     """Cores in use, of all instances together."""
     rss_mb: float
@@ -67,7 +67,7 @@ class Measured:
     fresh_p99_ms: float
     tick_kb: float
     late_ms: float
-    """How far the slowest instance was behind the telemetry at the end."""
+    """The lag of the slowest instance behind the telemetry at the end."""
     skipped_ticks: int
     unrevised_windows: int
 

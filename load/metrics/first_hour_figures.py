@@ -13,7 +13,7 @@ from load.measure import rounded, titled_table
 IDLE, LOADED = "idle", "load"
 SUM: Final = "sum"
 CONTROL: Final = "(control)"
-# By shape: prefill and decode workers.
+# The prefill and decode workers of each shape.
 MOST_IDLE_POINTS: Final = {"1+1": 12.0, "3+5": 25.0}
 MOST_GROWTH_POINTS_PER_HOUR: Final = 1.0
 LEAST_COVERAGE: Final = 99.0
@@ -134,7 +134,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """Return a line for people, which marks a value so near to its bound that chance may have decided."""
+        """Return a line of text, which marks a value so close to its bound that chance may have decided."""
         if self.met is None or self.value is None:
             return f"not measured: {self.shape} {self.phase}: {self.aim}"
         text = f"{'met' if self.met else 'not met'}: {self.shape} {self.phase}: {self.aim}: {self.value:.2f}"

@@ -45,7 +45,7 @@ MOST_BYTES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Clients that ask again as soon as they are answered, each with `prompt_tokens` and `output_tokens`."""
+    """Clients that send the next request as soon as they are answered, with `prompt_tokens` and `output_tokens` each."""
 
     count: int
     prompt_tokens: int
@@ -79,7 +79,7 @@ async def load(url: str, clients: Clients) -> AsyncIterator[None]:
 
 
 async def frames_of(page: Page, until_s: float) -> list[bytes]:
-    """Take a picture every `EVERY_S` until a moment of the monotonic clock."""
+    """Capture a frame every `EVERY_S` until a time of the monotonic clock."""
     taken: list[bytes] = []
     next_s = time.monotonic()
     while next_s < until_s:

@@ -144,22 +144,22 @@ class Peers:
     def __init__(self, folder: Path, number: int, instances: int) -> None:
         self._path = folder / str(number)
         self._others = [folder / str(other) for other in range(instances) if other != number]
-        self._hearers: list[asyncio.StreamWriter] = []
+        self._writers: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
 
     def send(self, message: SharedWindows) -> None:
         value = message.SerializeToString()
-        for hearer in [each for each in self._hearers if not each.is_closing()]:
-            hearer.write(len(value).to_bytes(LENGTH_BYTES, "little") + value)
+        for writer in [each for each in self._writers if not each.is_closing()]:
+            writer.write(len(value).to_bytes(LENGTH_BYTES, "little") + value)
 
     async def connect(self, intake: Intake, tasks: TaskOwner) -> None:
         """Wait until both directions to every other instance are up."""
-        self._server = await asyncio.start_unix_server(lambda _, writer: self._hearers.append(writer), self._path)
+        self._server = await asyncio.start_unix_server(lambda _, writer: self._writers.append(writer), self._path)
         for other in self._others:
             await until(other.exists, timeout_s=PEERS_S)
             reader, _ = await asyncio.open_unix_connection(other, limit=2**24)
             tasks.spawn("peer", intake.take_forever(reader, WINDOWS))
-        await until(lambda: len(self._hearers) == len(self._others), timeout_s=PEERS_S)
+        await until(lambda: len(self._writers) == len(self._others), timeout_s=PEERS_S)
 
 
 async def main(options: argparse.Namespace) -> None:

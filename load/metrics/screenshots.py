@@ -136,12 +136,10 @@ async def run_views(suite: RunningSuite, folder: Path) -> None:
         brought.raise_for_status()
         until_s = time.monotonic() + LOADED_S
         while time.monotonic() < until_s:
-            requested = {"prompt": "word " * 50, "max_tokens": 40, "ignore_eos": True}
-            each = [
-                http.post(f"{suite.gateway}/v1/completions", json=requested | {"model": name}) for name in MODELS[:2]
-            ]
+            body = {"prompt": "word " * 50, "max_tokens": 40, "ignore_eos": True}
+            each = [http.post(f"{suite.gateway}/v1/completions", json=body | {"model": name}) for name in MODELS[:2]]
             await asyncio.gather(*each)
-        await http.post(f"{suite.gateway}/v1/completions", json=requested | {"model": MODELS[2]})
+        await http.post(f"{suite.gateway}/v1/completions", json=body | {"model": MODELS[2]})
         await take(running, suite.ready["metrics"], folder, VIEWS)
 
 

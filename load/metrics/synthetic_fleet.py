@@ -36,7 +36,9 @@ _COMPUTE: Final = Compute(
 
 
 class SyntheticWorker:
-    """One worker of one GPU. Its message is built once and only dated anew, so that the generator costs little."""
+    """One worker of one GPU. Its message is built once and afterwards only gets new times, so that the generator costs
+    little.
+    """
 
     def __init__(self, number: int, *, prefill: bool, busy: float, phase_ns: int, running: float) -> None:
         """Send a batch `phase_ns` into each 100 ms. By then a step has run for `running` of its time, so that the batch

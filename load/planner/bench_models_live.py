@@ -60,13 +60,13 @@ class Outcome:
 
 MODELS: Final = 40
 GPUS: Final = 8
-# How much faster than generated requests are played.
+# The factor by which requests are played faster than generated.
 SPEED: Final = 6.0
 # Requests a second of a model, and the mean time that one runs.
 RATE_RPS, EXEC_S = 0.012, 8.0
 TURN_S: Final = 10.0
 COLD_COST_GPU_S: Final = 300.0
-# Of each worker, for models asleep.
+# The memory of each worker for models asleep.
 HOST_GB: Final = 64
 # Everything that takes time is compressed.
 SETTINGS: Final = {
@@ -84,7 +84,7 @@ SETTINGS: Final = {
 
 
 async def ask(client: httpx.AsyncClient, url: str, found: Outcome) -> None:
-    """Send one request, again after 503 or 429 as long as the answer asks to come back."""
+    """Send one request, and retry after 503 or 429 while the response has Retry-After."""
     body = {"model": found.model, "prompt": "a b c d", "max_tokens": found.wanted, "stream": True, "ignore_eos": True}
     body["stream_options"] = {"include_usage": True}
     for _ in range(MAX_TRIES):

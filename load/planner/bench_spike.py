@@ -111,8 +111,8 @@ def judged(
     start_unix_ns: int,
     most: int = MOST_JUDGED,
 ) -> dict[str, bool]:
-    """Return by id whether requests would have fared worse without a decision, of those that answer pressure.
-    `workers` are as they stood after all `decisions`.
+    """Return, by id of a decision that reduces pressure, whether requests would have been slower without it. `workers`
+    have the roles after all `decisions`.
     """
     experiment = kind.experiment(trace, len(workers))
     found: dict[str, bool] = {}
@@ -136,7 +136,7 @@ def _standing(change: Mapping[str, Any]) -> RoleAndBudget:
 
 # Between looks at workers: short enough to see each change before the next one.
 POLL_S: Final = 0.05
-# Until a worker that Dynamo's policy restarts serves again: a third of the lab's time, which favours Dynamo.
+# The time in which a worker restarted by Dynamo's policy serves again: a third of the lab's time, which favours Dynamo.
 DYNAMO_START_S: Final = 10.0
 # A move later than this after a turn answers something else.
 TURN_S: Final = 3.0
@@ -175,7 +175,7 @@ class Observations:
     start_unix_ns: int = 0
     decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
     changed_ns: dict[tuple[str, int], int] = field(default_factory=dict)
-    """By worker and epoch, when the worker changed by its own clock."""
+    """The time of each change on the worker's own clock, by (worker, epoch)."""
     workers: list[dict[str, Any]] = field(default_factory=list)
     dynamo_moves: list[tuple[int, str, str]] = field(default_factory=list)
     """(Unix ns, worker, its new role)"""

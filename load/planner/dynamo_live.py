@@ -47,7 +47,7 @@ class DynamoLive:
     """Dynamo's policy on a suite: looks every `DynamoMover.every_ns` and changes roles, until cancelled."""
 
     def __init__(self, suite: RunningSuite, cluster: RivalSetting, start_s: float = START_S) -> None:
-        """Keep a worker out for `start_s` before it serves in its other role; with 0 a move restarts nothing."""
+        """Create the rival. A moved worker serves again after `start_s`; 0 models a move without a restart."""
         self._suite = suite
         self._cluster = cluster
         self._start_s = start_s

@@ -68,7 +68,7 @@ class SoakResult:
     spikes: int = 0
     decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
     rss: dict[tuple[str, int], list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    """By process and pid: (s since the start, MiB)."""
+    """Samples (s since the start, MiB) by (process, pid)."""
 
 
 class Soak:

@@ -42,7 +42,7 @@ WIDE: Final = 120
 ROLES: Final = "fulcrum role "
 """The start of commands that the verdict advises; an alert may name others of its own, such as `fulcrum doctor`."""
 SHOWN: Final = 0.05
-"""Difference of two pressures from which people see two figures."""
+"""The smallest difference between two pressures that are displayed as different figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,9 @@ LATE_SHARE: Final = 0.05
 
 
 def late_share(requests: Sequence[ClientRequest], now_s: float, ttft_s: float) -> float:
-    """Return the share of requests over their TTFT, of those that wait and those answered in the last two seconds."""
+    """Return the share of requests over their TTFT target, among waiting ones and those answered in the last two
+    seconds.
+    """
     ages = [now_s - each.sent_s for each in requests if not each.first_s and not each.done]
     ages += [each.first_s - each.sent_s for each in requests if each.first_s > now_s - 2.0]
     return sum(age > ttft_s for age in ages) / len(ages) if ages else 0.0
@@ -241,7 +243,7 @@ class SceneResult:
     false_alerts: list[str] = field(default_factory=list)
     late_alerts: list[str] = field(default_factory=list)
     mended: bool = False
-    """Whether the planner acts and nothing was called calm while clients were late, so that no verdict is missing."""
+    """True if the planner acts and no verdict was calm while clients were late, so that no verdict is missing."""
     promises: list[dict[str, Any]] = field(default_factory=list)
     looks: int = 0
     lasted_s: float = 0.0

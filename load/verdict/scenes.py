@@ -106,7 +106,7 @@ async def _flood(stage: Stage) -> None:
 
 
 async def _callers(stage: Stage) -> None:
-    """Run callers that each ask again as soon as they are answered."""
+    """Run callers, each of which sends its next request as soon as it is answered."""
 
     async def call() -> None:
         while True:
@@ -179,7 +179,7 @@ SCENES: Final = (
     Scene("steady", "busy", _steady),
     Scene("ramp", "busy", _ramp),
     Scene("batch beside people", "busy", _batch),
-    # What is not acted on grows into more than any roles can work off in time.
+    # Without a role change, this backlog outgrows every split of roles.
     Scene(
         "prefill flood", "prefill_bound", _flood, frozenset({CauseCode.PREFILL_BOUND}),
         frozenset({CauseCode.TOO_SMALL}),

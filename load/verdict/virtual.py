@@ -86,9 +86,9 @@ class Outcome:
         return self.left / max(self.predicted, 1e-9) - 1
 
 
-def is_there(device: Device, planted: Planted, requested: Iterable[ClientRequest]) -> bool:
+def is_there(device: Device, planted: Planted, requests: Iterable[ClientRequest]) -> bool:
     """Return whether clients see the cause: a queue of prompts, or more sequences than TPOT or KV allows."""
-    live = [each for each in requested if not each.done]
+    live = [each for each in requests if not each.done]
     queued = [each for each in live if not each.first_s]
     decoding = [each for each in live if each.first_s]
     waits_s = sum(device.prompt_s(each.isl) for each in queued) / planted.prefill
@@ -170,11 +170,11 @@ BEFORE_S: Final = 5.0
 WARM_S: Final = 8.0
 REST_S: Final = 40.0
 PLAYED_S: Final = 60.0
-# When the pressure left by advised moves is measured, in seconds after them: sequences that were held decode once
+# The seconds after advised moves at which the remaining pressure is measured. Sequences that were held decode once
 # their prompts are computed, which takes about a second.
 MOVED_S: Final = (1.0, 2.5)
-# How long a backlog is awaited, how long requests that arrive without one are counted, and how long their first tokens
-# are awaited.
+# The time limit for a backlog to end, the time in which later arrivals are counted, and the time limit of their first
+# tokens.
 GONE_WITHIN_S: Final = 25.0
 ARRIVE_S: Final = 8.0
 ANSWER_S: Final = 4.0
@@ -306,9 +306,9 @@ async def see_latencies(
     if at_s is None or action["ttft_p95_most_ms"] is None:
         return found
     await asyncio.sleep(max(at_s + ARRIVE_S - suite.now_s, 0.0))
-    requested = [each for each in suite.requests if at_s <= each.sent_s <= at_s + ARRIVE_S]
+    sampled = [each for each in suite.requests if at_s <= each.sent_s <= at_s + ARRIVE_S]
     await asyncio.sleep(ANSWER_S)
-    ttfts = [(each.first_s or suite.now_s) - each.sent_s for each in requested if not each.broken]
+    ttfts = [(each.first_s or suite.now_s) - each.sent_s for each in sampled if not each.broken]
     if len(ttfts) >= LEAST_ANSWERS:
         came_ms = p95(ttfts) * 1e3
         found.append(FollowedFigure("ttft", action["ttft_p95_least_ms"], action["ttft_p95_most_ms"], came_ms))
@@ -316,7 +316,7 @@ async def see_latencies(
 
 
 async def warm(suite: VirtualSuite, device: Device, isl: int) -> None:
-    """Let workers learn their step times, then wait until all is quiet."""
+    """Send spaced prompts from which workers learn their step times, then wait until nothing runs."""
     every_s = 2 * device.prompt_s(isl)
     await suite.play([(number * every_s, isl, 24) for number in range(int(WARM_S / every_s))])
     end_s = suite.now_s + REST_S

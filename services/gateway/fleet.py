@@ -99,9 +99,9 @@ class WorkerLinks:
             if key not in self._links and worker.state not in _WITHOUT_MODEL:
                 self._open(key, worker, listener)
         self.drop_gone()
-        self._tell_unpaired(unpaired(listed.values()))
+        self._log_unpaired(unpaired(listed.values()))
 
-    def _tell_unpaired(self, found: dict[str, Unpaired]) -> None:
+    def _log_unpaired(self, found: dict[str, Unpaired]) -> None:
         """Log each unpaired worker once, and again when the reason changes."""
         for worker_id, why in found.items():
             if self.unpaired.get(worker_id) != why:

@@ -69,7 +69,7 @@ MAX_SUBMIT_BYTES = 4 * 1024 * 1024
 class _End(Enum):
     BROKEN = "broken"
     CLOSED = "closed"
-    """The worker ended the stream in good order."""
+    """The worker closed the stream cleanly."""
     OURS = "ours"
     """This gateway ended the stream."""
 

@@ -234,11 +234,11 @@ def make_routes(
         """Return metrics in Prometheus's text format."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    tell_errors(app)
+    handle_errors(app)
     return GatewayRoutes(hot, app)
 
 
-def tell_errors(app: FastAPI) -> None:
+def handle_errors(app: FastAPI) -> None:
     """Answer all of the app's errors in OpenAI's shape."""
     app.add_exception_handler(FulcrumError, _fulcrum_error)
     app.add_exception_handler(HTTPException, _http_error)

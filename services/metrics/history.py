@@ -291,7 +291,7 @@ def _missed(rollups: RollUps, members: Members, written_to_ns: int) -> Iterator[
     """Yield a batch for each worker with the last window before `written_to_ns`, holding only its last report and
     role.
 
-    A worker that left in good order has no such window. For workers that left at that moment and for all live ones, the
+    A worker that left cleanly has no such window. For workers that left at that moment and for all live ones, the
     broker holds newer telemetry.
     """
     length_ns = rollups.tiers[1].window_ns

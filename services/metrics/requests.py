@@ -72,7 +72,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLevel:
-    """The attainment of a target that each request carries itself."""
+    """The attainment of a target that is set per request."""
 
     requests: int
     """The number of requests that can be evaluated."""

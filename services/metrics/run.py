@@ -84,9 +84,9 @@ class MetricsPorts:
     observed: ObservedFleet | None = None
     """Observed servers, which take the place of a suite."""
     roles: FleetRoles | None = None
-    """The port that changes their roles; None if they are only observed."""
+    """The port that changes workers' roles; None if the fleet is only observed."""
     lease: ActingLease | None = None
-    """The lease of the process that may change them; set if `roles` is."""
+    """The lease of the process that may change roles; set if `roles` is."""
     thread_s: Callable[[], float] = time.thread_time
     """CPU time of the event loop's thread, which paces the filling of gaps. In virtual time it stands still."""
 

@@ -135,9 +135,9 @@ class MetricsSettings(HttpSettings):
     alert_idle_clear: float = Field(0.4, ge=0, le=1)
     """Share below which the phase no longer counts as idle."""
     alert_queue_tokens: int = Field(8_192, ge=1)
-    """Waiting prompt tokens per prefill GPU that make a queue long, and by which it must grow in a minute."""
+    """Waiting prompt tokens per prefill GPU that make a queue long. A growing queue gains as many in a minute."""
     alert_queue_sequences: int = Field(16, ge=1)
-    """Waiting sequences per decode GPU that make a queue long, and by which it must grow in a minute."""
+    """Waiting sequences per decode GPU that make a queue long. A growing queue gains as many in a minute."""
     alert_kv_wait: float = Field(0.2, gt=0, le=1)
     """Share of decode's time spent waiting for KV blocks from which transfers count as its bottleneck."""
     alert_kv_wait_clear: float = Field(0.1, ge=0, le=1)

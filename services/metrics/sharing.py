@@ -138,7 +138,7 @@ only.
 """
 MAX_AGE_NS: Final = 2 * LISTED_NS
 OLDER_NS: Final = 60_000_000_000
-"""The time for which records are in the form of an older release after such an instance was last heard.
+"""The time for which records are in the form of an older release after the last record of such an instance.
 
 It may read on while the broker accepts nothing from it.
 """
@@ -188,7 +188,7 @@ class Sharing:
         self._peers: dict[str, int] = {}
         """Each live instance's incarnation."""
         self._older: dict[str, int] = {}
-        """The time at which each instance that does not understand columns was last heard."""
+        """The time of the last record of each instance that does not understand columns."""
         self._descriptions = Descriptions(began_ns)
         self._tells_all = True
         """True if the next record describes all workers: at the start, after an outage, and when an instance joins."""
@@ -269,7 +269,7 @@ class Sharing:
             return
         fresh = abs(sent_ns - now_ns) < MAX_APART_NS
         if fresh:
-            self.shares.hear(message.metrics_id, now_ns)
+            self.shares.mark_alive(message.metrics_id, now_ns)
             self._hear_peer(message, now_ns)
         from_ns = max(from_ns, now_ns - MAX_AGE_NS)
         if message.HasField("loads"):

@@ -358,7 +358,7 @@ class LoadPublisher:
         """Add written windows of own workers to the next message."""
         self._written = [*self._written, *written][-2 * MAX_WINDOWS :]
 
-    def tell(self, fleet: FleetTelemetry, now_ns: int) -> None:
+    def publish(self, fleet: FleetTelemetry, now_ns: int) -> None:
         """Publish all loads, and the windows written since the last call."""
         written, self._written = self._written, []
         if self._unsent() > MAX_UNSENT:
@@ -451,7 +451,7 @@ def tick(
     if loads is not None:
         loads.keep(written)
         if whole:
-            loads.tell(state.fleet, now_ns)
+            loads.publish(state.fleet, now_ns)
     if state.sharing is not None:
         state.sharing.keep(written)
         if whole:

@@ -124,9 +124,8 @@ class OrderExecutor:
     ) -> RoleMove:
         """Set a worker's assignment and wait at most `wait_ms` until every gateway holds it.
 
-        The epoch of `wanted` is one more than that of the assignment which the worker is expected to have. Raise
-        StaleRole if it has another one, NoWorkers if it does not answer, and StartupError if no token may be sent
-        to it.
+        The epoch of `wanted` is one more than the epoch that the worker is expected to have. Raise StaleRole if it has
+        another one, NoWorkers if it does not answer, and StartupError if no token may be sent to it.
         """
         if not self._token:
             raise StartupError("changing workers needs the suite's token: set FULCRUM_TOKEN or FULCRUM_TOKEN_FILE")

@@ -154,7 +154,7 @@ class _MetricsService:
     ids: Sequence[str] = ()
     roster: WorkerColumns | None = None
     indices: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Index of each of its workers in the roster, or -1 if it is not registered."""
+    """The roster index of each of the service's workers, or -1 if it is not registered."""
 
 
 class FleetView:
@@ -296,8 +296,9 @@ class FleetView:
         return min((waits - 1) / CPU_WAIT_UNITS, 1.0) if waits else None
 
     def times_ns(self, end_ns: int) -> Ints:
-        """Return [workers, 3] covered, prefill and decode time in the last `window_ns` of whole windows that end by
-        `end_ns`.
+        """Return covered, prefill and decode nanoseconds by worker, of shape [workers, 3].
+
+        The sums are over the whole windows in the `window_ns` before `end_ns`.
         """
         last = end_ns // WINDOW_NS
         first = last - self.window_ns // WINDOW_NS
@@ -353,9 +354,9 @@ class ObservedWorker:
     worker: Worker
     load: Load | None
     coverage: float
-    """The share of the window that its telemetry covers, 0..1."""
+    """The share of the window that the worker's telemetry covers, 0..1."""
     cpu_wait: float | None = None
-    """The share of its time in which it waits for a CPU; None if it does not report it."""
+    """The share of time in which the worker waits for a CPU; None if it does not report this."""
 
 
 # A worker of a pool has no engine that reports while it loads a model or holds none.

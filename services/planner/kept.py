@@ -87,7 +87,7 @@ class LeaderLease:
         self._lead = lead
         self._until_s = float("inf")
         self.outrun = False
-        """True if a worker knows a later lead than ours, so that ours has to be acquired anew."""
+        """True if a worker has seen a later lead, so that this planner must acquire a new one."""
         self.fault = ""
         """The reason why the leader is unknown; empty while it is known."""
 
@@ -102,6 +102,6 @@ class LeaderLease:
         self.outrun = True
 
     def at(self, now_s: float) -> Lead:
-        """Return who leads at `now_s`, as far as that is known."""
+        """Return which planner leads at `now_s`, or that it is unknown."""
         lost = self._lead is Lead.OURS and now_s >= self._until_s
         return Lead.UNKNOWN if lost else self._lead

@@ -159,7 +159,7 @@ def _stands(plan: ModelPlan) -> str:
 
 
 def _is_too_small(plan: ModelPlan, assigned: RolePlan, now: Split) -> bool:
-    """Return whether no split has room by the pressures that people are shown."""
+    """Return whether all splits of roles are overloaded, by the pressures that status pages show."""
     lending = not assigned.memory.apart.on
     return all(each.pressure > 1 for each in (now, *(plan.shown(one, lending=lending) for one in assigned.candidates)))
 

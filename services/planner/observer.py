@@ -59,7 +59,7 @@ class ObservedCluster:
 class Look:
     """The inputs of an observation other than telemetry."""
 
-    assigned: Mapping[str, Assignment]
+    requested_assignments: Mapping[str, Assignment]
     """The requested assignment of each registered worker whose telemetry shows nothing newer."""
     waiting: Mapping[str, ModelBacklog] | None
     """Backlog at gateways, by model; None if no gateway reports."""
@@ -82,7 +82,7 @@ class _Columns:
     fresh: Bools
     """True if the worker has reported within `FRESH_NS`."""
     kv_tokens: Ints
-    """KV tokens that its sequences hold; 0 for a worker that has reported nothing."""
+    """KV tokens that each worker's sequences hold; 0 if it has reported nothing."""
     times_ns: Ints
     """[workers, 3] covered, prefill and decode time in the window."""
 
@@ -98,7 +98,7 @@ class Observer:
         """Return the present state of all models and pools."""
         view, roster = self._view, self._view.roster
         role, budget, _ = view.role_now()
-        for name, assignment in look.assigned.items():
+        for name, assignment in look.requested_assignments.items():
             index = roster.index_of[name]
             role[index], budget[index] = assignment.role, assignment.budget_tokens
         held = np.maximum(roster.kv_blocks - view.column("free_kv_blocks"), 0) * roster.block_tokens
@@ -184,7 +184,7 @@ def _links(view: FleetView, indices: Ints) -> list[KvSpeed]:
 
 def _too_few(ready: Bools, fresh: Bools) -> str:
     count, whole = int((ready & fresh).sum()), int(ready.sum())
-    return "" if count >= max(whole * REPORTING_SHARE, 1) else f"{count} of {whole} workers are heard"
+    return "" if count >= max(whole * REPORTING_SHARE, 1) else f"{count} of {whole} workers report"
 
 
 def _standings(view: FleetView, indices: Ints, columns: _Columns, pinned: Bools) -> list[PlannedWorker]:

@@ -71,12 +71,12 @@ class ModelPlan:
 
     # Roles are decided by how soon a queue would drain. People see whether targets are met, as in every other view.
     def shown_now(self, assigned: RolePlan) -> Split:
-        """Return the present roles with the pressures that people see."""
+        """Return the present roles with the published pressures, or the planner's own if none are published."""
         # Orders that no worker has carried out yet are not counted, since no other view knows of them.
         return assigned.now if self.assessment is None else self.assessment.standing
 
     def shown(self, split: Split, *, lending: bool) -> Split:
-        """Return a split with the pressures that people see; `lending` decode workers compute prompts too."""
+        """Return a split with the pressures that status pages show; `lending` decode workers compute prompts too."""
         found = self.assessment
         if found is None:
             return split
@@ -113,7 +113,7 @@ class RolePlanner:
         self._evidence = MoveEvidence()
         """The times that changes took, from the decision to the worker's answer."""
 
-    def assignments(self, view: FleetView) -> dict[str, Assignment]:
+    def requested_assignments(self, view: FleetView) -> dict[str, Assignment]:
         """Return the requested assignment of each worker whose telemetry and registration show nothing newer."""
         if not self._wanted:
             return {}

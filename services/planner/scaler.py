@@ -134,7 +134,7 @@ class ActuatorPools:
     def __init__(self, actuator: Actuator, settings: ScalerSettings) -> None:
         self.actuator = actuator
         self.started: Started | None = None
-        """Its workers; None if it did not answer the last call."""
+        """The actuator's workers; None if the actuator did not answer the last call."""
         self.model = ""
         """The model that its workers serve; empty until it has answered once."""
         self.start_up = StartUp(settings.start_up_ns, settings.machine_ns)
@@ -193,7 +193,7 @@ class Scaler:
             self._learn(pools, now_ns)
         for plan in list(state.plans)[:MAX_MODELS]:
             for decision, new in self._advisor.look(plan, state.limits.of(plan.observed.model), now_ns):
-                self._bus.publish(DECISIONS, state.tell(decision, now_ns) if new else decision)
+                self._bus.publish(DECISIONS, state.record(decision, now_ns) if new else decision)
         wishes: dict[str, RoleWish] = {}
         for plan in list(state.plans)[:MAX_MODELS]:
             model = plan.observed.model
@@ -246,7 +246,7 @@ class Scaler:
         )
         self._memories[observed.model] = found.memory
         acts = ours is not None and state.identity.mode == MODE_AUTO
-        self._tell(plan, pool, found, acts=acts, now_ns=now_ns)
+        self._publish(plan, pool, found, acts=acts, now_ns=now_ns)
         if pools is not None and ours is not None and acts:
             # Workers in a role serve until they are on standby; a busy worker is never ended.
             count = max(found.started, pool.started_serving)
@@ -255,7 +255,7 @@ class Scaler:
         serving = min(found.wished, pool.others + found.started) if ours is not None else pool.serving
         return RoleWish(serving, frozenset(ours.worker_ids) if ours is not None else frozenset())
 
-    def _tell(self, plan: ModelPlan, pool: ModelWorkers, found: Scaled, *, acts: bool, now_ns: int) -> None:
+    def _publish(self, plan: ModelPlan, pool: ModelWorkers, found: Scaled, *, acts: bool, now_ns: int) -> None:
         model = plan.observed.model
         now = found.wished, found.started
         before = self._last_reported.get(model, (pool.serving, pool.started))
@@ -283,7 +283,7 @@ class Scaler:
                 started_to=found.started, actuator=kind,
             ),
         )  # fmt: skip
-        self._bus.publish(DECISIONS, self._state.tell(decision, now_ns))
+        self._bus.publish(DECISIONS, self._state.record(decision, now_ns))
 
     async def _look(self, pools: ActuatorPools) -> Started | None:
         try:
@@ -384,7 +384,7 @@ def shown_role(worker: Worker, planner_id: str) -> str:
 
 
 def pool_of(plan: ModelPlan, started: Started | None) -> ModelWorkers:
-    """Count a model's workers by role and by who started them."""
+    """Count a model's workers by role and by whether the actuator started them."""
     ours = frozenset(started.worker_ids) if started is not None else frozenset()
     standings = plan.observed.standings
     serving = [each for each in standings if each.role is not Role.STANDBY]

@@ -174,7 +174,7 @@ class PlannerState:
         self._lives_ns = None
         self.view.take_roster(WorkerColumns(list(workers), self.identity.planner_id))
         return [
-            self._tell(messages.role_moved(worker), now_ns)
+            self.record(messages.role_moved(worker), now_ns)
             for worker in workers
             if worker.assignment.epoch > known.get((worker.id, worker.incarnation), worker.assignment.epoch)
         ]
@@ -208,7 +208,9 @@ class PlannerState:
         self._kept = None
         self.at_rest = False
         word = mode_word(mode)
-        return self._tell(Decision(action=ACTION_SET_MODE, actor=actor, reason=f"{actor} set the mode: {word}"), now_ns)
+        return self.record(
+            Decision(action=ACTION_SET_MODE, actor=actor, reason=f"{actor} set the mode: {word}"), now_ns
+        )
 
     def take_mode(self, mode: Mode) -> None:
         """Adopt the mode of the previous leader, which has already reported it."""
@@ -257,7 +259,9 @@ class PlannerState:
         """Change the limits and record the change as a decision; `said` describes the difference."""
         self.limits = limits
         self.at_rest = False
-        return self._tell(Decision(action=ACTION_SET_LIMITS, actor=actor, reason=f"{actor} set limits: {said}"), now_ns)
+        return self.record(
+            Decision(action=ACTION_SET_LIMITS, actor=actor, reason=f"{actor} set limits: {said}"), now_ns
+        )
 
     def decide(self, now_ns: int) -> Decided:
         """Decide about every model and record the decisions.
@@ -265,7 +269,7 @@ class PlannerState:
         A model that is to change gets one decision for each kind of change. If none changes, a single decision to
         keep everything is published when its reasons change, and once a second.
         """
-        observed = self._observe(self._role_planner.assignments(self.view), now_ns)
+        observed = self._observe(self._role_planner.requested_assignments(self.view), now_ns)
         snapshot = observed.snapshot
         self.at_rest = snapshot.at_rest
         acts = self.identity.mode == MODE_AUTO and not self.idle_because
@@ -281,11 +285,7 @@ class PlannerState:
         offered = () if acts else self.plans
         advised = [each for plan in offered if (each := messages.recommended(snapshot, plan)) is not None]
         same = advised or [messages.kept(snapshot, self.plans)]
-        return Decided([*looked_at, *self._tell_again(same, now_ns)])
-
-    def tell(self, decision: Decision, now_ns: int) -> Decision:
-        """Sign and record a decision about something other than roles."""
-        return self._tell(decision, now_ns)
+        return Decided([*looked_at, *self._record_news(same, now_ns)])
 
     def done(self, order: Order, assignment: Assignment | None, now_ns: int, *, failed: bool = False) -> None:
         """Record the end of an order and the worker's assignment after it; `failed` means that the worker was not
@@ -293,10 +293,18 @@ class PlannerState:
         """
         self._role_planner.done(order, assignment, now_ns, failed=failed)
 
-    def _observe(self, ordered: Mapping[str, Assignment], now_ns: int) -> ObservedCluster:
+    def _observe(self, requested_assignments: Mapping[str, Assignment], now_ns: int) -> ObservedCluster:
         pinned = self.view.roster.pinned(self.limits.pinned, now_ns)
         waiting = self.gateways.waiting(now_ns)
-        look = Look(ordered, waiting, self._tpot_of, pinned, now_ns, now_ns - self._lag_ns, self._requested_ttft_ns)
+        look = Look(
+            requested_assignments,
+            waiting,
+            self._tpot_of,
+            pinned,
+            now_ns,
+            now_ns - self._lag_ns,
+            self._requested_ttft_ns,
+        )
         return self._observer.look(look)
 
     def take_model_targets(self, tpot_ms: Mapping[str, float]) -> None:
@@ -319,7 +327,7 @@ class PlannerState:
         """Record the decisions for all changing models and build their orders."""
         self._kept = None
         published: list[Decision] = []
-        ordered: list[Order] = []
+        all_orders: list[Order] = []
         for plan in plans:
             if plan.assigned is None:
                 continue
@@ -330,11 +338,11 @@ class PlannerState:
                     for each in spread(changes, self.view.roster.ranks)
                 ]
                 decision.changes.extend(messages.worker_changes(orders))
-                published.append(self._tell(decision, now_ns))
-                ordered.extend(orders)
+                published.append(self.record(decision, now_ns))
+                all_orders.extend(orders)
                 if before is not None:
                     self._watched.append(_watched(plan, plan.assigned, decision, before, now_ns))
-        return Decided(published, ordered)
+        return Decided(published, all_orders)
 
     def _look_again(self, now_ns: int) -> list[Decision]:
         """Return earlier decisions whose effect has now been measured."""
@@ -356,7 +364,7 @@ class PlannerState:
                 found.append(watched.decision)
         return found
 
-    def _tell_again(self, decisions: Sequence[Decision], now_ns: int) -> list[Decision]:
+    def _record_news(self, decisions: Sequence[Decision], now_ns: int) -> list[Decision]:
         """Record decisions that change no worker, if they are new. A decision identical to the last one replaces it."""
         last, code = self._kept, " ".join(f"{each.model} {each.reason_code}" for each in decisions)
         same = last is not None and last == (code, decisions[0].action)
@@ -365,9 +373,9 @@ class PlannerState:
         if same and len(decisions) == 1 and self.decisions and _is_repeated(self.decisions[-1]):
             self.decisions.pop()
         self._kept, self._kept_ns = (code, decisions[0].action), now_ns
-        return [self._tell(each, now_ns) for each in decisions]
+        return [self.record(each, now_ns) for each in decisions]
 
-    def _tell(self, decision: Decision, now_ns: int) -> Decision:
+    def record(self, decision: Decision, now_ns: int) -> Decision:
         """Sign a decision, number it and record it."""
         self.published[decision.action] += 1
         decision.planner_id = self.identity.planner_id

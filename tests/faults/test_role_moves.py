@@ -140,7 +140,7 @@ async def test_a_worker_that_refuses_for_its_role_without_end_counts_as_failed(
 
 async def load(gateway: Any, worker: ScriptedWorker) -> None:
     """Make a worker report more load than others, and wait until the gateway knows."""
-    worker.tell(pb.WorkerFrame(load=common.Load(waiting=9)))
+    worker.send(pb.WorkerFrame(load=common.Load(waiting=9)))
     await until(lambda: any(view.load == 9 for view in gateway.running.fleet.views()), what="news of its load")
 
 
@@ -303,7 +303,7 @@ async def test_a_choice_that_lost_its_worker_during_the_move_is_not_bound_twice(
         await until(lambda: first.epochs[-1:] == [3], what="news of the second role")
         first.end_step()
         await until(lambda: gateway.waiting == 1, what="a choice between two workers")
-        other.tell(pb.WorkerFrame(credit=pb.Credit(decode_grant=4)))
+        other.send(pb.WorkerFrame(credit=pb.Credit(decode_grant=4)))
         assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)
         assert (len(first.hand_overs), other.submits[0].kv.worker_id) == (1, "d0")
         await until(gateway.idle, what="an idle gateway")

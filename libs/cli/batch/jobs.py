@@ -166,7 +166,7 @@ def figures(batch: Batch, took_s: float | None = None) -> dict[str, Any]:
     return found
 
 
-def tell(batch: Batch, took_s: float | None = None, *, as_json: bool) -> None:
+def print_batch(batch: Batch, took_s: float | None = None, *, as_json: bool) -> None:
     found = figures(batch, took_s)
     if as_json:
         print(json.dumps(found))
@@ -181,7 +181,7 @@ def tell(batch: Batch, took_s: float | None = None, *, as_json: bool) -> None:
         print(f"  {error['code']}: {error['message']}", file=sys.stderr)
 
 
-def tell_list(batches: Sequence[Batch]) -> None:
+def print_batches(batches: Sequence[Batch]) -> None:
     titles = ("job", "status", "lines", "completed", "failed", "created")
     table = plain_table(*titles, left=("job", "status", "created"), gap=1)
     for batch in plain_values(batches):
@@ -253,7 +253,7 @@ def submit_job(
     with _gateway(ready_file) as http:
         batch = _create(http, options)
         if not wait:
-            tell(batch, as_json=as_json)
+            print_batch(batch, as_json=as_json)
             _hint(f"fulcrum batch status {batch['id']}", "says how far it is")
             return
         # The waiting command may end before the job does.
@@ -267,7 +267,7 @@ def submit_job(
         took_s = time.monotonic() - started_s
         fetch(http, batch["output_file_id"], output)
         fetch(http, batch["error_file_id"], errors)
-        tell(batch, took_s, as_json=as_json)
+        print_batch(batch, took_s, as_json=as_json)
         if batch["error_file_id"] and errors is None:
             _hint(f"fulcrum batch results {batch['id']} --errors FILE", "says what is wrong with lines that failed")
         if batch["status"] != "completed" or not batch["request_counts"]["completed"]:
@@ -308,12 +308,12 @@ def _hint(command: str, does: str) -> None:
 
 def show_status(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
     with _gateway(ready_file) as http:
-        tell(_ask(http, "GET", f"/v1/batches/{batch_id}"), as_json=as_json)
+        print_batch(_ask(http, "GET", f"/v1/batches/{batch_id}"), as_json=as_json)
 
 
 def cancel_job(ready_file: Path | None, batch_id: str, *, as_json: bool) -> None:
     with _gateway(ready_file) as http:
-        tell(_ask(http, "POST", f"/v1/batches/{batch_id}/cancel"), as_json=as_json)
+        print_batch(_ask(http, "POST", f"/v1/batches/{batch_id}/cancel"), as_json=as_json)
 
 
 def show_list(ready_file: Path | None, limit: int, *, as_json: bool) -> None:
@@ -322,7 +322,7 @@ def show_list(ready_file: Path | None, limit: int, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([figures(batch) for batch in batches]))
     else:
-        tell_list(batches)
+        print_batches(batches)
 
 
 def fetch_results(
@@ -343,7 +343,7 @@ def fetch_results(
                 sys.stdout.buffer.write(part)
             sys.stdout.flush()
         elif output is None and errors is None:
-            tell(batch, as_json=False)
+            print_batch(batch, as_json=False)
 
 
 @contextmanager

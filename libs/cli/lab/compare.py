@@ -182,18 +182,18 @@ def unless_interrupted(found: Iterable[Result]) -> Iterator[Result]:
 
     Python raises it at an arbitrary point, and drops it inside a finalizer or a callback.
     """
-    options = False
+    interrupted = False
 
     def note(_signal: int, _frame: object) -> None:
-        nonlocal options
-        options = True
+        nonlocal interrupted
+        interrupted = True
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, note)
     try:
         for each in found:
             yield each
-            if options:
+            if interrupted:
                 raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGINT, before)

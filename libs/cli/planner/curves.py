@@ -1,4 +1,4 @@
-"""A measurement of prefill for people: figures, bars in the terminal, a picture.
+"""Display of prefill measurements: figures, bars in the terminal, a picture.
 
 It is separate from `libs.cli.planner.tune`, which must start without rich.
 """

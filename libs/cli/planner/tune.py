@@ -37,8 +37,8 @@ def tune_prefill(
         answer = _ask(suite, each, lambda admin: admin.tune_prefill(request))
         return figures(each["id"], answer, applied=not (request.measure_only or request.kept))
 
-    tell = None if as_json else _printer()
-    found, failed = of_each(_workers(suite, worker, ("prefill",)), ask, tell)
+    report = None if as_json else _printer()
+    found, failed = of_each(_workers(suite, worker, ("prefill",)), ask, report)
     if picture is not None and found:
         try:
             draw(picture, found)
@@ -64,19 +64,19 @@ def tune_decode(ready_file: Path | None, *, worker: str | None, tpot_ms: float, 
         answer = _ask(suite, each, lambda admin: admin.tune_decode(request))
         return _decode_figures(each["id"], request, answer)
 
-    tell = None if as_json else lambda each: print(_decode_line(each))
-    _, failed = of_each(_workers(suite, worker, ("decode", "mixed")), ask, tell)
+    report = None if as_json else lambda each: print(_decode_line(each))
+    _, failed = of_each(_workers(suite, worker, ("decode", "mixed")), ask, report)
     _end(failed)
 
 
 def of_each(
     workers: Sequence[dict[str, Any]],
     ask: Callable[[dict[str, Any]], dict[str, Any]],
-    tell: Callable[[dict[str, Any]], None] | None,
+    report: Callable[[dict[str, Any]], None] | None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return (figures of the workers that answered, errors of the others).
 
-    Figures are printed one by one, or together as JSON without `tell`.
+    Figures are printed one by one, or together as JSON without `report`.
     """
     entries: list[dict[str, Any]] = []
     for each in workers:
@@ -85,9 +85,9 @@ def of_each(
         except FulcrumError as error:
             entries.append({"worker": each["id"], "error": error.message})
         else:
-            if tell is not None:
-                tell(entries[-1])
-    if tell is None:
+            if report is not None:
+                report(entries[-1])
+    if report is None:
         print(json.dumps(entries))
     failed = [entry["error"] for entry in entries if "error" in entry]
     return [entry for entry in entries if "error" not in entry], failed

@@ -160,8 +160,8 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _ask(suite: Ready, method: str, path: str, body: dict[str, Any], reason: str, *, exact: bool) -> dict[str, Any]:
-    requested = body | {"actor": local_user(), "reason": reason}
-    answer: dict[str, Any] = ask_json(suite.metrics, method, path, requested, token=_token(suite), exact=exact)
+    signed = body | {"actor": local_user(), "reason": reason}
+    answer: dict[str, Any] = ask_json(suite.metrics, method, path, signed, token=_token(suite), exact=exact)
     return answer
 
 

@@ -101,7 +101,7 @@ def show_page(
             url = _ready_url(line)
             if url:
                 written = _write_ready(url, token, ready_file)
-                _tell(url, written, len(servers), workers, pods, acting=acting, as_json=as_json)
+                _print_start(url, written, len(servers), workers, pods, acting=acting, as_json=as_json)
         return child.wait()
     finally:
         if child.poll() is None:
@@ -170,7 +170,7 @@ def _write_ready(url: str, token: str, ready_file: Path | None) -> Path:
     return path
 
 
-def _tell(
+def _print_start(
     url: str, ready: Path, servers: int, workers: int, pods: PodQuery | None, *, acting: Acting | None, as_json: bool
 ) -> None:
     if as_json:

@@ -52,8 +52,8 @@ def show_past(ready_file: Path | None, at: str, *, as_json: bool) -> None:
     if reach is None:
         raise InvalidRequest(f"--at {at} is {span(age_s * 1e3)} ago: two days are kept")
     _, window, window_ms, count = reach
-    requested = {"window": window, "span": f"{window_ms * count // 1_000}s", "end_unix_ms": str(at_ms)}
-    answer = get_json(find_suite(ready_file).metrics, PATH, exact=as_json, **requested)
+    query = {"window": window, "span": f"{window_ms * count // 1_000}s", "end_unix_ms": str(at_ms)}
+    answer = get_json(find_suite(ready_file).metrics, PATH, exact=as_json, **query)
     if as_json:
         print(json.dumps(answer))
         return
@@ -63,7 +63,7 @@ def show_past(ready_file: Path | None, at: str, *, as_json: bool) -> None:
 
 
 def past_lines(past: PastStatus, at_ms: int) -> Iterator[Text]:
-    """Yield the known facts about a moment, the verdict first."""
+    """Yield the lines of a past status, the verdict first."""
     shown = datetime.fromtimestamp(at_ms / 1e3).astimezone().isoformat(" ", "seconds")
     standing = [each for each in past.verdicts if each.unix_ms <= at_ms]
     if not standing or not past.traffic or all(_mean(values) is None for values in past.traffic.values()):

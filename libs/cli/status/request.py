@@ -156,7 +156,7 @@ def summary(found: RequestAnswer) -> str:
 
 
 def facts(found: RequestAnswer) -> list[str]:
-    """Return lines about targets, tokens, origin and detours."""
+    """Return lines about targets, tokens, tenant and reroutes."""
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.arrival_unix_ns / 1e9))
     predicted = "" if found.predicted_ttft_ns is None else f", predicted {length(found.predicted_ttft_ns)}"
     most = "" if found.max_output_tokens is None else f" of at most {found.max_output_tokens:,}"

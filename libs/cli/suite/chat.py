@@ -59,13 +59,13 @@ class ChatAnswer:
 
 async def ask(gateway: str, body: dict[str, Any], answer: ChatAnswer) -> AsyncIterator[str]:
     """Yield pieces of text as they arrive and fill `answer` in the process. Raise StartupError."""
-    requested = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    request = {**body, "stream": True, "stream_options": {"include_usage": True}}
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     headers = {"x-fulcrum-details": "1", **key_headers(gateway)}
     try:
         async with (
             httpx.AsyncClient(timeout=timeout, trust_env=False) as client,
-            client.stream("POST", f"{gateway}/v1/chat/completions", json=requested, headers=headers) as response,
+            client.stream("POST", f"{gateway}/v1/chat/completions", json=request, headers=headers) as response,
         ):
             if not response.is_success:
                 await response.aread()

@@ -148,7 +148,7 @@ def show_audit(ready_file: Path | None, wanted: AuditQuery, *, follow: bool, as_
     first = page["events"][::-1]
     shown.extend(each["id"] for each in first[: -wanted.limit])
     if page["older"]:
-        _tell_of_older(page, as_json=as_json)
+        _note_older(page, as_json=as_json)
     show(first[-wanted.limit :])
     if not first and not follow and not as_json and not page["older"]:
         what = "asked for anything that was refused" if wanted.refused else "changed anything that is recorded"
@@ -173,7 +173,7 @@ def _read_back(url: str, wanted: AuditQuery, *, exact: bool) -> dict[str, Any]:
     return page | {"events": events}
 
 
-def _tell_of_older(page: dict[str, Any], *, as_json: bool) -> None:
+def _note_older(page: dict[str, Any], *, as_json: bool) -> None:
     """Print that there may be older events, on stderr if stdout goes to a program."""
     since_ms = page["complete_since_unix_ms"]
     if as_json:

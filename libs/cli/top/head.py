@@ -247,7 +247,7 @@ NAME_CELLS: Final = 22
 
 
 class Workers(DataTable[Any]):
-    """The table, with a row for each worker; the footer says what Enter does."""
+    """The table of workers, with a row for each; the footer shows the action of Enter."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("enter", "select_cursor", "requests")]
 
@@ -318,7 +318,7 @@ class Workers(DataTable[Any]):
 
 
 def _role(worker: Row) -> str | Text:
-    """Return the role, or instead the state of a worker that is not simply running."""
+    """Return the role of a running worker, or the state of any other."""
     if not worker.life:
         return escape(worker.role)
     return Text(worker.life, "bold red" if worker.life == "silent" else "yellow")

@@ -39,9 +39,9 @@ class WorkerRow:
     mfu: float | None = None
     mbu: float | None = None
     dummy: float | None = None
-    """The share of its time in dummy steps, which is part of idle."""
+    """The share of the worker's time in dummy steps, which is part of idle."""
     encode: float | None = None
-    """The share of its time in steps that encode images, which is part of prefill."""
+    """The share of the worker's time in steps that encode images, which is part of prefill."""
     ttft_s: float | None = None
     tpot_s: float | None = None
 
@@ -197,7 +197,7 @@ class TopModel:
         return [*self.groups.values(), *(worker for worker in self.workers.values() if not worker.group)]
 
     def tick(self, message: dict[str, Any]) -> None:
-        """Take the windows of 100 ms, or changes between two of them."""
+        """Apply windows of 100 ms, or the changes between two of them."""
         for start_ms, places, covered, prefill, decode, kv_wait, roles in message["windows"]:
             views = self._listed if places is None else [self._listed[place] for place in places]
             for view, role, *times in zip(views, roles, covered, prefill, decode, kv_wait, strict=False):

@@ -1,5 +1,5 @@
-"""vLLM's engine arguments and environment: those that users may not set, those that they set, and those that the worker
-adds.
+"""vLLM's engine arguments and environment: forbidden to users, set by users, or added by the
+worker.
 
 Pure, without vLLM.
 """

@@ -38,7 +38,7 @@ class ConnectorKind:
     package: str = ""
     """The package that must be importable; empty if vLLM alone suffices."""
     required: str = ""
-    """A key that its configuration must contain."""
+    """A key that the connector's configuration must contain."""
     pins: bool = False
     """True if it gives the pages of the KV pool to network cards or other processes.
 

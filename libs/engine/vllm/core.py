@@ -104,13 +104,13 @@ class VllmCore:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[tuple[AsyncMPClient, StartedCore]] = loop.create_future()
 
-        def tell(stage: str, fraction: float) -> None:
+        def report(stage: str, fraction: float) -> None:
             self._stage = stage
             loop.call_soon_threadsafe(progress, stage, fraction)
 
         def own() -> None:
             try:
-                result = _launch(config, identity, tell)
+                result = _launch(config, identity, report)
             except BaseException as error:
                 _hand(loop, done.set_exception, done, as_startup_error(error))
                 return
@@ -234,15 +234,15 @@ def _hand(loop: asyncio.AbstractEventLoop, give: Callable[[Any], None], to: "asy
 
 
 def _launch(
-    config: EngineConfig, identity: EngineIdentity, tell: Callable[[str, float], None]
+    config: EngineConfig, identity: EngineIdentity, report: Callable[[str, float], None]
 ) -> "tuple[AsyncMPClient, StartedCore]":
     connector_of(config)  # fails on an unknown name before the import of vLLM, which takes long
     # vLLM reads its own limit on import. This one is shorter, and its error gives the reason.
     os.environ.setdefault(VLLM_LIMIT_VARIABLE, str(int(config.vllm_start_limit_s) + VLLM_LIMIT_AFTER_S))
-    tell("importing vllm", 0.0)
+    report("importing vllm", 0.0)
     launch = import_launch()
-    tell("importing vllm", 1.0)
-    tell("starting EngineCore", 0.0)
+    report("importing vllm", 1.0)
+    report("starting EngineCore", 0.0)
     result: tuple[AsyncMPClient, StartedCore] = launch.launch(config, identity)
     return result
 

@@ -61,9 +61,9 @@ def follow_generated(request: Request, manager: StructuredOutputManager) -> None
     """
     generated = (request.sampling_params.extra_args or {}).get(GENERATED_KEY, 0)
     if generated:
-        requested = request.structured_output_request
+        output_request = request.structured_output_request
         tokens = request.prompt_token_ids[-generated:]
-        requested.grammar = manager.executor.submit(_after, requested._grammar, request.request_id, tokens)
+        output_request.grammar = manager.executor.submit(_after, output_request._grammar, request.request_id, tokens)
 
 
 def _after(compiled: "Future[GuidanceGrammar]", request_id: str, tokens: list[int]) -> GuidanceGrammar:

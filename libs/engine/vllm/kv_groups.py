@@ -37,7 +37,7 @@ RING = getattr(kv_cache_interface, "CircularBufferSpec", ())
 
 
 def write_kv_facts(file: Path, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Write the facts that the worker reads once EngineCore serves."""
+    """Write the KV shape and layout, which the worker reads once EngineCore serves."""
     facts = KvFacts(
         kv_shape(vllm_config, kv_cache_config),
         str(vllm_config.cache_config.kv_cache_layout or ""),

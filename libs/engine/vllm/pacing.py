@@ -37,7 +37,7 @@ class PacedRequest:
         self._tokens_a_step = tokens_a_step
         self.transferred = transferred
         self.stored = stored
-        """True if its KV is in a store. It computes the missing part, like a preempted request."""
+        """True if the KV is in a store. The missing part is computed as for a preempted request."""
         self.yields = yields
         self.kind = kind
         self.tpot_target_ns = tpot_target_ns
@@ -45,7 +45,7 @@ class PacedRequest:
         self.joined = False
         self.held_since_ns = 0
         self.first_token_ns = 0
-        """The time at which its first token was sampled; 0 if it has none yet."""
+        """The time at which the first token was sampled; 0 before it."""
 
     @property
     def length(self) -> int:

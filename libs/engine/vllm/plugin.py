@@ -104,7 +104,7 @@ def _write_stack_on_signal(path: Path) -> None:
 
 
 def forget_ports() -> None:
-    """Remove the ports from the key of vLLM's compile cache, by which it would compile anew at each start."""
+    """Remove the ports from the key of vLLM's compile cache. With them in the key, each start would compile again."""
     from vllm import envs  # noqa: PLC0415
 
     compile_factors = envs.compile_factors

@@ -267,9 +267,9 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
     def _queues(self) -> Queues:
         running = [
-            (request, self._paced[request.request_id]) for request in self.running if self._is_requested(request)
+            (request, self._paced[request.request_id]) for request in self.running if self._is_from_client(request)
         ]
-        waiting = [request for request in self.waiting if self._is_requested(request)]
+        waiting = [request for request in self.waiting if self._is_from_client(request)]
         groups = len(self.kv_cache_config.kv_cache_groups) or 1
         return Queues(
             decodes=[each for request, each in running if not request.is_prefill_chunk and not each.ends_under_way],
@@ -290,10 +290,10 @@ class _Reporting(Scheduler):  # type: ignore[misc]
 
     def _order(self, request: Request) -> tuple[bool, bool, int]:
         """Return the sort key that puts decodes first, then recomputation, then prompts."""
-        back = self._is_requested(request) and self._comes_back(request)
+        back = self._is_from_client(request) and self._comes_back(request)
         return request.is_prefill_chunk, not back, request.priority
 
-    def _is_requested(self, request: Request) -> bool:
+    def _is_from_client(self, request: Request) -> bool:
         """Return whether the request comes from a client rather than a measurement."""
         return request.request_id in self._paced
 
@@ -386,7 +386,9 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._kv_wait.awaiting(bool(self._fetching), now_ns)
 
     def _report(self, now_ns: int) -> EngineReport | None:
-        prompts = [each for each in self.waiting if each.request_id not in self._fetching and self._is_requested(each)]
+        prompts = [
+            each for each in self.waiting if each.request_id not in self._fetching and self._is_from_client(each)
+        ]
         partly = [request for request in self.running if request.is_prefill_chunk]
         depths = (
             self._taken,

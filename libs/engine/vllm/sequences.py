@@ -27,7 +27,7 @@ class LiveSequence:
 
     request: EngineRequest
     name: str
-    """Its request id in vLLM, which unlike `sequence_id` is never reused in this engine."""
+    """The request id in vLLM, which unlike `sequence_id` is never reused in this engine."""
     cached_tokens: int = 0
     loaded_tokens: int = 0
     """The tokens whose KV came through the KV connector, from a store or another engine."""
@@ -36,9 +36,9 @@ class LiveSequence:
     kv_bytes: int = 0
     aborting: bool = False
     computed: bool = False
-    """True once its prompt is computed."""
+    """True once the prompt is computed."""
     unsent: bool = False
-    """True while its images are read. EngineCore does not know it yet."""
+    """True while images are read. EngineCore does not know the sequence yet."""
 
     @property
     def sequence_id(self) -> int:

@@ -50,7 +50,7 @@ class Step(msgspec.Struct, array_like=True, frozen=True):
     decode_kv_tokens: int
     encoded_images: int = 0
     encode_ns: int = 0
-    """The part of the step's time in which it encoded these images."""
+    """Nanoseconds of the step spent on encoding these images."""
 
 
 def step_of(work: StepWork, start_ns: int, end_ns: int) -> Step:

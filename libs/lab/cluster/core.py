@@ -107,6 +107,11 @@ class LabCore(Core):
         """Sequences that await their KV, or the token sampled by the worker that computed their prompt."""
         return len(self._sequences.at(Stage.FETCHING))
 
+    @property
+    def prefilling(self) -> int:
+        """Admitted sequences whose prompts are not fully computed."""
+        return len(self._sequences.at(Stage.PREFILL))
+
     def decoding_load(self) -> EngineLoad | None:
         """Return the load if nothing waits and no prompt is being computed, else None."""
         roster = self._sequences

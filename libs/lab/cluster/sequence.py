@@ -48,7 +48,7 @@ class CountedTokens:
 
 @dataclass(frozen=True, slots=True)
 class CountedRequest(EngineRequest):
-    """An engine request with the facts that only a trace has."""
+    """An engine request with token counts, conversation and other data that only a trace has."""
 
     output_tokens: int = 1
     """The length at which the answer ends by itself, counted from the end of the prompt."""
@@ -70,7 +70,7 @@ class CountedSequence(Sequence):
         self.ends_at = min(self._whole_length, self.max_length)
         """The total length with its last token."""
         self.sampled_here = False
-        """True if the first token after its prompt was sampled on this worker."""
+        """True if the first token after the prompt was sampled on this worker."""
 
     @property
     def room_tokens(self) -> int:
@@ -90,7 +90,7 @@ class CountedSequence(Sequence):
         return b"%b:%d" % (self.request.request_id.encode(), index)
 
     def admit(self, blocks: list[int], shared: int) -> None:
-        """Take blocks, of which the first `shared` already hold their KV."""
+        """Assign blocks, of which the first `shared` already hold their KV."""
         if not self.preempted:
             self.cached_tokens = min(shared * self._block_size, self.request.prompt_tokens)
         self.blocks = []

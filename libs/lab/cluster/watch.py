@@ -104,6 +104,7 @@ class Watch:
             prompt_tokens=tokens,
             backlog_ns=worker.speed.prompt_ns(tokens, load.waiting_prefill_squares),
             decodes=load.running,
+            prefills=worker.core.prefilling,
             queued_decodes=load.awaiting_kv + queued + bound,
             kv_tokens=kv_tokens,
             decode_step_ns=worker.speed.decode_ns(load.running, kv_tokens),

@@ -378,7 +378,7 @@ class LabWorker:
         while True:
             if device.free:
                 device.step()
-                self._fetching.begun()
+            self._fetching.begun()
             if not self._fetching.ask():
                 break
         self._pass_on(None)

@@ -115,9 +115,9 @@ def fixed_poisson(log: UsageLog, use: Use, warmup: int, confidence: float) -> Fl
     count = np.bincount(log.model[known], minlength=len(log.models)).astype(np.float64)
     ran_s = np.bincount(log.model[known], weights=log.exec_s[known], minlength=len(log.models))
     active = poisson_active(count / until_s, ran_s / np.maximum(count, 1))
-    requested = count > 0
-    units, unit = gpu_units(log.gpus[requested])
-    found = quantile(sum_distribution(active[None, requested], units)[0], confidence) * unit
+    called = count > 0
+    units, unit = gpu_units(log.gpus[called])
+    found = quantile(sum_distribution(active[None, called], units)[0], confidence) * unit
     return np.full(len(use), float(np.ceil(found - 1e-9)))
 
 

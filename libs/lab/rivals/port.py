@@ -28,7 +28,7 @@ class SeenWorker:
     budget_tokens: int
     """The prompt tokens of a step in role mixed."""
     ready: bool
-    """True if it accepts new work, being neither about to start nor about to leave."""
+    """True if the worker accepts new work, being neither about to start nor about to leave."""
     speed: Speed
     max_sequences: int
     kv_blocks: int
@@ -40,6 +40,9 @@ class SeenWorker:
     backlog_ns: float = 0.0
     """The time to compute them by the worker's step-time model."""
     decodes: int = 0
+    """The number of sequences that run, including those whose prompts are being computed."""
+    prefills: int = 0
+    """The number of `decodes` whose prompts are being computed; 0 if unknown."""
     queued_decodes: int = 0
     """The number of sequences that wait for a slot or for their KV before they decode."""
     kv_tokens: int = 0
@@ -101,9 +104,9 @@ class QueuedPrompt:
     ttft_deadline_unix_ns: int
     prompt_tokens: int
     left_ns: float
-    """The time to compute its remaining tokens alone."""
+    """The time to compute the prompt's remaining tokens alone."""
     resumed: bool
-    """True if some of it was computed here, beyond the part found in the cache."""
+    """True if a part of the prompt was computed here, beyond the part found in the cache."""
     batch: bool = False
     flow: str = ""
 
@@ -159,7 +162,7 @@ class SeenSequence:
     """A decoding sequence, with its answer so far."""
 
     number: int
-    """`SeenRequest.number` of its request."""
+    """The request's `SeenRequest.number`."""
     worker: int
     kv_tokens: int
     """The tokens of its prompt and its answer so far."""

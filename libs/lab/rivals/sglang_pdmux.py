@@ -39,13 +39,14 @@ def prefill_share(decodes: int) -> float:
 
 def budget_tokens(worker: SeenWorker) -> int:
     """Return the prompt tokens that the prefill stream computes during one step of the lab with as many decodes."""
-    if not worker.decodes:
+    decodes = worker.decodes - worker.prefills
+    if decodes <= 0:
         return worker.speed.chunk_tokens
-    model, decode_ns = worker.speed.step_time, worker.decode_step_ns
-    hiding_ns = model.hiding_ns(worker.decodes)
+    model, decode_ns = worker.speed.step_time, worker.speed.decode_ns(decodes, worker.kv_tokens)
+    hiding_ns = model.hiding_ns(decodes)
     # At the pace of whole prompts, which pay a step's fixed time once.
     whole_ns = worker.speed.prompt_ns(_WHOLE_TOKENS, _WHOLE_TOKENS**2)
-    tokens_per_ns = prefill_share(worker.decodes) * _WHOLE_TOKENS / whole_ns
+    tokens_per_ns = prefill_share(decodes) * _WHOLE_TOKENS / whole_ns
     tokens, step_ns = _LEAST_TOKENS, decode_ns
     for _ in range(_ROUNDS):
         tokens = max(round(tokens_per_ns * step_ns), _LEAST_TOKENS)

@@ -1,4 +1,4 @@
-"""The launcher port over local processes: each on a leash in its own session, its stderr in a log."""
+"""A launcher of local processes. Each has its own session, ends with its parent and logs stderr to a file."""
 
 import asyncio
 import contextlib

@@ -22,7 +22,7 @@ class StatusLine(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        """The address on which the child serves, in written form."""
+        """The address on which the child serves: its HTTP URL, or else its gRPC or Kafka address."""
         return self.http or self.grpc or self.kafka
 
 

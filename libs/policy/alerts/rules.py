@@ -30,7 +30,7 @@ class AlertLimits:
     kv_wait: Threshold
     kv_used: Threshold
     stuck_s: Threshold
-    """The time since the last step ended while there is work."""
+    """The seconds without a completed step, while there is work, after which a worker counts as stuck."""
     stale_s: Threshold
     slo_objective: float
     """The share of requests that must meet the target."""

@@ -413,7 +413,8 @@ def _shapes(known: _Evidence, scale: Floats, expected: Floats, counts: Floats, *
     own = (1 - share) / np.maximum(total, 1e-300)
     at = reaching(known_from, (base, pseudo), anchors, (own, share))
     out = merged[order][at] * (expected / known.size * few)[:, None]
-    out[:, LEVELS.index(0.5)] = 0.0  # the blend was learned as a median, and one past error more or less hardly counts
+    # the blend already estimates a median, better than the median of a few past errors does
+    out[:, LEVELS.index(0.5)] = 0.0
     return np.asarray(out[(np.arange(start, len(scale)) - anchors[0]) // ANCHOR_BINS] * scale[start:, None])
 
 

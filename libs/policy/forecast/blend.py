@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 
 from libs.policy.forecast.history import Floats
-from libs.policy.forecast.level import LevelMove
 
 LOSS_HALF_LIFE_S: Final = 86_400.0
 LEAST_HALF_LIFE: Final = 24.0
@@ -131,12 +130,11 @@ class Blender:
     """The learning and application of blends for one series.
 
     `log` has no unknown bin; `actual` is the same with nan where unknown. `profile` is the target that the series is
-    expected to return to, the origin's bin if none is known. `level` moves forecasts far ahead.
+    expected to return to, the origin's bin if none is known.
     """
 
-    def __init__(self, log: Floats, actual: Floats, offset: float, profile: int, level: LevelMove) -> None:
-        self._log, self._actual, self._offset, self._level = log, actual, offset, level
-        step_s = level.step_s
+    def __init__(self, log: Floats, actual: Floats, offset: float, step_s: float, profile: int) -> None:
+        self._log, self._actual, self._offset = log, actual, offset
         self._half_life = max(LOSS_HALF_LIFE_S / step_s, LEAST_HALF_LIFE)
         self._profile, self._far = profile, FAR_S / step_s
         self._keep = 0.5 ** (1 / self._half_life)
@@ -173,10 +171,9 @@ class Blender:
         weights = self._weights(losses, seen, horizon)
         leader = weights[:, weights[-1].argmax()]
         others = np.flatnonzero(leader < leader[-1] / 2)
-        blended = np.asarray(np.einsum("tc,tc->t", weights, values))
         return HorizonBlend(
             horizon, fits[-1], losses[-1], float(seen[-1]), values[max(count - horizon, 0) :].copy(),
-            self._level.moved(blended, horizon, 0), weights[-1], start + (int(others[-1]) + 1 if len(others) else 0),
+            np.einsum("tc,tc->t", weights, values), weights[-1], start + (int(others[-1]) + 1 if len(others) else 0),
         )  # fmt: skip
 
     def _losses(self, values: Floats, horizon: int) -> tuple[Floats, Floats]:
@@ -234,8 +231,7 @@ class Blender:
         for index, row in enumerate(errors, start=1):
             state = self._keep * state + row
             sums[index] = state
-        blended = np.einsum("tc,tc->t", self._weights(sums[:, :-1], sums[:, -1], blend.horizon), values)
-        return self._level.moved(np.asarray(blended), blend.horizon, first)
+        return np.asarray(np.einsum("tc,tc->t", self._weights(sums[:, :-1], sums[:, -1], blend.horizon), values))
 
 
 def prior_weights(candidates: int) -> Floats:

@@ -19,7 +19,6 @@ from libs.policy.forecast.history import (
     running_means,
     without_outages,
 )
-from libs.policy.forecast.level import LevelMove
 from libs.policy.forecast.targets import LENGTH_HALF_LIVES_S, Targets, make_targets
 
 # A fit uses the latest 8 weeks of 10-minute bins.
@@ -224,7 +223,9 @@ def _fit(
         driver = _Driver(arrivals, history, {each.horizon: each.predicted for each in arrivals.blends}, first, log)
         names = targets.names + _Driver.NAMES + LEARNED
     fits = checkpoints(len(log), max(round(DAY_S / history.step_s), 2))
-    blends = _blender(actual, offset, history.step_s, targets).fit(_rows(targets, driver), horizons, fits, first)
+    blends = Blender(log, actual, offset, history.step_s, targets.profile).fit(
+        _rows(targets, driver), horizons, fits, first
+    )
     points = _within_lengths(driver, [(each.horizon, each.predicted) for each in blends])
     errors = np.full(points.shape, np.nan)
     for row, point, horizon in zip(errors, points, horizons, strict=True):
@@ -245,14 +246,9 @@ def _points(model: _SeriesModel, history: DemandHistory, name: SeriesName, fitte
         found = _points(model.arrivals, history, "requests", fitted)
         points = {each.horizon: row for each, row in zip(model.arrivals.blends, found, strict=True)}
         driver = _Driver(model.arrivals, history, points, model.first, log)
-    blender, rows = _blender(actual, model.offset, history.step_s, targets), _rows(targets, driver)
+    blender, rows = Blender(log, actual, model.offset, history.step_s, targets.profile), _rows(targets, driver)
     ahead = [(each.horizon, np.append(each.predicted[:-1], blender.follow(each, rows, own))) for each in model.blends]
     return _within_lengths(driver, ahead)
-
-
-def _blender(actual: Floats, offset: float, step_s: float, targets: Targets) -> Blender:
-    level = LevelMove.of(targets.log, targets.smooth, step_s, targets.day)
-    return Blender(targets.log, actual, offset, targets.profile, level)
 
 
 class _Driver:

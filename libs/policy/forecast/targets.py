@@ -40,11 +40,6 @@ class Targets:
         """The index of the profile of a day, or of the origin's bin if no day is known."""
         return self.names.index(DAY_PROFILE) if DAY_PROFILE in self.names else 0
 
-    @property
-    def day(self) -> int:
-        """The bins of a day, or 0 where no day is known."""
-        return self.seasons[0] if DAY_PROFILE in self.names else 0
-
     def at(self, horizon: int, first: int = 0) -> Floats:
         """Return the targets of the origins from `first` on, of shape [n - first, names]."""
         found = [each for season in self.seasons for each in _seasonal(self, season, horizon, first)]

@@ -269,7 +269,7 @@ class WorkerOutlook:
         return self._load.waiting_prefill_tokens + self._prompt_tokens
 
     def begins_at_once(self, tokens: int) -> bool:
-        """Return whether the worker would compute a prompt of so many tokens whole in its next step.
+        """Return whether the worker would compute a whole prompt of `tokens` tokens in its next step.
 
         A decode worker holds memory for a prompt from its submit on, so one that waits its turn is submitted there
         only once it begins.

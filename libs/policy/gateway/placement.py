@@ -176,7 +176,7 @@ class Placement:
     given_up: int = 0
     """The number of times the sequence gave up its place to another tenant."""
     handing_over: bool = False
-    """True if the worker was asked to hand the sequence over; one that cannot move the KV ends the attempt."""
+    """True if the worker was requested to hand the sequence over; one that cannot move the KV ends the attempt."""
     recomputes: int = 0
     """The number of times the prompt was computed again after the first token."""
     blocks_read: bool = False
@@ -298,13 +298,13 @@ class Placement:
             return self._reroute(why, cluster, keep_blocks=keep, stale_role=has_left, complete=complete)
         return [self._submit_decode(worker, blocks, output_tokens)]
 
-    def read_blocks(self) -> None:
-        """Record news of the decode worker from which it may have read all blocks, so that their sender frees them."""
+    def note_blocks_read(self) -> None:
+        """Record that the decode worker may have read all blocks, which their sender then frees."""
         self.blocks_read = True
 
     def first_decoded(self) -> Effects:
         """Forget the prompt's attempt after the first decoded token."""
-        self.blocks = None  # the blocks have arrived, and their sender has noticed
+        self.blocks, self.blocks_read = None, False  # the blocks have arrived, and their sender has noticed
         return self._forget_prompt(abort=False)
 
     # ------------------------------------------------------------ hand-overs
@@ -335,6 +335,7 @@ class Placement:
         forget = self._forget_prompt(abort=True) if attempt is not self.prompt_attempt else NOTHING
         self.prompt_attempt, self.decode_attempt = attempt, None
         self.blocks, self.streamed_blocks, self.handing_over = blocks, None, False
+        self.blocks_read = False  # these blocks are new, and no worker has been given them
         self.hand_overs += 1
         return [*forget, *self._go_on(cluster, output_tokens, complete=complete)]
 

@@ -15,7 +15,7 @@ from libs.policy.gateway.view import WorkerView
 
 
 class Queued(Protocol):
-    """The facts about a waiting request that are needed to count it by phase."""
+    """The properties of a waiting request by which it is counted for each phase."""
 
     @property
     def model(self) -> str: ...
@@ -109,7 +109,7 @@ MS_NS: Final = 1_000_000
 
 
 class Awaiting(Protocol):
-    """The facts about an unfinished choice that matter for its wait for a first token."""
+    """The properties of an unfinished choice that determine its wait for a first token."""
 
     @property
     def model(self) -> str: ...
@@ -256,10 +256,10 @@ class Promises:
         self._due_ns.pop(key, None)
 
     def make(self, key: bytes, count: int, *, room_in_s: float, per_s: float, now_ns: int) -> float | None:
-        """Return the whole seconds after which to retry, or None if nothing can be promised.
+        """Return Retry-After in whole seconds, or None if it cannot be estimated.
 
-        `count` is the number of choices of the request, `room_in_s` the time until newcomers find room, and `per_s`
-        the choices per second that leave the queue.
+        `count` is the number of choices of the request. `room_in_s` is the expected wait for room, `per_s` the rate at
+        which choices leave the queue.
         """
         self.forget(now_ns)
         known_ns = self._due_ns.get(key, 0)

@@ -129,26 +129,26 @@ class ArrivalLaws:
     def learn(self, begin_s: float, end_s: float, arrivals: WindowArrivals, common: float) -> None:
         """Learn from a window that has passed; `common` is the factor on all models' rates during it."""
         length_s = end_s - begin_s
-        requested = np.bincount(arrivals.model, minlength=len(self)).astype(np.float64)
+        counts = np.bincount(arrivals.model, minlength=len(self)).astype(np.float64)
         hazard = self.hazards(begin_s, np.array([length_s]))[:, 0, :] * common
-        reported = np.where(requested[None, :] > 0, np.log(-np.expm1(-hazard)), -hazard)
-        reported[:, self._spent_s[-1] < COLD_WINDOWS * length_s] = 0.0
-        self._evidence = self._evidence * 0.5 ** (length_s / JUDGED_S) + np.maximum(reported, -MOST_NATS)
+        nats = np.where(counts[None, :] > 0, np.log(-np.expm1(-hazard)), -hazard)
+        nats[:, self._spent_s[-1] < COLD_WINDOWS * length_s] = 0.0
+        self._evidence = self._evidence * 0.5 ** (length_s / JUDGED_S) + np.maximum(nats, -MOST_NATS)
         self._learn_gaps(begin_s, end_s, arrivals)
-        self._learn_hour(int(begin_s / HOUR_S), float(requested.sum()), float(self._rates[2].sum()) * length_s)
+        self._learn_hour(int(begin_s / HOUR_S), float(counts.sum()), float(self._rates[2].sum()) * length_s)
         for index, memory_s in enumerate(MEMORIES_S):
             keep = 0.5 ** (length_s / memory_s)
-            self._count[index] = self._count[index] * keep + requested
+            self._count[index] = self._count[index] * keep + counts
             self._spent_s[index] = self._spent_s[index] * keep + length_s
 
-    def _learn_hour(self, hour: int, requested: float, expected: float) -> None:
+    def _learn_hour(self, hour: int, arrivals: float, expected: float) -> None:
         # An hour counts once it is over, so that it predicts the same hour of other days but not itself.
         if hour != self._this_hour:
             index = self._this_hour % HOURS
             self._hour_count[index] += self._this_count
             self._hour_expected[index] += self._this_expected
             self._this_hour, self._this_count, self._this_expected = hour, 0.0, 0.0
-        self._this_count += requested
+        self._this_count += arrivals
         self._this_expected += expected
 
     def _learn_gaps(self, begin_s: float, end_s: float, arrivals: WindowArrivals) -> None:

@@ -242,7 +242,7 @@ FACTOR_REACH: Final = 2.8
 CLEAR: Final = 2.0
 """The nats by which a common factor must predict better than none to be used."""
 EVIDENCE_KEEP: Final = 0.98
-"""The decay of the evidence per window."""
+"""The share of the evidence that is kept from one window to the next."""
 MOST_NATS: Final = 10.0
 """The maximum evidence that one window may give for or against a setting."""
 

@@ -103,13 +103,13 @@ class ModelPrediction:
     """The prediction for one model from now on."""
 
     soon: float
-    """The probability that it is requested within the horizon."""
+    """The probability that the model is requested within the horizon."""
     worth: float
     """The worth of keeping it loaded; see `worth_of`."""
     worth_ahead: float
-    """The worth of loading it before it is requested; see `worth_of`."""
+    """The worth of loading the model before it is requested; see `worth_of`."""
     next_s: float | None
-    """The median time until its next request; None if it is more than a week."""
+    """The median time until the next request; None if it is more than a week."""
 
 
 UNKNOWN: Final = ModelPrediction(0.5, 2.0, 0.0, None)

@@ -172,11 +172,11 @@ class ReserveForecaster:
         known = len(self._gpus)
         length_s = seen.end_s - seen.begin_s
         self._judge(seen)
-        requested = np.bincount(seen.arrivals.model, minlength=len(seen.gpus))[:known].astype(np.float64)
+        counts = np.bincount(seen.arrivals.model, minlength=len(seen.gpus))[:known].astype(np.float64)
         common = 1.0
         if self._common and known and self._windows >= COLD_WINDOWS:
             hazard = self._hazards(seen.begin_s, np.array([length_s]))[0]
-            common = self._common.learn(hazard, requested, self._laws.chosen < POISSON_LAWS)
+            common = self._common.learn(hazard, counts, self._laws.chosen < POISSON_LAWS)
         self._gpus = seen.gpus
         self._laws.grow(len(seen.gpus), seen.begin_s)
         self._runs.grow(len(seen.gpus))

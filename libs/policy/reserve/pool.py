@@ -44,17 +44,17 @@ class PoolWorker:
     model: str = ""
     """The model that it holds or loads; empty if none."""
     since_s: float = 0.0
-    """The time it has been in this stage with this model."""
+    """The time that the worker has been in this stage with this model."""
     left_s: float = 0.0
-    """The time until it is expected to serve, while it is loading."""
+    """The expected time until the worker serves, while it is loading."""
     kept: frozenset[str] = frozenset()
-    """The models whose weights its host memory holds, so that they only need to wake."""
+    """The models whose weights are in host memory, so that they only need to wake."""
     can_take: bool = True
-    """True if it may be given another model now, with no call to it outstanding."""
+    """True if the worker may be given another model now, with no call to it outstanding."""
     gpu: str = ""
-    """The GPU that it shares with other workers of the same value; empty if it has one to itself."""
+    """The GPU, shared by all workers with the same value; empty if the worker has one to itself."""
     memory_bytes: int = 0
-    """The memory of its part of the GPU; 0 means any model fits."""
+    """The memory of the worker's part of the GPU; 0 means any model fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,15 @@ class PlacedModel:
     """The requests in flight, waiting ones included."""
     priority: int = 0
     least: int = 0
-    """The workers that a floor, a pin or a reservation requires for it now."""
+    """The workers that a floor, a pin or a reservation requires for the model now."""
     most: int = 1
-    """The maximum number of workers that its load justifies."""
+    """The maximum number of workers that the load justifies."""
     soon: float = 0.0
-    """The probability that it is requested before a switch would have paid off."""
+    """The probability that the model is requested before a switch would have paid off."""
     worth: float = 0.0
     """The worth of keeping it loaded: saved cold start over held GPU time. Keeping it pays above 1."""
     worth_ahead: float = 0.0
-    """The worth of loading it before it is requested."""
+    """The worth of loading the model before it is requested."""
     blocked: bool = False
     """True if loading has failed and is not retried yet."""
     # The size of the weights alone.
@@ -118,7 +118,7 @@ class PlacementOrder:
     evicts: str = ""
     """The model that loses the worker; empty if none does."""
     switch_s: float = 0.0
-    """The time until it is expected to serve."""
+    """The expected time until the model is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Eviction:
     loss_s: float
     """The expected cold start: its probability times its seconds."""
     free_in_s: float
-    """The remaining time of its turn; 0 if it is free at once."""
+    """The remaining time of the worker's turn; 0 if it is free at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class _Advised:
     code: str
     action: Action
     stood_ns: int
-    """The last time at which it was advised."""
+    """The last time at which the command was advised."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class _Followed:
     at_ns: int
     pressures: list[float] = field(default_factory=list)
     settled: bool = False
-    """True if the time in which its pressure is measured has passed."""
+    """True if the time in which the pressure is measured has passed."""
     gone_ns: int = 0
     """The time at which the backlog was gone; 0 before."""
     answers: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_ANSWERS))

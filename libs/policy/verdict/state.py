@@ -267,17 +267,17 @@ class WorkerState:
     role: Role
     budget_tokens: int
     sequences: int
-    """Sequences that it decodes or holds to decode."""
+    """Sequences that the worker decodes or holds to decode."""
     kv_tokens: int
-    """The number of KV tokens that its sequences hold."""
+    """The number of KV tokens that the worker's sequences hold."""
     prompt_tokens: int
     """Prompt tokens that wait at the worker."""
     slowness: float | None
-    """The ratio of its step times to those of its peers for equal steps; None if it ran too few."""
+    """The ratio of the worker's step times to its peers' for equal steps; None if it ran too few."""
     kv_wait: float
-    """The share of its time in which no step ran while ready KV was in transit to it."""
+    """The share of time in which no step ran while ready KV was in transit to the worker."""
     kv_awaited: float
-    """The share of its time in which ready KV was in transit to it, whether or not steps ran."""
+    """The share of time in which ready KV was in transit to the worker, whether or not steps ran."""
     held_by_link: float
     """The mean number of sequences that waited for such KV."""
     kv_awaited_s: float = 0.0
@@ -365,7 +365,7 @@ class SilentWorker:
 
     id: str
     takes: str
-    """Its role as listed: prefill or decode."""
+    """The listed role: prefill or decode."""
     silent_s: float
 
 
@@ -403,7 +403,7 @@ class ModelState:
     at_rest: bool
     """True if no request of the model runs, waits or arrives."""
     ttft_ns: int
-    """The target by which prompts are judged, as `work.tpot_ns` is for decodes."""
+    """The TTFT target that prompts are compared with, as decodes are with `work.tpot_ns`."""
     prompts_error: float = 0.0
     """Relative standard error of the prompts' pressure; few requests per second leave their rate uncertain."""
     arrival_rate: float = 0.0

@@ -42,7 +42,7 @@ class _CauseTrack:
     clear_ns: int = 0
     """The time since which the cause has been gone; 0 while it holds."""
     held_ns: int = 0
-    """The last time at which it was not clear of its threshold."""
+    """The last time at which the cause was not clear of its threshold."""
     action: Action | None = None
     """The last advised action, which may no longer be in force."""
 

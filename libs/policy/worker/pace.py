@@ -187,7 +187,7 @@ LIKELY: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """The facts about a running sequence that decide whether another may join it."""
+    """The properties of a running sequence that limit which others may join it."""
 
     tokens: int
     most_left: int
@@ -195,7 +195,7 @@ class Decoding:
     tpot_ns: int = 0
     """The TPOT target; 0 if there is none."""
     line: TokenLine | None = None
-    """The due times of its tokens; None without a target, or before its first token here."""
+    """The due times of the tokens; None without a target, or before the first token here."""
     kind: str = EVERY_KIND
     """Tenant and class, whose earlier answers predict the length of this one."""
 
@@ -306,9 +306,9 @@ class Paced(Protocol):
     """The properties of a sequence on which pacing depends."""
 
     joined: bool
-    """True if it has decoded here; sequences that have begun are never held back."""
+    """True if the sequence has decoded here; sequences that have begun are never held back."""
     held_since_ns: int
-    """The time at which it could first have decoded here; 0 before that."""
+    """The time at which the sequence could first have decoded here; 0 before that."""
 
     @property
     def length(self) -> int: ...

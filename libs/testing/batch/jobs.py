@@ -35,8 +35,8 @@ async def submit(http: httpx.AsyncClient, url: str, path: Path) -> str:
         form = {"purpose": "batch"}
         uploaded = await http.post(f"{url}/v1/files", data=form, files={"file": (path.name, file)})
     uploaded.raise_for_status()
-    requested = {"input_file_id": uploaded.json()["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
-    created = await http.post(f"{url}/v1/batches", json=requested)
+    body = {"input_file_id": uploaded.json()["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
+    created = await http.post(f"{url}/v1/batches", json=body)
     created.raise_for_status()
     return str(created.json()["id"])
 

@@ -118,10 +118,8 @@ async def running(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 def created(job_id: str, **own: Any) -> pb.JobEvent:
     """Build the event of a new job of tenant ann; `own` overrides its fields."""
     now_ns = time.time_ns()
-    requested = pb.Created(
-        **{"endpoint": "/v1/completions", "expires_unix_ns": now_ns + HOUR_NS, "tenant": "ann", **own}
-    )
-    return pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=requested)
+    event = pb.Created(**{"endpoint": "/v1/completions", "expires_unix_ns": now_ns + HOUR_NS, "tenant": "ann", **own})
+    return pb.JobEvent(job_id=job_id, at_unix_ns=now_ns, created=event)
 
 
 def job_events(work: MemoryWork) -> list[pb.JobEvent]:

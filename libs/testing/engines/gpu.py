@@ -36,7 +36,7 @@ class FakeGpu:
 
 
 class GpuEngine(LocalEngine):
-    """A sim engine on a part of a simulated GPU. `requested` lists the calls in order."""
+    """A sim engine on a part of a simulated GPU. `calls` lists them in order."""
 
     def __init__(self, *args: Any, gpu: FakeGpu, awake_bytes: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

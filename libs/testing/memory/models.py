@@ -50,9 +50,9 @@ class MemoryCatalogue:
             async for each in found:
                 yield each
 
-    async def tell(self, outlooks: Mapping[str, ModelOutlook], *, lease_ms: int) -> None:
+    async def publish_outlooks(self, outlooks: Mapping[str, ModelOutlook], *, lease_ms: int) -> None:
         """Publish the planner's expectations."""
-        await self._ask(lambda: self._store.models.tell(self._cluster, outlooks, lease_ms))
+        await self._ask(lambda: self._store.models.publish_outlooks(self._cluster, outlooks, lease_ms))
 
     async def use(self, gateway_id: str, uses: Mapping[str, ModelUse], *, lease_ms: int) -> None:
         """Publish one gateway's use of models."""

@@ -52,7 +52,7 @@ class ModelTables:
         outlooks = tables.outlooks if tables.outlooks_until_s > _now_s() else {}
         return Catalogued(dict(sorted(tables.entries.items())), dict(sorted(tables.times.items())), dict(outlooks))
 
-    def tell(self, cluster: str, outlooks: Mapping[str, ModelOutlook], lease_ms: int) -> None:
+    def publish_outlooks(self, cluster: str, outlooks: Mapping[str, ModelOutlook], lease_ms: int) -> None:
         """Store the planner's expectations until the lease ends."""
         tables = self._of(cluster)
         differs = tables.outlooks != outlooks

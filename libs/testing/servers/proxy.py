@@ -67,7 +67,7 @@ async def vanishing_proxy(target: str = "") -> AsyncIterator[VanishingProxy]:
 
 
 SO_ATTACH_FILTER = 26
-"""From Linux, asm-generic/socket.h."""
+"""Socket options of Linux, from asm-generic/socket.h."""
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
 """A struct sock_filter that returns 0 bytes of each packet."""
 

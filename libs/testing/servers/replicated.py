@@ -53,8 +53,8 @@ class ReplicatedRedis:
 
     def primary(self) -> int:
         """Return the port of the primary that the first running sentinel names."""
-        requested = next(port for port, server in self.sentinels.items() if server.runs)
-        return int(_command(requested, "SENTINEL", "get-master-addr-by-name", NAME)[-1])
+        sentinel_port = next(port for port, server in self.sentinels.items() if server.runs)
+        return int(_command(sentinel_port, "SENTINEL", "get-master-addr-by-name", NAME)[-1])
 
     def is_whole(self) -> bool:
         """Return whether all replicas are in sync and each sentinel knows all replicas and the other sentinels."""

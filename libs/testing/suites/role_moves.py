@@ -168,11 +168,11 @@ class RoleChanger:
         admins = (self._admins[worker], rivals[worker])
         described = await admins[0].describe()
         wanted = zip(admins, self._rng.sample(roles[worker], 2), strict=True)
-        requested = await asyncio.gather(
+        answers = await asyncio.gather(
             *(self._ask(admin, described, role) for admin, role in wanted), return_exceptions=True
         )
-        won = [moved for moved in requested if isinstance(moved, HeldMove)]
-        for answer in requested:
+        won = [moved for moved in answers if isinstance(moved, HeldMove)]
+        for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, StaleRole):
                 raise answer
         self.rival_rounds += 1

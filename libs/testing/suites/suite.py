@@ -85,8 +85,8 @@ def running_suite(
 
 
 def _workers(arguments: Sequence[str]) -> int:
-    requested = dict(pairwise(arguments))
-    return sum(int(requested.get(f"--{role}", default)) for role, default in _DEFAULT_WORKERS.items())
+    flags = dict(pairwise(arguments))
+    return sum(int(flags.get(f"--{role}", default)) for role, default in _DEFAULT_WORKERS.items())
 
 
 def _await_ready(process: "subprocess.Popen[str]", ready_file: Path, log: Path, start_s: float) -> dict[str, Any]:

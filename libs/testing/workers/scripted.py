@@ -107,9 +107,9 @@ class ScriptedWorker:
         self.worker.assignment.role = number
         self.worker.assignment.budget_tokens = budget_tokens
         self.worker.assignment.epoch += 1
-        self.tell(pb.WorkerFrame(worker=self.worker))
+        self.send(pb.WorkerFrame(worker=self.worker))
 
-    def tell(self, frame: pb.WorkerFrame) -> None:
+    def send(self, frame: pb.WorkerFrame) -> None:
         """Send a frame to every gateway."""
         for outbox in self._outboxes:
             outbox.put_nowait(frame)
@@ -187,7 +187,7 @@ class ScriptedWorker:
     def leave_again(self, role: str) -> None:
         """Take another role without decode, and offer each running decode again, as a worker does."""
         self.assign(role)
-        self.tell(
+        self.send(
             pb.WorkerFrame(events=[pb.SequenceEvent(sequence=each, leaving=pb.Leaving()) for each in self._leaving])
         )
 
@@ -195,7 +195,7 @@ class ScriptedWorker:
         """End the step, after which sequences that were handed over leave."""
         self.in_step = False
         for number in self._leaving.keys() & set(self.hand_overs):
-            self.tell(self._moved(number))
+            self.send(self._moved(number))
 
     def finish_leaving(self) -> None:
         """Finish the sequences that no other worker took."""
@@ -215,10 +215,10 @@ class ScriptedWorker:
             if submit.phase == pb.PHASE_DECODE:
                 self.pulled.append(submit.kv.handle)
             start = len(unpack_u32(submit.token_ids)) - submit.prompt_tokens
-            requested = 1 if submit.phase == pb.PHASE_PREFILL else submit.max_output_tokens - start
+            count = 1 if submit.phase == pb.PHASE_PREFILL else submit.max_output_tokens - start
             if self.script:
-                requested = min(requested, len(self.script) - start)
-            tokens = requested if plan.tokens is None else plan.tokens
+                count = min(count, len(self.script) - start)
+            tokens = count if plan.tokens is None else plan.tokens
             if submit.pooling and self.pools:
                 tokens = 0
             frame.token_sequences = pack_u32([submit.sequence] * tokens)

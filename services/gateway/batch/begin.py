@@ -120,31 +120,31 @@ def read_request(
     """
     if len(body) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"the body is over {MAX_BODY_BYTES} bytes", param="body")
-    requested = fit(body, BatchRequest, _without_nulls)
-    check_endpoint(requested.endpoint)
-    if bool(requested.input_file_id) == bool(requested.input_topic):
+    request = fit(body, BatchRequest, _without_nulls)
+    check_endpoint(request.endpoint)
+    if bool(request.input_file_id) == bool(request.input_topic):
         raise InvalidRequest("name either input_file_id or input_topic as the source of lines", param="input_file_id")
     for name in ("input_topic", "output_topic", "error_topic"):
-        topic = getattr(requested, name)
+        topic = getattr(request, name)
         if topic and not _TOPIC.fullmatch(topic):
             raise InvalidRequest(f"{name} must be the name of a topic", param=name)
         if topic:
             topics.need(topic, param=name, tenant=tenant if caller.role == "user" else None)
-    metadata = requested.metadata or {}
-    priority = _priority(metadata) if requested.priority is None else requested.priority
+    metadata = request.metadata or {}
+    priority = _priority(metadata) if request.priority is None else request.priority
     if caller.priority is not None and priority > caller.priority:
         raise PermissionDenied(f"the key's batches have a priority of {caller.priority} at most", param="priority")
     return Created(
-        input_file_id=requested.input_file_id,
-        endpoint=requested.endpoint,
-        completion_window=requested.completion_window,
-        expires_unix_ns=now_ns + window_s(requested.completion_window) * 1_000_000_000,
+        input_file_id=request.input_file_id,
+        endpoint=request.endpoint,
+        completion_window=request.completion_window,
+        expires_unix_ns=now_ns + window_s(request.completion_window) * 1_000_000_000,
         metadata=metadata,
         tenant=tenant or _tenant(metadata),
         priority=priority,
-        input_topic=requested.input_topic,
-        output_topic=requested.output_topic,
-        error_topic=requested.error_topic,
+        input_topic=request.input_topic,
+        output_topic=request.output_topic,
+        error_topic=request.error_topic,
         models=sorted(caller.models),
     )
 

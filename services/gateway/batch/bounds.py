@@ -244,11 +244,9 @@ class Retention:
         for job in gone:
             if job.finished is None:
                 if not job.cancel_unix_ns:
-                    requested = pb.JobEvent(
-                        job_id=job.id, at_unix_ns=self._clock.now_ns(), cancel_asked=pb.CancelAsked()
-                    )
-                    await self._work.send(BATCH_JOBS, requested)
-                    self._view.published(requested)
+                    event = pb.JobEvent(job_id=job.id, at_unix_ns=self._clock.now_ns(), cancel_asked=pb.CancelAsked())
+                    await self._work.send(BATCH_JOBS, event)
+                    self._view.published(event)
                 continue
             for file_id in there.intersection((job.finished.output_file_id, job.finished.error_file_id)):
                 with suppress(FileNotFound):

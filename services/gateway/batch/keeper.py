@@ -115,7 +115,7 @@ SEAT_POLL_S = 0.25
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 30.0
 CANCELLED_WAITS_S = 600.0
-"""The time for which a cancelled job waits for room to store its answers, which are lost afterwards."""
+"""The maximum time that a cancelled job waits for room in the file store. Answers not stored by then are lost."""
 DEAL_S = 0.1
 """The interval between checks for runners that want more shares."""
 PREDICT_S = 1.0
@@ -156,7 +156,7 @@ class JobKeeper:
         self.snapshot_events = snapshot_events
 
     async def work(self, lane: Lane) -> None:
-        """Keep every job of a lane, until cancelled."""
+        """Advance every job of a lane, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 jobs, swept = _LaneJobs(self, lane), False

@@ -259,10 +259,10 @@ def answered(job_id: str, line: BatchLine, reply: object) -> Result:
 
 
 def refused(job_id: str, line: BatchLine, error: FulcrumError) -> Result:
-    """Return the result of a line that failed: a response if it ran, otherwise only the reason."""
-    requested = line.refusal is None and not isinstance(error, NotRun)
+    """Return the result of a line that failed: a response if the line was sent, else only the reason."""
+    ran = line.refusal is None and not isinstance(error, NotRun)
     reply = _shortened(error)
-    response = _Response(error.http_status, request_id(job_id, line.place), reply) if requested else None
+    response = _Response(error.http_status, request_id(job_id, line.place), reply) if ran else None
     reason = _LineError(error.code, reply.error.message, line.number)
     answer = _encoder.encode(_Answer(_id(job_id, line.place), line.custom_id or None, response, reason))
     return Result(

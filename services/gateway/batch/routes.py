@@ -400,9 +400,9 @@ def _add_batches(
         caller.check_write(job.created.tenant, job.id)
         if job.finished:
             raise Conflict(f"the batch is {job.status} already", param="batch_id")
-        requested = pb.JobEvent(job_id=job.id, at_unix_ns=clock.now_ns(), cancel_asked=pb.CancelAsked())
-        await bus.send(BATCH_JOBS, requested)
-        view.published(requested)
+        event = pb.JobEvent(job_id=job.id, at_unix_ns=clock.now_ns(), cancel_asked=pb.CancelAsked())
+        await bus.send(BATCH_JOBS, event)
+        view.published(event)
         return show_batch(job)
 
 

@@ -177,7 +177,7 @@ def _apply(job: Job, event: pb.JobEvent) -> None:
 
 
 def _merge(job: Job, stored: Job) -> None:
-    """Add the facts of a snapshot's job, `stored`, that the events read so far do not contain."""
+    """Merge a snapshot's job, `stored`, into the job: add the fields that the events read so far did not set."""
     job.created, job.created_unix_ns = stored.created, stored.created_unix_ns
     if job.started is None:
         job.started, job.started_unix_ns = stored.started, stored.started_unix_ns

@@ -25,7 +25,7 @@ MAX_REASON_CHARS: Final = 200
 class SentImage(NamedTuple):
     url: str
     field: str
-    """The field that errors name."""
+    """The name of the request's field in error messages."""
     file: bytes = b""
     """The file that was fetched from `url`; empty if that is a data URL."""
 

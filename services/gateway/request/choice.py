@@ -122,7 +122,7 @@ class PartReaders:
 
 
 class ChoiceText:
-    """The text of one generation's tokens.
+    """A decoder of one choice's tokens to text, which also detects stop strings.
 
     Tokens are decoded in `take`. A client that reads slowly gets fewer and larger pieces, and at most the whole output
     waits. Only stop strings require decoding each token on arrival, since one of them may be the last.

@@ -147,7 +147,7 @@ def _unbounded(_size_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The facts about a request other than its body."""
+    """The sender, headers and time of a request, without its body."""
 
     request_id: str
     arrival_ns: int

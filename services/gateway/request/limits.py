@@ -323,7 +323,7 @@ class TenantLimiter:
 
 
 # The interval between two exchanges.
-TELL_S: Final = 0.25
+EXCHANGE_EVERY_S: Final = 0.25
 # A gateway with nothing to report reads the others' reports once in this many intervals.
 LISTEN_EVERY: Final = 4
 # The bound on a tenant's choices and places; a report with more does not come from a gateway.
@@ -349,11 +349,11 @@ class PlaceExchange:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(TELL_S)
+            await asyncio.sleep(EXCHANGE_EVERY_S)
             if self._tenants.are_distinct:
-                await self.tell()
+                await self.exchange()
 
-    async def tell(self) -> None:
+    async def exchange(self) -> None:
         """Exchange reports once.
 
         A gateway with nothing to share reports that once and then only reads occasionally. While the ledger is away,

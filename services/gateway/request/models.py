@@ -145,7 +145,7 @@ class LoadableModels:
         self._uses: dict[str, _Use] = {}
         self._news = asyncio.Event()
         self.refused = 0
-        """The number of requests that were asked to return because their model would take too long."""
+        """The number of requests refused with Retry-After because loading their model would take too long."""
 
     # ------------------------------------------------------------ for requests
 

@@ -75,7 +75,7 @@ def _runs(series: Series, then: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 MAX_WINDOWS: Final = 600
-"""The bound on windows that one answer sums up, a minute of the finest. Longer and older spans use coarser windows."""
+"""The bound on windows summed for one answer: one minute of the finest. Longer and older spans use coarser windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def spent_in(fleet: FleetTelemetry, rollups: RollUps, members: Members, end_ns: 
 
 
 def _gone(member: Member, role_then: str) -> WorkerFacts:
-    """Build the facts of a worker that is gone from its member entry and its last role in the windows."""
+    """Build the listing of a departed worker from its member entry and its last role in the windows."""
     role, budget_tokens = role_from_name(role_then, 1)
     return WorkerFacts(
         worker_id=member.worker_id,

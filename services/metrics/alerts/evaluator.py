@@ -33,7 +33,7 @@ def take_snapshot(
     lag_ns: int,
     window_ns: int,
 ) -> Snapshot:
-    """Take a snapshot of now; shares of time cover the window that ended `lag_ns` ago."""
+    """Take a snapshot of the present; shares of time cover the window that ended `lag_ns` ago."""
     loads, offsets_ns, received_ns = (
         fleet.directory.loads(now_ns),
         fleet.clocks.offsets_ns(now_ns),

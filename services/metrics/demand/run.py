@@ -194,7 +194,7 @@ class DemandService:
     watched: bool
     """True if capacity plans are made for alerts."""
     guard: ChangeGuard
-    """The guard that admits callers who import history."""
+    """The guard of requests that import history."""
     sources: list[Callable[[], Deltas]] = field(default_factory=list)
     """Counts of arrivals that no gateway records."""
 

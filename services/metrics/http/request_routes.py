@@ -70,7 +70,7 @@ class RequestDetail(FinishedRequest):
     max_output_tokens: int | None
     """The maximum number of tokens that it was allowed."""
     predicted_ttft_ns: int | None
-    """The TTFT predicted when it was first bound; null if it never was."""
+    """The TTFT predicted when the request was first bound; null if it never was."""
     reroutes: int
     """The number of times that it was sent to other workers, because its worker failed or had changed its role."""
     moves: int

@@ -277,7 +277,7 @@ def _links(links: Sequence[KvLink]) -> list[LinkAnswer]:
     return sorted(found, key=lambda each: (each.gb_per_s is None, each.gb_per_s or 0.0))
 
 
-MAX_STEPS = 5_000
+MAX_LISTED_STEPS = 5_000
 """The maximum number of steps in one answer, 1.3 MB."""
 NO_STEPS: dict[int | str, dict[str, Any]] = BAD_WINDOW | {
     404: {"description": "no such worker is known"},
@@ -295,7 +295,7 @@ def steps_router(state: MetricsState, clock: Clock, *, live_lag_ns: int) -> APIR
         window: Window = "1s",
         end_unix_ms: End = None,
         limit: Annotated[
-            int, Query(ge=1, le=MAX_STEPS, description="The number of steps to list, oldest first.")
+            int, Query(ge=1, le=MAX_LISTED_STEPS, description="The number of steps to list, oldest first.")
         ] = 1_000,
     ) -> Response:
         """List the engine steps of one worker behind its figures in a window."""

@@ -132,7 +132,7 @@ class RoleActor:
 
     async def run(self) -> None:
         """Step until cancelled."""
-        self._tell(
+        self._publish_decision(
             Decision(action=ACTION_SET_MODE, actor=PLANNER, reason=f"observe changes roles through {self._roles.kind}"),
             self._clock.now_ns(),
         )
@@ -223,13 +223,15 @@ class RoleActor:
         self._holder, self._made, self._pause_ns = holder, None, 0
         self.still_because = _advises(holder)
         log.warning("another process changes the roles of this fleet", holder=holder)
-        self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason=self.still_because), now_ns)
+        self._publish_decision(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason=self.still_because), now_ns)
 
     def _go_on(self, now_ns: int) -> None:
         """End the pause after a move was made or none is due."""
         if self.still_because:
             self.still_because, self._pause_ns = "", 0
-            self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason="observe changes roles again"), now_ns)
+            self._publish_decision(
+                Decision(action=ACTION_SET_MODE, actor=PLANNER, reason="observe changes roles again"), now_ns
+            )
 
     async def _read(self) -> None:
         self._fleet = {each.name: each for each in await self._roles.workers()}
@@ -244,7 +246,7 @@ class RoleActor:
             self.still_because = why
             log.warning("role moves paused", reason=why)
             reason = f"observe has paused role moves: {why}"
-            self._tell(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason=reason), now_ns)
+            self._publish_decision(Decision(action=ACTION_SET_MODE, actor=PLANNER, reason=reason), now_ns)
 
     # ------------------------------------------------------------ a move
 
@@ -274,8 +276,8 @@ class RoleActor:
         self._memories[state.model] = move.plan.memory
         self._moved_ns, self._read_ns = now_ns, 0
         self._audit(move, OK, move.why, now_ns)
-        decision = self._tell(_set_role(move), now_ns)
-        self._tell(_role_moved(move), now_ns)
+        decision = self._publish_decision(_set_role(move), now_ns)
+        self._publish_decision(_role_moved(move), now_ns)
         self._made = _MadeMove(move, decision, _seen(move.plan.now, state), now_ns)
         log.info("role moved", worker=move.worker, role=move.role, reason=move.why)
 
@@ -311,9 +313,9 @@ class RoleActor:
             named = "; ".join(f"{each.name}: {each.fixed_because}" for each in fixed[:MAX_FIXED])
             more = f"; and {len(fixed) - MAX_FIXED} more" if len(fixed) > MAX_FIXED else ""
             why = f"{why}. Fixed: {plain(named)}{more}"
-        self._tell(Decision(action=ACTION_KEEP, reason=why), now_ns)
+        self._publish_decision(Decision(action=ACTION_KEEP, reason=why), now_ns)
 
-    def _tell(self, decision: Decision, now_ns: int) -> Decision:
+    def _publish_decision(self, decision: Decision, now_ns: int) -> Decision:
         self._sequence += 1
         decision.planner_id, decision.incarnation, decision.sequence = PLANNER, self._began_ns, self._sequence
         decision.decided_unix_ns, decision.mode = now_ns, MODE_AUTO

@@ -28,7 +28,7 @@ MAX_STEP_NS: Final = 600 * SECOND_NS
 REPORTS_A_SECOND: Final = 100
 """The maximum number of reports a second from one engine; the plugin sends ten, and eighty while it catches up."""
 EXACT_NS: Final = 10 * SECOND_NS
-"""The time since its last report for which a server counts as reporting its own steps."""
+"""The time since a server's last report for which it counts as reporting its own steps."""
 FORGET_NS: Final = 3_600 * SECOND_NS
 REFIT_NS: Final = 2 * SECOND_NS
 # Fields that a report must leave empty. A measurement is not an estimate, and the plugin does not know the other

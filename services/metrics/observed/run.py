@@ -214,7 +214,7 @@ class ObservedFleet(Collector):
         return {each.url: each.name for each in self._targets}
 
     def take_roles(self, roles: Mapping[str, str]) -> None:
-        """Set the roles of the listed servers to those that their router reports."""
+        """Set the roles of the listed servers as reported by their router."""
         targets = [replace(each, role=roles.get(each.name, each.role)) for each in self._targets]
         if targets == self._targets:
             return

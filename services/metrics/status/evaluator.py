@@ -135,7 +135,7 @@ SMOOTHED_NS: Final = 800_000_000
 MOST_AGE_S: Final = 10.0
 """The bound on the age of awaited KV that enters the running mean."""
 FRESH_NS: Final = 2_000_000_000
-"""The age of its last batch from which a worker no longer counts as live."""
+"""The age of a worker's last batch from which it no longer counts as live."""
 Subject = ModelState | UnknownState
 
 

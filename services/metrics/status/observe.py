@@ -108,7 +108,7 @@ def observe(
         return UnknownState(model, engine, at_rest)
     reporting = len(workers)
     if reporting < (reporting + silent) * REPORTING_SHARE or not reporting:
-        return UnknownState(model, f"{reporting} of {reporting + silent} workers of {model} are heard", at_rest)
+        return UnknownState(model, f"{reporting} of {reporting + silent} workers of {model} report", at_rest)
     if demand is None:
         return UnknownState(model, "no gateway says what waits there", at_rest)
     return _state(model, engine, workers, demand, at_rest)
@@ -193,7 +193,7 @@ class _EncodeWork:
     token_ns: float
     """The time of one worker to encode the images that arrive with a prompt token, on average."""
     waiting_ns: float
-    """The time of one worker to encode the images of people's waiting prompts."""
+    """The time that one worker needs to encode the images of waiting interactive prompts."""
 
 
 def _encode_work(workers: Sequence[ObservedStatus], demand: SeenDemand, speed: float) -> _EncodeWork:

@@ -398,14 +398,14 @@ def status_now(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore
 
 def measured_status(state: MetricsState, verdicts: VerdictEvaluator, book: AlertStore, now_ns: int) -> ClusterStatus:
     """Build the status without estimates, whose computation takes most of the time for many observed servers."""
-    aged_ns, received = state.age_ns(now_ns), state.gateways.waiting(now_ns)
+    aged_ns, backlog = state.age_ns(now_ns), state.gateways.waiting(now_ns)
     awaited = [each for model in state.gateways.awaited(now_ns).values() for each in model.ages]
-    waiting, traffic = received or {}, verdicts.traffic.traffic(now_ns, awaited)
-    if received is not None:
+    waiting, traffic = backlog or {}, verdicts.traffic.traffic(now_ns, awaited)
+    if backlog is not None:
         traffic = replace(
             traffic,
-            batch_waiting=sum(each.batch_requests for each in received.values()),
-            batch_at_workers=sum(each.batch_bound for each in received.values()),
+            batch_waiting=sum(each.batch_requests for each in backlog.values()),
+            batch_at_workers=sum(each.batch_bound for each in backlog.values()),
         )
     traffic = with_refusals(traffic, verdicts.refused.recent(now_ns), verdicts.refusals.total_per_s(now_ns))
     return cluster_status(

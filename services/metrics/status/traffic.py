@@ -357,7 +357,7 @@ class PlannerStatus:
 
 
 class PlannerNews:
-    """The log of the facts that the planner's decisions report."""
+    """The planner's state, mode and targets, as its published decisions report them."""
 
     def __init__(self) -> None:
         self._newest: Decision | None = None
@@ -383,7 +383,7 @@ class PlannerNews:
             self._tpot_ns = dict(list(self._tpot_ns.items())[-MAX_TARGETS:])
 
     def tpot_ns(self, model: str, now_ns: int) -> int | None:
-        """Return the TPOT target by which a live planner judges a model; None if there is none."""
+        """Return the TPOT target that a live planner applies to a model; None without one."""
         return self._tpot_ns.get(model) if now_ns - self._received_ns < STATUS_VALID_NS else None
 
     def knows_role(self, worker: str, role: str) -> None:

@@ -56,7 +56,7 @@ class Admin:
             raise Conflict("another planner of this cluster leads: ask that one")
         return named_actor(request.scope, caller, said)
 
-    def tell(self, decide: Callable[[int], Decision]) -> None:
+    def publish(self, decide: Callable[[int], Decision]) -> None:
         """Publish the decision that `decide` returns for the current time in ns."""
         self._bus.publish(DECISIONS, decide(self._clock.now_ns()))
 
@@ -133,7 +133,7 @@ class ModeApi:
             """Set the mode. Requires the suite's token as `authorization: Bearer TOKEN`."""
             actor = self._admin.allow(request, authorization, "setting the mode", said=wanted.actor)
             mode = MODES[wanted.mode]
-            self._admin.tell(lambda now_ns: self._admin.state.set_mode(mode, actor, now_ns))
+            self._admin.publish(lambda now_ns: self._admin.state.set_mode(mode, actor, now_ns))
             await self._remembered.keep(lambda store: store.keep(mode))
             return self._answer()
 

@@ -55,7 +55,7 @@ class ChangeAnswer:
     budget_tokens: int
     epoch: int
     before: str = ""
-    """Its role when the change was decided; empty if the change was only recommended."""
+    """The worker's role when the change was decided; empty if the change was only recommended."""
     before_budget_tokens: int = 0
 
 

@@ -160,8 +160,8 @@ def make_api(
         for each in map(decision_answer, reversed(state.decisions)):
             if decision_id in (each.id, str(each.sequence)):
                 return each
-        requested = decision_id[:MAX_QUOTED_CHARS]
-        raise DecisionNotFound(f"decision {requested} is not kept: GET /v1/decisions lists those that are")
+        shown_id = decision_id[:MAX_QUOTED_CHARS]
+        raise DecisionNotFound(f"decision {shown_id} is not kept: GET /v1/decisions lists those that are")
 
     app.include_router(modes.router())
     app.include_router(limits.router())

@@ -184,7 +184,7 @@ class LimitsApi:
             before, self._held = self._held, wanted.model_copy(update={"revision": wanted.revision + 1})
             said = wanted.changed_from(before)
             limits, written = wanted.limits(), self._held.model_dump_json()
-            self._admin.tell(lambda now_ns: self._admin.state.set_limits(limits, by, said, now_ns))
+            self._admin.publish(lambda now_ns: self._admin.state.set_limits(limits, by, said, now_ns))
             await self._remembered.keep(lambda store: store.keep_limits(written))
             return LimitsAnswer(limits=self._held, kept=self._remembered.kept)
 

@@ -128,18 +128,18 @@ class ModelLoop:
                 if self._acts() and self._calls < MAX_CALLS:
                     for call in self._keeper.decide(self._clock.now_ns()):
                         self._calls += 1
-                        self._tasks.spawn(f"model of {call.worker.id}", self._tell(call))
+                        self._tasks.spawn(f"model of {call.worker.id}", self._assign(call))
                 outlooks = self._keeper.outlooks(self._clock.now_ns())
                 if outlooks != said or loop.time() - said_s >= OUTLOOK_RENEW_S:
                     with contextlib.suppress(CatalogueDown):
-                        await self._store.tell(outlooks, lease_ms=OUTLOOK_LEASE_MS)
+                        await self._store.publish_outlooks(outlooks, lease_ms=OUTLOOK_LEASE_MS)
                         said, said_s = outlooks, loop.time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD_S):
                     await self.news.wait()
             self.news.clear()
 
-    async def _tell(self, call: Call) -> None:
+    async def _assign(self, call: Call) -> None:
         order, entry = call.order, call.entry
         request = pb.AssignModelRequest(
             expected_epoch=call.epoch,

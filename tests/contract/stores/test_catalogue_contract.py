@@ -71,9 +71,9 @@ async def test_an_outlook_holds_until_its_lease_ends(catalogue: ModelCatalogue) 
     async def reported() -> Any:
         return (await catalogue.read()).outlooks
 
-    await catalogue.tell(outlooks, lease_ms=LONG_MS)
+    await catalogue.publish_outlooks(outlooks, lease_ms=LONG_MS)
     assert await reported() == outlooks
-    await catalogue.tell({"a": ModelOutlook("serving")}, lease_ms=150)
+    await catalogue.publish_outlooks({"a": ModelOutlook("serving")}, lease_ms=150)
     await eventually(reported, {})
 
 
@@ -90,7 +90,7 @@ async def test_changes_of_entries_and_outlooks_are_pushed(catalogue: ModelCatalo
         await catalogue.put(A)
         while A.name not in (found := await anext(watched)).entries:
             pass
-        await catalogue.tell({A.name: ModelOutlook("disk")}, lease_ms=LONG_MS)
+        await catalogue.publish_outlooks({A.name: ModelOutlook("disk")}, lease_ms=LONG_MS)
         while not found.outlooks:
             found = await anext(watched)
         await catalogue.remove(A.name)

@@ -65,11 +65,11 @@ class Sender:
         held = self._held[handle.opaque]
         held.ready = blocks
         held.expires_ns = 1 if blocks == len(held.blocks) else None
-        self._tell()
+        self._notify()
 
     def give_up(self, handle: KvHandle) -> None:
         del self._held[handle.opaque]
-        self._tell()
+        self._notify()
 
     def expected(self, handle: KvHandle) -> list[bytes]:
         return [self._block(number) for number in self._held[handle.opaque].blocks]
@@ -105,7 +105,7 @@ class Sender:
             raise KvLost("no such handle")
         return self._held[opaque]
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         waiting, self._waiting = self._waiting, set()
         for news in waiting:
             news()

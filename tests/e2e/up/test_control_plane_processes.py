@@ -51,12 +51,12 @@ class FakeWorker:
         await self._registry.announce(self._worker, lease_ms=60_000)
         await self._bus.start()
         try:
-            await self._tell()
+            await self._report()
         finally:
             await self._bus.close()
             await self._registry.close()
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         covered_to, sequence = self._clock.now_ns(), 0
         while True:
             await asyncio.sleep(TELEMETRY_S)

@@ -135,7 +135,7 @@ class Observed:
     voices: dict[str, float] = field(default_factory=dict)
     """The first time of each sentence of a firing alert or of the verdict."""
 
-    def received(self, alert: str) -> bool:
+    def announced(self, alert: str) -> bool:
         return any(sentence.startswith(f"{alert}:") for sentence in self.voices)
 
     def longest_stall_s(self, from_s: float, to_s: float) -> float:
@@ -206,7 +206,7 @@ async def endure(rig: Rig, fault: Trouble, http: httpx.AsyncClient, batch_id: st
             await until(lambda: loop.time() > fault_s + FAULT_S, timeout_s=2 * FAULT_S)
             await load.more(16, timeout_s=END_S)
             if fault.alert:
-                await until(lambda: observed.received(fault.alert), timeout_s=END_S)
+                await until(lambda: observed.announced(fault.alert), timeout_s=END_S)
             mended_s, during = loop.time(), len(load.took_s)
         finally:  # the next test begins with a sound cluster
             # In this thread, since a server dies with the thread that started it.

@@ -136,7 +136,7 @@ async def test_the_queue_is_bounded_and_a_refusal_has_a_retry_after(open_gateway
         await until(lambda: worker.demands and worker.demands[-1].waiting == 2, what="the demand")
         assert worker.demands[-1].waiting_tokens == 2 * len("hello")
         assert worker.demands[-1].head_deadline_unix_ns > 0
-        worker.tell(pb.WorkerFrame(credit=pb.Credit(decode_grant=2)))
+        worker.send(pb.WorkerFrame(credit=pb.Credit(decode_grant=2)))
         assert [(await each).json()["choices"][0]["text"] for each in held] == [expected_text(5)] * 2
         await until(lambda: worker.demands[-1].waiting == 0, what="an end of the demand")
         await until(gateway.idle, what="an idle gateway")
@@ -215,7 +215,7 @@ async def test_a_broken_stream_reconnects(open_gateway_over: Any) -> None:
 async def test_recalled_credits_are_returned(open_gateway_over: Any) -> None:
     async with scripted_worker("m0", "mixed", slots=3) as worker, open_gateway_over(worker.worker) as gateway:
         (link,) = gateway.running.fleet.links
-        worker.tell(pb.WorkerFrame(credit=pb.Credit(decode_recall=2)))
+        worker.send(pb.WorkerFrame(credit=pb.Credit(decode_recall=2)))
         await until(lambda: link.decode.free == 1, what="the return")
         assert (await gateway.complete(5)).status_code == 200
         await until(gateway.idle, what="an idle gateway")
@@ -299,7 +299,7 @@ async def test_a_stop_gives_requests_a_bounded_time_and_answers_the_rest(open_ga
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_workers")
         sequence = worker.submits[0].sequence
         reason = pb.Finished(reason=pb.FINISH_REASON_STOP)
-        worker.tell(pb.WorkerFrame(events=[pb.SequenceEvent(sequence=sequence, finished=reason)]))
+        worker.send(pb.WorkerFrame(events=[pb.SequenceEvent(sequence=sequence, finished=reason)]))
         answers = [await ended, await cut]
         await draining
         assert sorted(answer.status_code for answer in answers) == [200, 503]
@@ -365,6 +365,6 @@ async def test_the_loss_of_the_last_prefill_worker_ends_only_the_prompts_it_was_
         sequence = decode.submits[0].sequence
         event = pb.SequenceEvent(sequence=sequence, finished=pb.Finished(reason=pb.FINISH_REASON_LENGTH))
         last = pb.WorkerFrame(token_sequences=pack_u32([sequence]), token_ids=pack_u32([ord("e")]), events=[event])
-        decode.tell(last)
+        decode.send(last)
         assert (await decoding).json()["choices"][0]["text"] == expected_text(5)
         await until(gateway.idle, what="an idle gateway")

@@ -235,7 +235,7 @@ async def test_workers_that_drain_and_end_do_not_count_as_killed(open_gateway_ov
                 await until(lambda: any(link.id == "m3" and link.serving for link in gateway.running.fleet.links))
             worker = next(each for each in found if each.submits and not each.dead.is_set())
             worker.worker.state = common.WORKER_STATE_DRAINING
-            worker.tell(pb.WorkerFrame(worker=worker.worker))
+            worker.send(pb.WorkerFrame(worker=worker.worker))
             await until(lambda worker=worker: all(not (k.id == worker.worker.id and k.serving) for k in links(gateway)))
             worker.dead.set()
         assert (await completion).json()["choices"][0]["text"] == expected_text(TOKENS)

@@ -219,7 +219,7 @@ async def test_a_role_that_changes_during_prefill_sends_the_decode_elsewhere(ope
         await until(lambda: sum(view.takes_decode for view in views()) == 1, what="news of the role")
         kv = pb.KvSource(worker_id="p0", address=prefill.worker.address, handle=b"blocks")
         event = pb.SequenceEvent(sequence=prefill.submits[0].sequence, prefilled=pb.Prefilled(kv=kv))
-        prefill.tell(pb.WorkerFrame(events=[event]))
+        prefill.send(pb.WorkerFrame(events=[event]))
         answer = await asking
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
         assert [phases(worker) for worker in found] == [["prefill"], [], ["decode"]]
@@ -292,7 +292,7 @@ async def test_a_worker_that_sends_garbage_is_disconnected_and_the_gateway_keeps
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found)))
         completion = asyncio.create_task(gateway.complete(TOKENS))
         await until(lambda: found[0].submits)
-        found[0].tell(frame)
+        found[0].send(frame)
         answer = await completion
         assert answer.json()["choices"][0]["text"] == expected_text(TOKENS)
         assert found[0].streams == 2

@@ -155,7 +155,7 @@ async def test_a_malformed_frame_closes_the_stream_of_its_worker_and_affects_no_
         gateway = await stack.enter_async_context(open_gateway_over(*(each.worker for each in found.values())))
         asking = asyncio.ensure_future(gateway.complete(TOKENS))
         await until(lambda: found["m0"].submits, what="work at the worker")
-        found["m0"].tell(frame)
+        found["m0"].send(frame)
         await until(lambda: found["m0"].streams == 2 and "m0" in gateway.connected, what="a new stream")
         await until(lambda: found["m1"].submits or len(found["m0"].submits) > 1, what="the work elsewhere")
         found["m1"].cut()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import count
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -323,7 +324,7 @@ def test_blocks_that_a_lost_decode_has_read_are_computed_again() -> None:
     cluster = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True, True)))
     placement, name, decode = named_placement(cluster)
     source = placement.prompt_attempt
-    placement.read_blocks()
+    placement.note_blocks_read()
     assert placement.lost(decode, cluster, silent=False, complete=False) == [Forget(decode, abort=False)]
     effects = placement.prefilled(name, cluster, 1, complete=False)
     assert [type(effect) for effect in effects] == [Forget, Requeue]
@@ -341,7 +342,7 @@ def test_blocks_that_a_lost_decode_has_not_read_serve_another_one() -> None:
 def test_a_decode_after_one_that_had_read_its_blocks_may_keep_its_own() -> None:
     cluster = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True, True)))
     placement, name, decode = named_placement(cluster)
-    placement.read_blocks()
+    placement.note_blocks_read()
     placement.lost(decode, cluster, silent=False, complete=False)
     placement.prefilled(name, cluster, 1, complete=False)
     placement.queued(2)
@@ -351,3 +352,25 @@ def test_a_decode_after_one_that_had_read_its_blocks_may_keep_its_own() -> None:
     placement.refused(again, Refusal.DRAINING, "", cluster, complete=False)
     placement.prefilled(name, cluster, 2, complete=False)
     assert placement.blocks is name
+
+
+@pytest.mark.parametrize("decoded", [True, False])
+def test_blocks_that_a_hand_over_leaves_are_kept_although_those_before_were_read(decoded: bool) -> None:
+    """The place for the sequence is lost before its worker has handed it over, with and without a decoded token."""
+    cluster = AnyCluster(partners=dict.fromkeys(WORKERS, Partner(True, "k", True, True)))
+    placement, name, decode = named_placement(cluster)
+    placement.note_blocks_read()
+    if decoded:
+        placement.prefilled(name, cluster, 1, complete=False)
+        placement.first_decoded()
+        assert not placement.blocks_read
+    assert placement.hands_over(decode, 2)
+    placement.place_found(decode, WORKERS[4])
+    placement.reservation_lost()
+    if not decoded:
+        placement.prefilled(name, cluster, 1, complete=False)
+    left = Blocks(object(), decode.worker[0], "k", once=False)
+    effects = placement.handed_over(decode, left, cluster, 2, complete=False)
+    assert Forget(decode, abort=True) not in effects
+    assert isinstance(effects[-1], Requeue)
+    assert placement.blocks is left

@@ -83,7 +83,7 @@ HANDED_OVER_IN_AN_OUTAGE = {
     "phases": [0] * WORKERS,
     "away": [set(), range(35)],
     "pace": OVERLAP,
-    "heard_first": False,
+    "received_first": False,
     "upgraded": [0, 0],
 }
 """Records of a worker that no other instance has read can be sent only after others have read it for long."""
@@ -177,8 +177,8 @@ def _exchange(pair: list[Instance], older: list[bool], now_ns: int) -> None:
 def test_partitions_are_distributed_among_live_instances() -> None:
     one, other = Shares("a"), Shares("b")
     assert [one.mine(partition, 0) for partition in range(4)] == [True] * 4
-    one.hear("b", 0)
-    other.hear("a", 0)
+    one.mark_alive("b", 0)
+    other.mark_alive("a", 0)
     assert [(one.mine(partition, 1), other.mine(partition, 1)) for partition in range(3)] == [
         (True, False), (False, True), (True, False),
     ]  # fmt: skip

@@ -20,7 +20,7 @@ from libs.testing.wait import until
 from services.gateway.batch.begin import AllowedTopics
 from services.gateway.batch.routes import make_batch_router
 from services.gateway.batch.view import JobView
-from services.gateway.routes import tell_errors
+from services.gateway.routes import handle_errors
 
 pytestmark = pytest.mark.system
 
@@ -58,7 +58,7 @@ async def serving(tmp_path: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, Gat
             max_line_bytes=10**6,
         )
     )
-    tell_errors(app)
+    handle_errors(app)
     gateway = Gateway(app, view)
     sock = bind("127.0.0.1", 0, "PORT")
     client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{sock.getsockname()[1]}/v1", api_key="any")

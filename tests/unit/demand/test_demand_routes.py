@@ -64,7 +64,7 @@ class Rig:
     def keeper(self) -> DemandKeeper:
         return self.demand.keeper
 
-    def tell(self, at_ns: int, **counts: int) -> None:
+    def report(self, at_ns: int, **counts: int) -> None:
         """A gateway's record."""
         began_ns = 1_795_000_000 * 10**9
         message = totals_message(("g", began_ns), at_ns, {KEY: Counts(**counts)})
@@ -87,7 +87,9 @@ async def test_reported_demand_is_returned_exactly_by_the_minute(rig: Rig) -> No
     start_ns = 1_795_000_000 * 10**9 // MINUTE_NS * MINUTE_NS
     rig.clock.advance_ms((start_ns + 30 * MINUTE_NS - now_ns) / 1e6)
     for minute in range(1, 30):
-        rig.tell(start_ns + minute * MINUTE_NS, requests=minute * 10, known_requests=minute * 10, prompt_tokens=minute)
+        rig.report(
+            start_ns + minute * MINUTE_NS, requests=minute * 10, known_requests=minute * 10, prompt_tokens=minute
+        )
     found = (await rig.get("/v1/demand", span="1h", model="m")).json()
     assert sum(found["series"][0]["requests"]) == 290
     assert found["series"][0]["tenant"] == "acme"
@@ -257,9 +259,9 @@ async def test_a_finished_plan_is_sent_to_planners_as_numbers_of_workers(
         return row
 
     monkeypatch.setattr(capacity, "plan", planned)
-    rig.tell(rig.clock.now_ns(), requests=1)
+    rig.report(rig.clock.now_ns(), requests=1)
     rig.clock.advance_ms(120_000)
-    rig.tell(rig.clock.now_ns(), requests=10)
+    rig.report(rig.clock.now_ns(), requests=10)
     await capacity.look()
     (sent,) = rig.plans
     assert (sent.model, sent.made_unix_ns) == ("m", rig.clock.now_ns())

@@ -32,7 +32,7 @@ MEDIAN_TOKENS, SPREAD, MOST_PROMPT_TOKENS = 600, 0.8, 4096
 GATEWAY, PREFILL = "g0", "p0"
 # Until gateway and workers have found one another.
 SETTLE_S = 3.0
-TELL_S = 1.0
+REPORT_S = 1.0
 
 
 def ttft_s(
@@ -70,7 +70,7 @@ async def _run(
     cluster.loop.add(client)
     asking = (_ask(net, client, number, *arrival) for number, arrival in enumerate(load))
     await asyncio.gather(*(cluster.loop.spawn(client, each) for each in asking))
-    await asyncio.sleep(TELL_S)
+    await asyncio.sleep(REPORT_S)
     if cluster.wrong:
         raise AssertionError(cluster.wrong)
     return [event.ttft_ns / 1e9 for event in stores.records(REQUESTS) if isinstance(event, RequestEvent)]

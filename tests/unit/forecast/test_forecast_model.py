@@ -43,15 +43,6 @@ def test_a_permanent_shift_of_level_is_followed() -> None:
     assert found[1] == pytest.approx(300, rel=0.15)
 
 
-def test_a_level_that_doubled_half_a_day_ago_is_predicted_a_day_ahead() -> None:
-    """No error a day ahead is known since then."""
-    at, changed = np.arange(9 * 144), 8 * 144
-    day = 100 * np.exp(np.sin(2 * np.pi * at / 144)) * np.where(at >= changed, 2.0, 1.0)
-    seen = changed + 72
-    found = [_medians(_demand(day[:seen] * _noise(seen, 0.05, seed)))[3] for seed in range(1, 6)]
-    assert np.mean(found) == pytest.approx(2 * day[71], rel=0.05)
-
-
 def test_a_burst_fades_from_the_forecast_if_earlier_bursts_faded() -> None:
     values = 100 * _noise(1200, 0.05)
     values[np.arange(50, 1150, 60)] *= 5
@@ -65,6 +56,15 @@ def test_an_outage_moves_no_forecast_to_zero() -> None:
     values = 100 * _noise(600, 0.05)
     values[-3:] = 0
     assert _medians(_demand(values))[0] == pytest.approx(100, rel=0.2)
+
+
+@pytest.mark.parametrize("left", [0.0, 0.1])
+def test_forecasts_a_day_ahead_recover_within_an_hour_of_an_outage(left: float) -> None:
+    at, ended = np.arange(9 * 144), 8 * 144 + 54
+    day = 100 * np.exp(np.sin(2 * np.pi * at / 144)) * _noise(len(at), 0.05)
+    outage = day * np.where((at >= ended - 24) & (at < ended), left, 1.0)
+    for origin in (ended + 6, ended + 36):
+        assert _medians(_demand(outage[:origin]))[3] == pytest.approx(_medians(_demand(day[:origin]))[3], rel=0.1)
 
 
 def test_a_model_that_stopped_is_predicted_at_zero() -> None:

@@ -10,11 +10,11 @@ import pytest
 from libs.dispatch.generation import Generation
 from libs.dispatch.places import Others, TenantPlaces
 from libs.dispatch.ports import QueuedDemand
-from services.gateway.request.limits import TELL_S, read_places
+from services.gateway.request.limits import EXCHANGE_EVERY_S, read_places
 from tests.unit.gateway.places_rig import Known, choice, run
 
 STEP_NS: Final = 5_000_000
-TELL_NS: Final = round(TELL_S * 1e9)
+EXCHANGE_EVERY_NS: Final = round(EXCHANGE_EVERY_S * 1e9)
 BACK_NS: Final = 30_000_000
 """Time until a worker grants a returned place again."""
 
@@ -34,14 +34,14 @@ class Gateway:
         tenants = {each.context.tenant for each in self.queue}
         return {tenant: sum(each.context.tenant == tenant for each in self.queue) for tenant in tenants}
 
-    def tell(self, reports: dict[str, bytes], now_ns: int) -> None:
+    def exchange(self, reports: dict[str, bytes], now_ns: int) -> None:
         own = self.places.report({"m": self.waiting} if self.queue else {}, {"m": self.free}, now_ns)
         reports[self.name] = msgspec.json.encode(own)
         before, after = (
             tuple(read_places(each) for name, each in sorted(reports.items()) if name < self.name),
             tuple(read_places(each) for name, each in sorted(reports.items()) if name > self.name),
         )
-        self.places.hear(Others(before, after))
+        self.places.adopt_reports(Others(before, after))
 
     def prefill(self, count: int) -> None:
         """Make that many of the running choices still compute their prompts."""
@@ -81,7 +81,9 @@ class Rig:
     """Gateways whose tenant "flood" holds every place, and the worker between them."""
 
     def __init__(self, gateways: int, each: int, chance: Random) -> None:
-        self.gateways = [Gateway(f"g{number}", each, each, chance.randrange(TELL_NS)) for number in range(gateways)]
+        self.gateways = [
+            Gateway(f"g{number}", each, each, chance.randrange(EXCHANGE_EVERY_NS)) for number in range(gateways)
+        ]
         self.reports: dict[str, bytes] = {}
         self.back_ns: list[int] = []
         self.now_ns = 0
@@ -90,8 +92,8 @@ class Rig:
         for _ in range(round(seconds * 1e9 / STEP_NS)):
             self.now_ns += STEP_NS
             for gateway in self.gateways:
-                if self.now_ns % TELL_NS // STEP_NS == gateway.tells_ns // STEP_NS:
-                    gateway.tell(self.reports, self.now_ns)
+                if self.now_ns % EXCHANGE_EVERY_NS // STEP_NS == gateway.tells_ns // STEP_NS:
+                    gateway.exchange(self.reports, self.now_ns)
                 self.back_ns += [self.now_ns + BACK_NS] * len(gateway.turn(self.now_ns))
             for at_ns in [each for each in self.back_ns if each <= self.now_ns]:
                 short = {each: each.within_share(self.now_ns) - each.free for each in self.gateways}

@@ -40,7 +40,7 @@ async def test_each_gateway_receives_the_others_reports_in_order_of_their_names(
     second.here = {"m": ModelPlaces(4, {"x": TenantCount(5, 6), "y": TenantCount(1, 0)})}
     third.here = {"m": ModelPlaces(0, {"x": TenantCount(7, 0)}), "n": ModelPlaces(1, {})}
     for each in (one, two, three, two):
-        await each.tell()
+        await each.exchange()
     assert second.received == Others((first.here,), (third.here,))
     assert third.received == Others((first.here, second.here))
     assert third.received.sides == ({"m": ModelPlaces(5, {"x": TenantCount(7, 9), "y": TenantCount(1, 0)})}, {})
@@ -50,19 +50,19 @@ async def test_a_gateway_with_nothing_to_share_reports_it_once_and_polls_rarely(
     ledger = MemoryLedger(lambda: 0.0)
     (first, one), (second, two) = gateways(ledger, "a", "b")
     for _ in range(3 * LISTEN_EVERY):
-        await one.tell()
+        await one.exchange()
     assert ledger.calls == 3
     first.here = second.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
-    await one.tell()
-    await two.tell()
+    await one.exchange()
+    await two.exchange()
     assert second.received.before == (first.here,)
     first.here, ledger.calls = {}, 0
     for _ in range(LISTEN_EVERY):
-        await one.tell()
+        await one.exchange()
     assert ledger.calls == 1
-    await two.tell()
+    await two.exchange()
     assert second.received == NOBODY
-    await one.tell()
+    await one.exchange()
     assert first.received.after == (second.here,), "it receives requests although it has nothing"
 
 
@@ -70,10 +70,10 @@ async def test_a_gateway_that_leaves_withdraws_its_report_and_sends_no_more() ->
     ledger = MemoryLedger(lambda: 0.0)
     (first, one), (second, two) = gateways(ledger, "a", "b")
     first.here = second.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
-    await one.tell()
+    await one.exchange()
     await one.leave()
-    await one.tell()
-    await two.tell()
+    await one.exchange()
+    await two.exchange()
     assert second.received == NOBODY
     await two.leave()
     ledger.away = True
@@ -97,10 +97,10 @@ async def test_a_report_in_flight_does_not_outlast_its_gateway() -> None:
     ledger = SlowLedger()
     ((first, one),) = gateways(ledger, "a")
     first.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
-    tells, leaves = asyncio.create_task(one.tell()), asyncio.create_task(one.leave())
+    exchanges, leaves = asyncio.create_task(one.exchange()), asyncio.create_task(one.leave())
     await asyncio.sleep(0)
     ledger.may_go_on.set()
-    await asyncio.gather(tells, leaves)
+    await asyncio.gather(exchanges, leaves)
     assert await ledger.exchange("b", b"") == {}
 
 
@@ -109,10 +109,10 @@ async def test_without_the_ledger_each_gateway_shares_only_the_places_it_holds()
     (first, one), (second, two) = gateways(ledger, "a", "b")
     first.here = second.here = {"m": ModelPlaces(1, {"x": TenantCount(2, 3)})}
     for each in (one, two):
-        await each.tell()
+        await each.exchange()
     assert second.received != NOBODY
     ledger.away = True
-    await two.tell()
+    await two.exchange()
     assert second.received == NOBODY
 
 

@@ -85,14 +85,14 @@ def tell(places: TenantPlaces, others: Others) -> None:
     """Enter the others' report, and wait until every gateway has this one's."""
     for _ in range(2):
         places.report({}, {}, 0)
-        places.hear(others)
+        places.adopt_reports(others)
 
 
 def test_choices_are_preempted_for_those_that_wait_at_another_gateway() -> None:
     places = TenantPlaces(Known())
     running = flooded(places, "flood", 8)
     assert places.contested({}) == {}
-    places.hear(elsewhere(modest=(0, 3)))
+    places.adopt_reports(elsewhere(modest=(0, 3)))
     assert places.contested({}) == {"m": {}}
     assert places.giving_way("m", {}, 0, 0) == [running[7], running[6], running[5]]
 
@@ -120,7 +120,7 @@ def test_a_choice_that_no_other_gateway_knows_to_run_is_not_preempted_yet() -> N
     """The other would give up the same, as it can too by now and has not said so."""
     places, others = TenantPlaces(Known()), elsewhere(flood=(6, 0, 0, 6), modest=(0, 2))
     flooded(places, "flood", 6)
-    places.hear(others)
+    places.adopt_reports(others)
     assert places.giving_way("m", {}, 0, 0) == []
     tell(places, others)
     assert len(places.giving_way("m", {}, 0, 0)) == 2
@@ -129,7 +129,7 @@ def test_a_choice_that_no_other_gateway_knows_to_run_is_not_preempted_yet() -> N
 def test_a_free_place_at_another_gateway_prevents_preemption() -> None:
     places = TenantPlaces(Known())
     flooded(places, "flood", 8)
-    places.hear(elsewhere(free=3, modest=(0, 3)))
+    places.adopt_reports(elsewhere(free=3, modest=(0, 3)))
     assert places.giving_way("m", {}, 0, 0) == []
 
 
@@ -138,9 +138,9 @@ def test_no_places_beyond_a_tenants_share_are_requested_from_workers() -> None:
     places, queued = TenantPlaces(Known()), QueuedDemand(waiting=10, waiting_tokens=99)
     flooded(places, "flood", 8)
     assert places.within_share("m", queued, {"flood": 9}, 0, 0) == queued, "and a line of a batch job"
-    places.hear(elsewhere(modest=(0, 4)))
+    places.adopt_reports(elsewhere(modest=(0, 4)))
     assert places.within_share("m", queued, {"flood": 9}, 0, 0) == queued._replace(waiting=1)
-    places.hear(NOBODY)
+    places.adopt_reports(NOBODY)
     assert places.within_share("m", queued, {"flood": 9}, 0, 0) == queued
 
 
@@ -165,7 +165,7 @@ def test_preempted_places_are_reported_with_their_gateway_until_they_are_returne
     waiting = {"m": {"flood": 2, "modest": 2}}
     assert places.report(waiting, {"m": 0}, 1) == {"m": known}, "on their way"
     assert places.report(waiting, {"m": 2}, 1) == {"m": known}, "back"
-    places.hear(elsewhere(modest=(2, 0)))
+    places.adopt_reports(elsewhere(modest=(2, 0)))
     assert places.report(waiting, {}, 1)["m"].free == 0, "another gateway has them"
     assert places.report(waiting, {}, KNOWN_NS)["m"].tenants["flood"] == TenantCount(6, 2)
 
@@ -173,18 +173,18 @@ def test_preempted_places_are_reported_with_their_gateway_until_they_are_returne
 def test_an_idle_gateway_reports_places_of_models_that_others_request() -> None:
     places = TenantPlaces(Known())
     assert places.report({}, {"m": 2, "n": 1}, 0) == {}
-    places.hear(elsewhere(flood=(3, 9)))
+    places.adopt_reports(elsewhere(flood=(3, 9)))
     assert places.report({}, {"m": 2, "n": 1}, 0) == {"m": ModelPlaces(2, {})}
-    places.hear(elsewhere(free=3))
+    places.adopt_reports(elsewhere(free=3))
     assert places.report({}, {"m": 2, "n": 1}, 0) == {}, "two idle gateways would talk for ever"
 
 
 def test_free_places_at_another_gateway_are_requested_from_workers() -> None:
     places, queued = TenantPlaces(Known()), QueuedDemand(waiting=9)
     flooded(places, "flood", 3)
-    places.hear(elsewhere(modest=(3, 9)))
+    places.adopt_reports(elsewhere(modest=(3, 9)))
     assert places.within_share("m", queued, {"flood": 9}, 0, 0).waiting == 0
-    places.hear(elsewhere(free=2, modest=(3, 9)))
+    places.adopt_reports(elsewhere(free=2, modest=(3, 9)))
     assert places.within_share("m", queued, {"flood": 9}, 0, 0).waiting == 1
 
 
@@ -203,7 +203,7 @@ def test_a_gateway_does_not_act_for_another_whose_report_is_old() -> None:
     for _ in range(3):
         run(places, choice("modest"))
     assert places.giving_way("m", {"flood": 3, "modest": 3}, 0, COMING_NS - 1) == []
-    places.hear(elsewhere(flood=(9, 0, 3), free=3))
+    places.adopt_reports(elsewhere(flood=(9, 0, 3), free=3))
     assert places.giving_way("m", {"flood": 3, "modest": 3}, 0, COMING_NS - 1) == []
     assert len(places.giving_way("m", {"flood": 3, "modest": 8}, 0, COMING_NS - 1)) in (2, 3), "five more wait"
 
@@ -213,9 +213,9 @@ def test_no_choice_is_preempted_until_the_gateway_that_would_take_its_place_know
     flooded(places, "flood", 12)
     for _ in range(2):
         places.report({}, {}, 0)
-        places.hear(flood)
+        places.adopt_reports(flood)
     for _ in range(2):
         assert places.giving_way("m", waiting["m"], 0, 0) == []
         places.report(waiting, {}, 0)
-        places.hear(flood)
+        places.adopt_reports(flood)
     assert len(places.giving_way("m", waiting["m"], 0, 0)) == 3

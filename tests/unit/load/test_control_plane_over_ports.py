@@ -133,14 +133,14 @@ class Plane:
                     **common,
                 )
             )
-            self.worker = self.tasks.spawn("worker", self._tell())
+            self.worker = self.tasks.spawn("worker", self._report())
             await asyncio.sleep(RUN_S)
             result = await work(self)
         assert self.tasks.error is None
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return result
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         number = 0
         while True:
             await asyncio.sleep(TELEMETRY_MS / 1000)

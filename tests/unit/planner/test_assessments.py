@@ -69,7 +69,7 @@ class BothServices:
         decided = None
         for _ in range(tenths):
             await self.metrics.run(1, **load)
-            self.loads.tell(self.metrics.state.fleet, self.now_ns)
+            self.loads.publish(self.metrics.state.fleet, self.now_ns)
             decided = self.planner.decide(self.now_ns)
         return decided
 

@@ -127,7 +127,7 @@ def test_a_request_queued_at_a_gateway_ends_the_idle_state_of_a_cluster(tokens: 
 def test_a_model_with_too_little_data_is_left_unchanged_with_the_reason() -> None:
     cluster = Cluster(p="prefill", d="decode")
     (kept,) = cluster.state.decide(at(WINDOW_MS)).decisions
-    assert kept.reason == "sim keeps its roles: 0 of 2 workers are heard"
+    assert kept.reason == "sim keeps its roles: 0 of 2 workers report"
 
 
 def test_pressure_is_a_gauge_by_model_and_phase() -> None:

@@ -164,8 +164,8 @@ def test_an_engine_has_the_capabilities_of_the_weakest_worker() -> None:
     [
         ({"step_time": None}, "how long its steps take"),
         ({"step_time": StepTime()}, "how long its steps take"),
-        ({"ago_ns": FRESH_NS}, "0 of 2 workers are heard"),
-        ({"incarnation": 2}, "0 of 2 workers are heard"),
+        ({"ago_ns": FRESH_NS}, "0 of 2 workers report"),
+        ({"incarnation": 2}, "0 of 2 workers report"),
     ],
     ids=["no model", "a model of zeros", "silent", "another life"],
 )

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from libs.contracts.errors import KvLost
 from libs.engine.kv_blocks import Offer, ReceivedTotals
+from libs.engine.offers import MAX_UNKNOWN_MS
 from libs.engine.reports import FinishReason
 from libs.lab.cluster.core import LabCore
 from libs.lab.cluster.host.device import Device, Rest
@@ -40,6 +41,8 @@ class Stream:
     """The number of blocks found in the receiver's own cache."""
     ready_ns: int = 0
     """The time at which the first blocks under a name were ready; 0 before."""
+    expected: bool = False
+    """True if the source has had the prompt of the blocks' name."""
 
     @property
     def ready(self) -> int:
@@ -136,6 +139,7 @@ class ReceivingLink:
 
 # The same delay as in `libs.worker.kv_client`.
 ACK_DELAY_PS: Final = 10_000_000 * PS_PER_NS
+MAX_UNKNOWN_PS: Final = MAX_UNKNOWN_MS * 1_000_000 * PS_PER_NS
 
 
 class Owner(Protocol):
@@ -230,6 +234,8 @@ class Fetching:
         return lost
 
     def _requested(self, stream: Stream, *, named: bool) -> None:
+        if self._awaits(stream):
+            self._source(stream).requested_by(self, stream)
         # What the source of a named handle has later is in a response of its own.
         pulls = not named or stream.ready > 0 or stream.done
         if named and pulls and not stream.ready_ns:
@@ -338,14 +344,41 @@ class Fetching:
         if stream.held is not None:
             self._core.offers.leave(stream.held, self._time.now_ns())
 
+    def requested_by(self, reader: "Fetching", stream: Stream) -> None:
+        """Handle a request for blocks, which under a name may arrive before their prompt does."""
+        if stream.held is None and not self._expects(stream):
+            self._time.in_ps(MAX_UNKNOWN_PS, partial(self._unknown_until_now, reader, stream))
+
+    def _unknown_until_now(self, reader: "Fetching", stream: Stream) -> None:
+        if stream.held is None and not self._expects(stream):
+            self._lose(reader, stream)
+
+    def _expects(self, stream: Stream) -> bool:
+        kv = stream.sequence.request.kv
+        assert kv is not None
+        stream.expected = stream.expected or self._core.offers.expects(kv.opaque)
+        return stream.expected
+
+    def _lose(self, reader: "Fetching", stream: Stream) -> None:
+        """Fail a stream whose prompt did not come, or has left before it began."""
+        kv = stream.sequence.request.kv
+        assert kv is not None
+        if self._readers.get(kv.opaque) == (reader, stream):
+            del self._readers[kv.opaque]
+            self._time.in_ps(self._hop_ps, partial(reader.lost, stream))
+
     def begun(self) -> None:
         """Find the blocks of prompts that have begun for those who await them by name, with what is cached of them."""
         if not self._readers:
             return
-        for opaque, (reader, stream) in self._readers.items():
-            if stream.held is None and opaque in self._core.offers:
+        for opaque, (reader, stream) in list(self._readers.items()):
+            if stream.held is not None:
+                continue
+            if opaque in self._core.offers:
                 stream.held = self._core.offers.pull(opaque, self._time.now_ns())
                 self._notify(reader, stream)
+            elif self._expects(stream) and not self._core.offers.expects(opaque):
+                self._lose(reader, stream)
 
     def notify_readers(self) -> None:
         """Notify readers that more blocks may be ready."""

@@ -6,6 +6,7 @@ from libs.lab.cluster.books import LabOutcome
 from libs.lab.experiment import Experiment, run
 from libs.lab.hardware import resolve
 from libs.lab.policies import policy_named
+from libs.lab.rivals.port import SeenWorker
 from libs.lab.rivals.sglang_pdmux import SmDivider, budget_tokens, prefill_share, sglang_pdmux
 from libs.lab.slo import parse_slo
 from libs.lab.traces.generate import generate
@@ -23,6 +24,29 @@ def test_a_budget_is_what_the_prefill_stream_computes_during_the_step() -> None:
     assert budget_tokens(mixed(0, decodes=36)) == pytest.approx(552, abs=5)
     idle = mixed(0)
     assert budget_tokens(idle) == idle.speed.chunk_tokens
+
+
+def test_sequences_whose_prompts_are_being_computed_take_no_sms_from_prompts() -> None:
+    alone = mixed(0, decodes=1, prefills=1)
+    assert budget_tokens(alone) == alone.speed.chunk_tokens
+    assert budget_tokens(mixed(0, decodes=40, prefills=4)) == budget_tokens(mixed(0, decodes=36))
+
+
+@pytest.mark.usefixtures("quiet_lab")
+def test_the_lab_knows_which_sequences_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one request at a time, a worker has either a prompt or a decode, and a prompt alone has all SMs."""
+    found = set()
+
+    def recorded(worker: SeenWorker) -> int:
+        tokens = budget_tokens(worker)
+        found.add((worker.decodes, worker.prefills, tokens == worker.speed.chunk_tokens))
+        return tokens
+
+    monkeypatch.setattr("libs.lab.rivals.sglang_pdmux.budget_tokens", recorded)
+    trace = generate("poisson:rate=0.05,seconds=200,isl=30000,osl=300", seed=1)
+    base = Experiment(trace, resolve("llama-3.1-8b", "h100"), 1, parse_slo("ttft=max(2s,3x),tpot=50ms"))
+    run(base, policy_named("sglang-pdmux", 1))
+    assert {(1, 1, True), (1, 0, False)} <= found <= {(0, 0, True), (1, 1, True), (1, 0, False)}
 
 
 def test_only_budgets_change_and_only_where_they_differ_by_a_tenth() -> None:
