@@ -271,9 +271,7 @@ class RollUps:
         return [ring.tier for ring in self._rings]
 
     def tier_for(self, low_ns: int, least_ns: int = 0) -> Tier:
-        """Return the finest tier that reaches back to `low_ns` with windows of at least `least_ns`, or else the
-        coarsest.
-        """
+        """Return the finest tier back to `low_ns` with windows of at least `least_ns`, or else the coarsest."""
         coarse = int(low_ns < self._finest_from_ns)
         rings = self._rings[coarse:]
         fitting = (ring.tier for ring in rings if ring.reaches(low_ns) and ring.tier.window_ns >= least_ns)

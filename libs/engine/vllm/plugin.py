@@ -30,8 +30,6 @@ from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 
 log = logging.getLogger("vllm.fulcrum")
 
-UNCHECKED = "this vLLM is not known to the checks of KV: reads that leave out blocks are not noticed"
-
 PR_SET_PDEATHSIG = 1
 # Pid of the worker, set for the processes that it starts. Other uses of vLLM are not affected.
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
@@ -178,7 +176,7 @@ def check_pulls() -> None:
 
 
 def _mark_pulls(config: Any) -> None:
-    from libs.engine.vllm.connectors import NIXL  # noqa: PLC0415 - the plug-in is loaded first
+    from libs.engine.vllm.connectors import NIXL, UNCHECKED  # noqa: PLC0415 - the plug-in is loaded first
 
     if config is None or not config.has_connector(NIXL):
         return
