@@ -166,6 +166,8 @@ def check_pulls() -> None:
     initialize = WorkerWrapperBase.initialize_from_config
 
     def initialize_checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from libs.engine.vllm.connectors import UNCHECKED  # noqa: PLC0415 - the plug-in is loaded first
+
         try:
             _mark_pulls(self.vllm_config.kv_transfer_config)
         except (AttributeError, ImportError):  # must not keep the worker from serving
@@ -176,7 +178,7 @@ def check_pulls() -> None:
 
 
 def _mark_pulls(config: Any) -> None:
-    from libs.engine.vllm.connectors import NIXL, UNCHECKED  # noqa: PLC0415 - the plug-in is loaded first
+    from libs.engine.vllm.connectors import NIXL  # noqa: PLC0415 - the plug-in is loaded first
 
     if config is None or not config.has_connector(NIXL):
         return
