@@ -224,9 +224,16 @@ def _compiler() -> str:
     return str(sysconfig.get_config_var("CC") or "cc").split()[0]
 
 
+def _c_flags() -> str:
+    # Functions that nothing outside of the library calls are inlined and called directly. Debug symbols would only
+    # make the build longer. CFLAGS take the place of this Python's own flags, so those are repeated.
+    flags = sysconfig.get_config_var("CFLAGS"), os.environ.get("CFLAGS"), "-fvisibility=hidden -g0"
+    return " ".join(each for each in flags if each)
+
+
 def digest(optimise: int, globs: Sequence[str] = MODULES) -> str:
     """Return a digest of everything that a build depends on."""
-    of = hashlib.sha256(f"{sys.version} {optimise} {globs} {_BUILD}".encode())
+    of = hashlib.sha256(f"{sys.version} {optimise} {globs} {_BUILD} {_compiler()} {_c_flags()}".encode())
     for path in sorted(path for top in _tops(globs) for path in (ROOT / top).rglob("*.py")):
         of.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     of.update(Path(__file__).read_bytes())
@@ -238,8 +245,11 @@ def _tops(globs: Sequence[str]) -> list[str]:
     return ["libs", "services"] if any(glob.startswith("services/") for glob in globs) else ["libs"]
 
 
-def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bool:
-    """Compile into `folder`; return whether anything was to be done. Raise CalledProcessError if a module fails."""
+def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES, jobs: int = 0) -> bool:
+    """Compile into `folder`; return whether anything was to be done. Raise CalledProcessError if a module fails.
+
+    Up to `jobs` C files are compiled at a time; 0 means one per core.
+    """
     wanted, mark = digest(optimise, globs), folder / DIGEST
     if mark.exists() and mark.read_text() == wanted:
         return False
@@ -257,15 +267,12 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES) -> bo
     derived_from = bases(path.read_text() for path in folder.rglob("*.py"))
     for path in modules:
         (folder / path).write_text(with_constructors((folder / path).read_text(), derived_from))
-    command = [sys.executable, "-c", _BUILD, str(optimise), str(os.cpu_count() or 1), *modules]
+    command = [sys.executable, "-c", _BUILD, str(optimise), str(jobs or os.cpu_count() or 1), *modules]
     environment = os.environ | {"PYTHONPATH": ""}
     if sys.platform == "linux":
         # Without the linker's flags of this Python, which may name folders of this machine.
         environment["LDSHARED"] = f"{_compiler()} -shared"
-        # Functions that nothing outside of the library calls are inlined and called directly. Debug symbols would
-        # only make the build longer. CFLAGS take the place of this Python's own flags, so those are repeated.
-        flags = sysconfig.get_config_var("CFLAGS"), environment.get("CFLAGS"), "-fvisibility=hidden -g0"
-        environment["CFLAGS"] = " ".join(each for each in flags if each)
+        environment["CFLAGS"] = _c_flags()
     subprocess.run(command, cwd=folder, check=True, env=environment, stdout=sys.stderr)
     shutil.rmtree(folder / "build", ignore_errors=True)
     shutil.rmtree(folder / ".mypy_cache", ignore_errors=True)

@@ -81,7 +81,7 @@ def _allowed(field: FieldInfo) -> str:
 
 
 def docstrings(settings: type[CommonSettings]) -> dict[str, str]:
-    """Return the string that stands under each field in the source."""
+    """Return the docstring of each field from the source."""
     tree = ast.parse(dedent(inspect.getsource(settings)))
     assert isinstance(tree.body[0], ast.ClassDef)
     body = tree.body[0].body

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-# [text](target), as far as target is no address and no anchor of the same page.
 # Search in a page opened from disk needs this script, which the theme would fetch from the network.
 SHIM_URL = re.compile(r'https://[^"]+/iframe-worker/shim')
 SHIM = Path(__file__).with_name("iframe-worker.js")
+# Comments behind commands would otherwise end beyond the edge.
+STYLE = "<style>.language-sh pre>code{white-space:pre-wrap}</style></head>"
+# [text](target), as far as target is no address and no anchor of the same page.
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -32,9 +34,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Load the script of search from the site itself."""
+    """Load the script of search from the site itself, and wrap long commands."""
     up = "../" * page.url.count("/")
-    return SHIM_URL.sub(f"{up}assets/{SHIM.name}", output)
+    return SHIM_URL.sub(f"{up}assets/{SHIM.name}", output).replace("</head>", STYLE, 1)
 
 
 def on_post_template(output_content: str, **_: Any) -> str:

@@ -281,7 +281,9 @@ def gather(consumer: AIOKafkaConsumer, gather_ms: int) -> None:
 
 
 async def _start(starting: Coroutine[Any, Any, None]) -> None:
-    """Connect, delaying a cancellation until the timeouts below, because aiokafka would leave its connection open."""
+    """Connect. A cancellation takes effect only after the timeouts below, because aiokafka would leave its connection
+    open.
+    """
     await finish("kafka client start", starting)
 
 

@@ -30,7 +30,7 @@ class PlanInput:
     model: str
     history: DemandHistory
     speed: float
-    """The factor by which the history's time runs faster than the clock."""
+    """The speed of the history's time relative to the clock."""
     mix: Mix
     peaks: Floats
     """The ratios of an hour's busiest stretch to the hour, for past hours."""

@@ -261,8 +261,16 @@ class Bench:
         The lab's prompts have no images, so each of their tokens takes its share of encoding too.
         """
         model = self.hardware.profile.step_time
-        model = replace(model, prefill_token_ns=model.prefill_token_ns + self.encode_token_ns)
-        return replace(self.hardware, profile=replace(self.hardware.profile, step_time=model))
+        # The floor hides no encoding. It rises by that of the mean prompt that is too short to exceed it.
+        short = [
+            prompt for prompt, _ in self.traffic.lengths if model.chunks_ns(prompt, prompt**2) <= model.prefill_floor_ns
+        ]
+        model = replace(
+            model,
+            prefill_token_ns=model.prefill_token_ns + self.encode_token_ns,
+            prefill_floor_ns=model.prefill_floor_ns + self.encode_token_ns * sum(short) / max(len(short), 1),
+        )
+        return _with_step_time(self.hardware, model)
 
     def work_each(self) -> dict[Phase, float]:
         """Return the seconds that a request takes on one worker in each phase."""
@@ -359,9 +367,10 @@ class Bench:
         """Return the share of requests in time for the same arrivals as `attempt`, with the pool as a queue."""
         trace, seconds = self._trace(self._lengths(phase), rate)
         kind = self.kind
+        alone = replace(kind.speed, step_time=self.lab_hardware.profile.step_time)
 
         def limit_s(request: TraceRequest) -> float:
-            return self.slo.ttft_limit_ns(kind.speed.prompt_ns(request.input_tokens, request.input_tokens**2)) / 1e9
+            return self.slo.ttft_limit_ns(alone.prompt_ns(request.input_tokens, request.input_tokens**2)) / 1e9
 
         if phase == "prefill":
             good = prompts_in_time(trace.requests, kind, workers, limit_s)
@@ -388,7 +397,7 @@ class Bench:
                 prefill_token_squared_ns=0.0,
                 prefill_floor_ns=0.0,
             )
-        hardware = replace(self.hardware, profile=replace(self.hardware.profile, step_time=model))
+        hardware = _with_step_time(self.hardware, model)
         # Answers of two tokens with a KV transfer between them could hardly keep a pace, so none is required.
         slo = replace(self.slo, tpot_ns=max(self.slo.tpot_ns, NO_PACE_NS)) if phase == "prefill" else self.slo
         return self._run(hardware, self._lengths(phase), rate, split, slo=slo).score.slo_attainment
@@ -418,6 +427,8 @@ class Bench:
             slo=slo,
             seed=self.seed,
             max_sequences=self.max_sequences,
+            # Limits count prompts in full even if the run makes them free.
+            limit_step_time=self.lab_hardware.profile.step_time,
             chunk_tokens=self.hardware.chunk_tokens or self.kind.speed.chunk_tokens,
             warm_up_s=self._warm_up_s(seconds, lengths),
             overtime_s=max(60.0, 4 * self._answer_s(lengths)),
@@ -439,6 +450,10 @@ class Bench:
             seconds = max(MOST_REQUESTS / rate, stay_s, 10.0)
         seconds = min(seconds, most_s)
         return made_trace(lengths, rate, self.traffic.cv, seconds, self.seed), seconds
+
+
+def _with_step_time(hardware: Hardware, model: StepTimeModel) -> Hardware:
+    return replace(hardware, profile=replace(hardware.profile, step_time=model))
 
 
 def edge(good: Callable[[float], bool], start: float, step: float = STEP, halvings: int = HALVINGS) -> float:

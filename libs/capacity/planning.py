@@ -37,7 +37,7 @@ from libs.policy.capacity import (
 from libs.policy.forecast.history import DAY_S, DemandHistory, Floats
 
 # The version of the measurement and its format; a new one invalidates all tables.
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 MOST_FILES: Final = 200
 
 
@@ -68,8 +68,7 @@ def fingerprint(bench: Bench) -> str:
         LAYOUT, SIZES, asdict(profile.step_time), profile.kv_bytes_per_token, profile.kv_memory_bytes, profile.gpus,
         bench.hardware.chunk_tokens, bench.hardware.link_gbps, bench.slo.text, bench.max_sequences, bench.objective,
         bench.seed, bench.traffic.cv, list(bench.traffic.lengths),
-        # Tables of traffic without images stay valid.
-        *([bench.encode_token_ns] if bench.encode_token_ns else []),
+        bench.encode_token_ns,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
 

@@ -266,7 +266,7 @@ def _default() -> Ready:
 
 
 def local_user() -> str:
-    """Return the name of this machine's user, as far as it is known."""
+    """Return the name of the user who runs this process, or a placeholder if it is unknown."""
     import getpass  # noqa: PLC0415 (what few commands need)
 
     try:

@@ -34,11 +34,13 @@ def name_blocks(generation: Generation, prompt: Link | None, decode: Link) -> Bl
 def keep_back(generation: Generation, news: EarlyNews) -> bool:
     """Hold back news of the decode worker until the prompt's worker has reported; return False if it need not wait.
 
-    The frames of the two workers are not ordered, but tokens must be. There is no more news than output.
+    The frames of the two workers are not ordered, but tokens must be. At most one item is held per output token, and
+    a few events.
     """
     placement = generation.placement
     if generation.early is None or not placement.prefilling or news.attempt is not placement.decode_attempt:
         return False
+    # A token shows that the decode worker has all blocks. After an event the sender may have freed them too.
     placement.note_blocks_read()
     generation.early.append(news)
     return True

@@ -35,7 +35,7 @@ class Tokens:
 
 
 class KvOpened(NamedTuple):
-    """KV blocks that can be read while the prompt is computed."""
+    """An event: KV blocks can be read while their prompt is computed."""
 
     sequence_id: int
     blocks: Blocks

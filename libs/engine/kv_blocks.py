@@ -197,7 +197,7 @@ class ReceivedTotals:
     token_ids: tuple[int, ...] = ()
     """The tokens sampled at the sender, if they came along."""
     first_waited_ns: int = 0
-    """The time for which the sender of a named handle had no block to send."""
+    """The time for which the sender of a named handle had no block to send; 0 if unknown."""
     waited_ns: int = 0
     """The same, with the times in which it had no further one."""
 

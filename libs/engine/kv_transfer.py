@@ -188,11 +188,13 @@ class BlockExport:
             self._waits_since_ns = self._now_ns()
 
     def _waited(self) -> int:
-        """Return the time so far in which no block was ready; now one is."""
-        if self._now_ns is not None and self._waits_since_ns:
+        """Return the time so far in which no block was ready; now one is. 0 if it is not measured."""
+        if self._now_ns is None:
+            return 0
+        if self._waits_since_ns:
             self._waited_ns += max(self._now_ns() - self._waits_since_ns, 0)
             self._waits_since_ns = 0
-        return self._waited_ns
+        return max(self._waited_ns, 1)  # 0 would mean unknown
 
     @property
     def ready_blocks(self) -> int:

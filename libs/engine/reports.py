@@ -108,10 +108,17 @@ class KvTransferReport:
     was still computing the prompt.
     """
     named: bool = False
-    """True if the blocks had a gateway's name. The start is then when the first of them were ready."""
+    """True if the blocks had a gateway's name. The start is then when the first were ready, if that is known."""
+
+    @property
+    def wait_unknown(self) -> bool:
+        """Return whether its time includes a wait for the prompt that an older sender did not measure."""
+        return self.named and not self.ready_ns
 
     def link_ns(self, chunk_tokens: int) -> int:
         """Return the time that the link took; 0 if the transfer does not show it."""
+        if self.wait_unknown:
+            return 0
         # The KV of a single step arrives at once, before the receiver is notified.
         if self.ready_ns and self.prompt_tokens > chunk_tokens:
             return self.ready_ns

@@ -331,7 +331,9 @@ class Sequence:
         kv, prompt_tokens = self.request.kv, self.request.prompt_tokens
         assert kv is not None
         ready_ns = self._kv_ready_until_ns(now_ns)
-        if kv.named:  # its pull is open before its prompt has begun, and the sender measures for how long it waits
+        if kv.named and not received.waited_ns:
+            ready_ns = 0
+        elif kv.named:  # its pull is open before its prompt has begun, and the sender measures for how long it waits
             started_ns = min(started_ns + received.first_waited_ns, now_ns)
             ready_ns = max(now_ns - started_ns - (received.waited_ns - received.first_waited_ns), 1)
         return KvTransferReport(

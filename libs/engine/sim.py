@@ -101,7 +101,7 @@ class SimRunner:
         return self._capabilities(info)
 
     async def sleep(self) -> None:
-        """Wait for the time that the weights take to host memory."""
+        """Wait as long as a copy of the weights to host memory takes."""
         await self._copy(self._config.sim_wake_gb_per_s)
 
     async def _copy(self, gb_per_s: float) -> None:

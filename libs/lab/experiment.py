@@ -83,6 +83,8 @@ class Experiment:
     """The share of good requests, and of good work, below which the run may end once both are certain to stay below
     it.
     """
+    limit_step_time: StepTimeModel | None = None
+    """The step times of the isolated prompts in TTFT limits such as 3x; None takes those of the hardware."""
     tenants: Tenancy | None = None
     """The tenants that share queue and decode places under the live dispatcher; None treats all requests alike."""
 
@@ -103,8 +105,7 @@ class Experiment:
                 " take a device with more memory, or a larger --tp"
             )
         shortest = min(each.input_tokens for each in self.trace.requests)
-        isolated = self.work.prompt_ns(shortest)
-        limit_ns = self.slo.ttft_limit_ns(isolated)
+        isolated, limit_ns = self.work.prompt_ns(shortest), self.ttft_limit_ns(shortest)
         if isolated > limit_ns:
             raise InvalidRequest(
                 f"SLO {self.slo.text!r} cannot be met: even the shortest prompt takes {isolated / 1e9:.3f} s by itself,"
@@ -156,6 +157,13 @@ class Experiment:
     def work(self) -> IdealWork:
         """The work of requests in a cluster without friction."""
         return IdealWork(self.speed, self.slo.tpot_ns, self.max_sequences)
+
+    def ttft_limit_ns(self, tokens: int) -> int:
+        """Return the TTFT limit of a prompt of this length."""
+        speed = self.speed
+        if self.limit_step_time is not None:
+            speed = replace(speed, step_time=self.limit_step_time)
+        return self.slo.ttft_limit_ns(speed.prompt_ns(tokens, tokens**2))
 
     def shape(self, policy: Policy) -> WorkerShape:
         """Return the shape of each worker under a policy."""
@@ -209,7 +217,7 @@ def run(
     def ttft_limit_ns(request: TraceRequest) -> int:
         tokens = request.input_tokens
         if tokens not in isolated:
-            isolated[tokens] = experiment.slo.ttft_limit_ns(work.prompt_ns(tokens))
+            isolated[tokens] = experiment.ttft_limit_ns(tokens)
         return isolated[tokens]
 
     cluster = RivalSetting(
@@ -318,7 +326,7 @@ def _typical(experiment: Experiment) -> Slo:
     """Return the SLO of a request of mean lengths."""
     requests = experiment.trace.requests
     mean = sum(each.input_tokens for each in requests) // len(requests)
-    return Slo(experiment.slo.ttft_limit_ns(experiment.work.prompt_ns(mean)), experiment.slo.tpot_ns)
+    return Slo(experiment.ttft_limit_ns(mean), experiment.slo.tpot_ns)
 
 
 def _gateway(policy: Policy, cluster: RivalSetting, experiment: Experiment) -> MakeGateway:

@@ -44,7 +44,7 @@ class Machine:
     # Free bytes in /dev/shm.
     shared_memory_bytes: int
     memlock_bytes: int | None
-    """The memory that this user may pin, as RDMA does; None is unlimited."""
+    """The bytes that this user may pin in memory, as RDMA requires; None is unlimited."""
     cache: str
     cache_problem: str
     packages: Mapping[str, str]

@@ -384,7 +384,7 @@ class _Document:
         return set(required)
 
     def _names_of_properties(self, own: dict[str, Any], resource: Any) -> None:
-        """Write `propertyNames` as properties or a pattern of them. A rule without effect on names is dropped."""
+        """Convert `propertyNames` to properties or to a pattern of them. A rule without effect on names is dropped."""
         if "propertyNames" not in own:
             return
         names = self._probe(*self._followed(own.pop("propertyNames"), resource), "propertyNames")

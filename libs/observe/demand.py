@@ -15,7 +15,7 @@ from libs.demand.wire import BinDelta, Deltas
 from libs.observe.vllm import ServerSample
 
 SERVED: Final = "observed"
-"""The class and tenant of observed demand, which servers do not know."""
+"""The placeholder for the class and tenant of observed demand, which servers do not report."""
 GIVE_UP_NS: Final = 300_000_000_000
 """The time after which a server that is away counts as out of service, unless it is the last of its model."""
 SETTLED_NS: Final = 5_000_000_000

@@ -26,11 +26,11 @@ class Phase(IntEnum):
     """The part of a request that a worker computes."""
 
     PREFILL = 1
-    """Return why `gpus` do not suffice for `wanted` in addition to the other claims; None if they do."""
+    """Compute the prompt and keep its blocks for a receiver."""
     DECODE = 2
     """Pull the blocks and continue token by token."""
     BOTH = 3
-    """Return the claims to give up. All claims of a model go together, since only the largest of them counts."""
+    """Compute the whole request on one worker."""
 
 
 class Refusal(IntEnum):

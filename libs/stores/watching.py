@@ -78,7 +78,7 @@ async def _subscribe(changes: PubSub, channel: str) -> None:
 
 
 async def _wait_for_change(changes: PubSub, timeout_s: float, down: type[Exception]) -> None:
-    """Return after a pushed change or `timeout_s`. Changes that arrive together count as one.
+    """Wait for a pushed change, at most `timeout_s`. Changes that arrive together count as one.
 
     A subscription that redis-py renewed on a new connection counts as a change, since some may have been missed.
     """

@@ -178,5 +178,5 @@ class LifeWatch:
 
 
 def newest_of(signs: Iterable[LifeSigns]) -> int:
-    """Return the newest telemetry of workers that have not left; 0 if there are none."""
+    """Return the Unix ns of the newest telemetry of workers that have not left; 0 if there are none."""
     return max((each.reported_ns for each in signs if not each.left), default=0)

@@ -169,6 +169,8 @@ class KvLinks:
 
 def _awaited_prompt(transfer: KvTransfer, chunk_tokens: int) -> bool:
     """Return whether a transfer was slow mainly because its prompt was still being computed in several steps."""
+    if transfer.named and not transfer.ready_ns:
+        return True  # an older sender did not measure for how long its receiver waited
     whole_ns = transfer.end_unix_ns - transfer.start_unix_ns
     # KV of a single step arrives at once, before the receiver is notified that it is ready. A sender of named blocks
     # measures it.

@@ -49,9 +49,10 @@ class Ring:
             times[held, :used] = known[held]
 
     def clear(self, slot: int) -> None:
-        self._roles[:, slot] = NO_ROLE
+        held = self._starts >= 0  # a write to the other rows would take memory for their pages
+        self._roles[held, slot] = NO_ROLE
         for _, times in self._known():
-            times[:, slot] = 0
+            times[held, slot] = 0
 
     def row(self, at_ns: int) -> int | None:
         """Return the row of the window that contains `at_ns`, cleared if new; None if the window is too old."""
@@ -270,9 +271,7 @@ class RollUps:
         return [ring.tier for ring in self._rings]
 
     def tier_for(self, low_ns: int, least_ns: int = 0) -> Tier:
-        """Return the finest tier that reaches back to `low_ns` with windows of at least `least_ns`, or else the
-        coarsest.
-        """
+        """Return the finest tier back to `low_ns` with windows of at least `least_ns`, or else the coarsest."""
         coarse = int(low_ns < self._finest_from_ns)
         rings = self._rings[coarse:]
         fitting = (ring.tier for ring in rings if ring.reaches(low_ns) and ring.tier.window_ns >= least_ns)

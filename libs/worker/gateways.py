@@ -140,6 +140,8 @@ class WorkerSpeed:
     def on_event(self, event: EngineEvent) -> None:
         """Learn the transfer time of a token's KV from an event."""
         for transfer in event.kv_transfers:
+            if transfer.wait_unknown:
+                continue
             self._transfers.arrived(transfer.blocks, transfer.end_unix_ns - transfer.start_unix_ns)
             self._link.arrived(transfer.blocks, transfer.link_ns(self._speed.chunk_tokens))
         if self._transfers.differs(self._speed.kv_token_ns):

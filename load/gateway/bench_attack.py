@@ -251,7 +251,7 @@ def lists(_: Target) -> Iterable[Sent]:
 
 
 def too_long(_: Target) -> Iterable[Sent]:
-    """Return chats with tools of 443 KiB, which fit no context."""
+    """Return chats with 443 KiB of tools, which exceed the model's context."""
     tool = {"type": "function", "function": {"name": "f", "description": "d" * 4_500}}
     sent = json.dumps({"model": "sim", "messages": [{"role": "user", "content": "hi"}], "tools": [tool] * 100})
     return repeat(post("/v1/chat/completions", content=sent, headers=JSON))

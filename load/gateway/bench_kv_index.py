@@ -38,7 +38,7 @@ def hashes(count: int) -> list[bytes]:
 
 
 async def bytes_a_block(redis: Redis, index: RedisKvIndex, workers: int, blocks: int) -> float:
-    """Fill the sets of `workers`; return the bytes that one block takes in Redis."""
+    """Fill the sets of `workers` and return the memory of one block in Redis in bytes."""
     before = int((await redis.info("memory"))["used_memory"])
     for number in range(workers):
         await index.renew(MODEL, f"worker-{number}", lease_ms=LEASE_MS)

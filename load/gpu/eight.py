@@ -298,7 +298,7 @@ def run_line(name: str, line: Line, options: argparse.Namespace, gpu: str) -> di
 
 
 def key_of(line: Line, options: argparse.Namespace, machine: Mapping[str, Any]) -> str:
-    """Return the key that a kept line must share with this run. The folder of our own model is new in each run."""
+    """Return a key that a kept line must share with this run, without the folder of our own model, new in each run."""
     words = [OWN_MODEL if word == str(options.written) else word for word in words_of(line, part_of(line, options))]
     return json.dumps([words, machine["card"], machine["versions"], options.hardware.profile.name, options.link_gbps])
 

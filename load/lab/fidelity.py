@@ -154,7 +154,7 @@ def calibrate(place: ClusterShape, trace: Trace, truth: Replay, constants: Const
 
 
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return (at 0, slope) of the line through the medians of the lower and the upper half of points (x, y)."""
+    """Return (intercept, slope) of the line through the medians of the lower and the upper half of points (x, y)."""
     middle = float(np.median([x for x, _ in points]))
     halves = [[each for each in points if each[0] <= middle], [each for each in points if each[0] > middle]]
     if not halves[1]:  # all at one x: slope and offset cannot be separated

@@ -58,7 +58,7 @@ class Minute:
     coverage: float
     """Read when the phase is over: what is missing then was lost, not late."""
     coverage_soon: float
-    """Read some seconds after the minute."""
+    """The coverage of the minute, read some seconds after its end."""
     fresh_p50_s: float
     fresh_p99_s: float
     stalest_p99_s: float
@@ -94,7 +94,7 @@ class Phase:
         return self.minutes[1:]
 
     def mean_points(self) -> float | None:
-        """Return the suite's points, over the counted minutes."""
+        """Return the mean of the suite's CPU use in hundredths of a core, over the counted minutes."""
         return _mean([minute.sum_points for minute in self.counted])
 
     def growth(self) -> Fit:

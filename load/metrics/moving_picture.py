@@ -45,7 +45,7 @@ MOST_BYTES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Clients that send the next request as soon as they are answered, with `prompt_tokens` and `output_tokens` each."""
+    """Clients that send the next request as soon as they are answered, each of the given prompt and output tokens."""
 
     count: int
     prompt_tokens: int

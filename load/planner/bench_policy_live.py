@@ -75,7 +75,7 @@ class Side:
 
 
 def sides(workers: int) -> tuple[Side, Side]:
-    """Return (before, ours), both from half and half."""
+    """Return the two sides to compare; both start with half of the workers in each role."""
     half = workers // 2
     before = Policy("before", half, workers - half, 0, "advisory")
     return (

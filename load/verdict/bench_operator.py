@@ -66,7 +66,7 @@ class Look:
     """Name and command of each alert that fires."""
     roles: tuple[tuple[str, str], ...]
     unsaid: str
-    """A sentence or command that a text leaves out; empty if none does."""
+    """A required sentence or command that a text lacks; empty if none is missing."""
 
 
 def look(suite: VirtualSuite) -> Look:

@@ -1,4 +1,4 @@
-"""Scenes that an operator meets: loads and faults on a virtual suite, each with the verdicts that may stand."""
+"""Scenes for an operator: loads and faults on a virtual suite, each with the verdicts that are correct."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -111,7 +111,7 @@ class WorkerLink:
         self.kv_kind = ""
         """A key that is equal for workers that can exchange blocks: same weights, same layout."""
         self.kv_once = False
-        """True if the blocks that the worker leaves can be read by one reader only."""
+        """True if the KV blocks that the worker offers can be read only once."""
         self.left = False
         """True if the stream was ended for silence and no frame has arrived since."""
         self._leaving = asyncio.Event()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deploy.compile import DECISIONS, MODULES, ROOT, build, missing
+from tests.compile_jobs import compile_jobs
 
 WHOLE = bool(os.environ.get("FULCRUM_TEST_COMPILED"))
 GLOBS = MODULES if WHOLE else DECISIONS
@@ -29,7 +30,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if lacking := missing():
         pytest.skip(f"cannot compile: {lacking}")
     folder = tmp_path_factory.mktemp("compiled") / "lab"
-    assert build(folder, 0, GLOBS)  # faster to build, with the same results
+    assert build(folder, 0, GLOBS, compile_jobs())  # faster to build, with the same results
     return folder
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from deploy.compile import ROOT, SERVICES, SERVICES_BUILD, build, missing
 from libs.testing.suites.suite import RunningSuite, running_suite
+from tests.compile_jobs import compile_jobs
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -32,7 +33,7 @@ CASES: list[dict[str, Any]] = [
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if lacking := missing():
         pytest.skip(f"cannot compile: {lacking}")
-    build(SERVICES_BUILD, globs=SERVICES)  # what `make dist` packs too
+    build(SERVICES_BUILD, globs=SERVICES, jobs=compile_jobs())  # what `make dist` packs too
     return Path(shutil.copytree(SERVICES_BUILD, tmp_path_factory.mktemp("compiled") / "services"))
 
 

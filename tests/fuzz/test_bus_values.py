@@ -190,7 +190,7 @@ def test_the_planner_accepts_or_skips_any_values(fuzz: Any) -> None:
                 assert all(count >= 0 for count in wishes(plans, "sim", clock.now_ns() / 1e9, 30.0).values())
             clock.advance_ms(50)
             for order in state.decide(clock.now_ns()).orders:
-                state.done(order, None)
+                state.done(order, None, clock.now_ns())
         fuzz.counts["bus values into planner"] += len(found)
         answers(client, PLANNER_PATHS)
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from libs.cli.console import make_console, plain_table
 from libs.cli.find import ask_json, find_one_suite, find_suite, get_json, local_user
-from libs.cli.status.answer import STATUS_PATH, ActionAnswer, Status, parse_status
+from libs.cli.status.answer import STATUS_PATH, ActionAnswer, CauseAnswer, Status, VerdictAnswer, parse_status
 from libs.cli.status.show import commands, instructions, span
 from libs.contracts.errors import InvalidRequest, StartupError, quoted
 from libs.launch.ready import Ready
@@ -201,8 +201,11 @@ def show_advice(ready_file: Path | None, *, apply: bool, yes: bool, as_json: boo
         print("\n".join(by_hand), file=sys.stderr)  # standard output contains only commands
     else:
         print(f"Nothing to run: {verdict.sentence}", file=sys.stderr)
-    if apply and verdict.action is not None and verdict.action.command:
-        _apply(status, verdict.action, ready_file, yes=yes, as_json=as_json)
+    # The verdict may have no command, such as a lack of CPU, while a later cause has one.
+    found: tuple[VerdictAnswer | CauseAnswer, ...] = (verdict, *verdict.causes)
+    cause = next((each for each in found if each.action is not None and each.action.command), None)
+    if apply and cause is not None:
+        _apply(status, cause, ready_file, yes=yes, as_json=as_json)
 
 
 PROMISED: Final = (
@@ -318,10 +321,14 @@ def show_score(ready_file: Path | None, *, as_json: bool) -> None:
     make_console().print(table)
 
 
-def _apply(status: Status, action: ActionAnswer, ready_file: Path | None, *, yes: bool, as_json: bool) -> None:
+def _apply(
+    status: Status, cause: VerdictAnswer | CauseAnswer, ready_file: Path | None, *, yes: bool, as_json: bool
+) -> None:
+    action = cause.action
+    assert action is not None
     if not status.live:
         raise StartupError(f"the data are old ({status.not_live_because}): check again before you act on them")
-    if not yes and not typer.confirm(f"{status.verdict.sentence}\nRun `{action.command}`?", err=True):
+    if not yes and not typer.confirm(f"{cause.sentence}\nRun `{action.command}`?", err=True):
         raise typer.Exit(1)
     from libs.cli.suite.role import RoleGroup, change_roles  # noqa: PLC0415 (gRPC, which the others do without)
 
@@ -329,7 +336,7 @@ def _apply(status: Status, action: ActionAnswer, ready_file: Path | None, *, yes
         change_roles(
             [RoleGroup(action.workers, role_text(action))],
             epoch=None,
-            reason=f"advice: {status.verdict.code}",
+            reason=f"advice: {cause.code}",
             force=False,
             first_step_s=0,
             ready_file=ready_file,

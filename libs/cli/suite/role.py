@@ -115,8 +115,8 @@ async def change_roles(
 ) -> None:
     """Change the roles concurrently, and print each move in the order of the workers' names in `groups`.
 
-    All of them are checked before any is sent. Raise StartupError, which says what to do, or, once all have been
-    called, why workers refused.
+    All moves are checked before any is sent. Raise StartupError with a remedy, or with the reasons of workers that
+    refused.
     """
     suite, settings = find_one_suite(ready_file), call_settings()
     known = get_json(suite.planner, "/v1/workers")

@@ -13,6 +13,7 @@ CONNECTOR_SETTING: Final = "FULCRUM_WORKER_VLLM_CONNECTOR"
 CONFIG_SETTING: Final = "FULCRUM_WORKER_VLLM_CONNECTOR_CONFIG"
 NIXL: Final = "NixlConnector"
 MULTI: Final = "MultiConnector"
+UNCHECKED: Final = "this vLLM is not known to the checks of KV: reads that leave out blocks are not noticed"
 
 
 class KvRoute(Enum):

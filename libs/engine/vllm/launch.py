@@ -121,7 +121,9 @@ def _prepared(
 
 
 def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, tuple[Board, SpanRing], str, KvFacts]:
-    """Return a client of a serving EngineCore, the memory that shows its steps, its handshake, and its KV facts."""
+    """Return a client of a serving EngineCore, the shared memory with its steps, its handshake, and its KV shape and
+    layout.
+    """
     with starting() as files:
         client = EngineCoreClient.make_async_mp_client(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False

@@ -30,8 +30,6 @@ from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 
 log = logging.getLogger("vllm.fulcrum")
 
-UNCHECKED = "this vLLM is not known to the checks of KV: reads that leave out blocks are not noticed"
-
 PR_SET_PDEATHSIG = 1
 # Pid of the worker, set for the processes that it starts. Other uses of vLLM are not affected.
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
@@ -168,6 +166,8 @@ def check_pulls() -> None:
     initialize = WorkerWrapperBase.initialize_from_config
 
     def initialize_checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from libs.engine.vllm.connectors import UNCHECKED  # noqa: PLC0415 - the plug-in is loaded first
+
         try:
             _mark_pulls(self.vllm_config.kv_transfer_config)
         except (AttributeError, ImportError):  # must not keep the worker from serving

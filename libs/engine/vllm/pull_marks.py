@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import torch
 
-from libs.engine.vllm.plugin import UNCHECKED
+from libs.engine.vllm.connectors import UNCHECKED
 
 log = logging.getLogger("vllm.fulcrum")
 

@@ -66,9 +66,9 @@ class CountedSequence(Sequence):
         super().__init__(request, block_size_tokens=block_size_tokens, max_context_tokens=max_context_tokens)
         self.keys = request.keys
         self._whole_length = request.prompt_tokens + request.output_tokens
-        """The total length at which the trace ends it."""
+        """The total length in tokens at which the sequence ends in the trace."""
         self.ends_at = min(self._whole_length, self.max_length)
-        """The total length with its last token."""
+        """The total length in tokens at which the sequence ends here, at most the context."""
         self.sampled_here = False
         """True if the first token after the prompt was sampled on this worker."""
 

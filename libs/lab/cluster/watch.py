@@ -114,7 +114,7 @@ class Watch:
 
 
 def load_now(worker: LabWorker, time: VirtualTime) -> EngineLoad:
-    """Return the current queue depths, including while steps pass at once."""
+    """Return the current queue depths, computed while steps are simulated in bulk."""
     return worker.coasted_load(time.now_ps) or worker.load()
 
 

@@ -139,7 +139,7 @@ def duration(seconds: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JudgedRequest:
-    """Grade one pair of windows. A short window with fewer than `least` requests does not fire."""
+    """A finished request with its own targets; a target of 0 means that none was set."""
 
     failed: bool
     """True if a fault of the service, rather than of the client, ended it."""

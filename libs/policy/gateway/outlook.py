@@ -277,7 +277,7 @@ class WorkerOutlook:
         return self.prompt_tokens + tokens <= self.speed.chunk_tokens
 
     def sent(self, sequence_id: int, sent: SubmitLoad) -> None:
-        """Count a submit from when it is sent to the worker."""
+        """Count a submit as soon as it is sent to the worker."""
         self._submits += 1
         self._unseen[sequence_id] = self._submits, sent
         self._count(sent, 1)

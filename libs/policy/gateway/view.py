@@ -237,7 +237,7 @@ If more are quiet together, the cause is probably the network or this machine. T
 `MAX_SILENT_MS`.
 """
 MAX_SILENT_MS = 30_000.0
-"""The silence after which a worker is left regardless of its model, unless a setting overrides it.
+"""The silence in ms after which any worker is abandoned, unless a setting overrides it.
 
 It limits the wait for a process whose event loop is stuck while its connections stay open.
 """

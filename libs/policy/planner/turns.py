@@ -57,13 +57,15 @@ class RoleTurn:
         return replace(self, stepped_ns=0)
 
     def called(self, wanted: int, now_ns: int) -> "RoleTurn":
-        """Return the state after a wish to move workers this way: below 0 to prefill, above 0 to mixed."""
+        """Return the state after a wish to move workers in a direction: below 0 to prefill, above 0 to mixed."""
         if not wanted or self._goes_on(wanted, now_ns):
             return replace(self, back_since_ns=0) if self.back_since_ns else self
         return self if self.back_since_ns else replace(self, back_since_ns=now_ns)
 
     def allows(self, wanted: int, work: Workload, now_ns: int, *, too_small: bool = False) -> bool:
-        """Return whether workers may go this way; `too_small` means that no split has room for the work."""
+        """Return whether workers may move in the direction `wanted`; `too_small` means that no split has room for the
+        work.
+        """
         if self._goes_on(wanted, now_ns):
             return True
         if wanted < 0 and too_small:  # decodes would press again, and prompts press anyway
@@ -129,7 +131,7 @@ class RoleTurn:
         return replace(left, turned_ns=now_ns, prompts=work.prompts, decodes=work.decodes)
 
     def _goes_on(self, wanted: int, now_ns: int) -> bool:
-        """Return whether moving this way reverses no move of the last `TURN_NS`."""
+        """Return whether moves in the direction `wanted` reverse no move of the last `TURN_NS`."""
         return not self.moved_ns or (wanted > 0) is self.to_mixed or now_ns - self.moved_ns >= TURN_NS
 
 

@@ -36,7 +36,7 @@ MOST_NATS: Final = 6.0
 JUDGED_S: Final = 24 * HOUR_S
 """The half-life of the evidence for laws."""
 HOUR_PRIOR: Final = 50.0
-"""The requests at the mean rate that each hour's rate is shrunk by."""
+"""The weight, in requests, of the mean rate in the estimate of each hour's rate."""
 MOST_DISPERSION: Final = 16.0
 _CVS: Final = np.array([1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0])
 _GRID: Final = np.geomspace(1e-5, 1e3, 200)

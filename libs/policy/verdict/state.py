@@ -188,7 +188,7 @@ SLOWNESS: Final = Threshold(1.8, 1.4)
 KV_WAIT: Final = Threshold(0.2, 0.1)
 """The share of a worker's time in which no step runs while ready KV is in transit to it."""
 KV_AWAITED: Final = Threshold(0.75, 0.4)
-"""KV that arrives sooner after it is ready delays nobody, however often that happens."""
+"""The share of a worker's time in which ready KV is in transit to it, whether or not steps run."""
 # KV that arrives sooner after it is ready delays nobody, however often that happens.
 KV_AWAITED_S: Final = Threshold(0.5, 0.25)
 CPU_WAIT: Final = Threshold(0.25, 0.15)
@@ -336,7 +336,7 @@ class PromiseMargin:
     """The 90th percentile of the predicted over the observed figure, at least 1."""
     kept: int = 0
     of: int = 0
-    """A predicted figure and its promised range."""
+    """The number of recent promises, of which `kept` held; 0 while there are too few to judge."""
 
 
 NO_MARGIN: Final = PromiseMargin()

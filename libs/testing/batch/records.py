@@ -1,4 +1,4 @@
-"""Reads three brokers' copies in sync, telemetry and decisions of a suite under test."""
+"""Readers of a suite's records in tests: the in-sync copies of three brokers, telemetry and decisions."""
 
 import asyncio
 from collections import defaultdict

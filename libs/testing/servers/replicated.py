@@ -28,7 +28,7 @@ from libs.testing.servers.stores import (
 )
 
 NAME: Final = "fulcrum"
-"""The name of the primary."""
+"""The name under which the sentinels monitor the primary."""
 DOWN_AFTER_MS: Final = 1000
 _SENTINEL: Final = """
 port {port}

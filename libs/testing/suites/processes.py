@@ -127,7 +127,7 @@ async def is_whole(http: httpx.AsyncClient, suite: RunningSuite) -> bool:
 
 
 async def until_whole(http: httpx.AsyncClient, suite: RunningSuite) -> None:
-    """Wait until the suite is whole, for a bounded time."""
+    """Wait until all of the suite's processes are back, for a bounded time."""
     async with asyncio.timeout(BACK_S):
         while not await is_whole(http, suite):  # noqa: ASYNC110 - other processes set no event
             await asyncio.sleep(POLL_S)

@@ -78,7 +78,7 @@ class SteadyTraffic:
 
     @asynccontextmanager
     async def flowing(self, clients: int) -> AsyncIterator[None]:
-        """Keep `count` requests in progress while the context is open, then wait for the last ones."""
+        """Run `clients` clients while the context is open, then wait for their last requests."""
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for client in range(clients):

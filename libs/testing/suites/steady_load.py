@@ -27,7 +27,7 @@ class Streamed:
 
     @property
     def ttft_s(self) -> float:
-        """The time until the first part."""
+        """The seconds from the request to the first part of the answer."""
         return self.came_s[0] - self.requested_s
 
     @property

@@ -75,7 +75,7 @@ class ScriptedWorker:
     demands: list[pb.Demand] = field(default_factory=list)
     proceeds: list[pb.Proceed] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    """Held prompts go on while this is set, as it is at first."""
+    """Held prompts continue while this event is set. It is set initially."""
     in_step: bool = False
     """True during a step; sequences that are handed over meanwhile leave with `end_step`."""
     voice: asyncio.Event = field(default_factory=asyncio.Event)
@@ -185,7 +185,7 @@ class ScriptedWorker:
         return pb.WorkerFrame(events=[event])
 
     def leave_again(self, role: str) -> None:
-        """Take another role without decode, and offer each running decode again, as a worker does."""
+        """Change to a role without decode, and offer the KV of each running decode again, as a worker does."""
         self.assign(role)
         self.send(
             pb.WorkerFrame(events=[pb.SequenceEvent(sequence=each, leaving=pb.Leaving()) for each in self._leaving])

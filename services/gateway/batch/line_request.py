@@ -178,7 +178,7 @@ class LineRequester:
         """Upper bound of the images of all running lines."""
 
     async def ask(self, share: Share, line: BatchLine) -> object:
-        """Return the answer; raise FulcrumError for the line's own faults.
+        """Return the answer. Raise FulcrumError for the line's own faults.
 
         Wait for workers and for room. Raise NoWorkersForLong if the wait would delay lines whose models have workers.
         """

@@ -17,6 +17,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import Generation, RequestTimes
 from libs.dispatch.ports import Tenancy
 from libs.engine.port import PromptImage
+from libs.model.closed_schema import closed
 from libs.model.info import PairTokens, SamplingDefaults
 from libs.model.tokenizer import Decoder
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
@@ -70,7 +71,7 @@ async def check_schemas(parsed: ParsedRequest, check: SchemaCheck, tenant: str =
             found.omitted.append(Omitted(parsed.schema_field, parsed.schema, verdict.omitted))
     for name, schema, named in parsed.tools.callable() if parsed.tools else ():
         strict = parsed.tools is not None and name in parsed.tools.strict
-        verdict = await _check(schema, named, check, tenant, strict=strict)
+        verdict = await _check(schema, named, check, tenant, strict=strict, arguments=True)
         found.tools.append((name, json.loads(verdict.schema)))
         if verdict.omitted:
             found.omitted.append(Omitted(named, schema, verdict.omitted, name))
@@ -78,12 +79,24 @@ async def check_schemas(parsed: ParsedRequest, check: SchemaCheck, tenant: str =
 
 
 async def _check(
-    schema: Mapping[str, Any] | str, named: str, check: SchemaCheck, tenant: str, *, strict: bool = False
+    schema: Mapping[str, Any] | str,
+    named: str,
+    check: SchemaCheck,
+    tenant: str,
+    *,
+    strict: bool = False,
+    arguments: bool = False,
 ) -> SchemaVerdict:
-    """Return the verdict on a schema or a rule. With `strict`, refuse one with keywords that are not enforced."""
+    """Return the verdict on a schema or a rule. With `strict`, refuse one with keywords that are not enforced.
+
+    Objects in the `arguments` of a tool are closed.
+    """
     text = json.dumps(schema)
     if len(text) > MAX_SCHEMA_CHARS:
         raise InvalidRequest(f"{named} is over {MAX_SCHEMA_CHARS} characters", param=named)
+    if arguments and isinstance(schema, Mapping):
+        # Clients such as LiteLLM drop `additionalProperties`, and small models then write arguments without end.
+        text = json.dumps(closed(schema))
     verdict = await check.verdict(text, tenant)
     fault = verdict.fault or (f"{verdict.reason}; without strict it is checked afterwards" if strict else "")
     if verdict.fault or (strict and verdict.omitted):

@@ -303,10 +303,13 @@ class TenantLimiter:
             return RateLimited(
                 f"{text}: more are available in {written_s(wait_s)}", retry_after_s=wait_s, headers=self.headers(found)
             )
-        text = f"tenant {tenant} has used its limit of {limit} {kind} a minute: room for {units} in {written_s(wait_s)}"
+        bound = f"limit of {limit} {kind} a minute"
+        text = f"tenant {tenant} has used its {bound}: room for this request in {written_s(wait_s)}"
+        headers = self.headers(found)
         if limit is not None and units > limit:
-            text = f"the request's {units} {kind} are more than the limit of {limit} {kind} a minute of tenant {tenant}"
-        return RateLimited(text, retry_after_s=min(wait_s, SLOTS), headers=self.headers(found))
+            text = f"the request's {units} {kind} are more than the {bound} of tenant {tenant}"
+            headers |= {"x-should-retry": "false"}  # no wait makes room for it
+        return RateLimited(text, retry_after_s=min(wait_s, SLOTS), headers=headers)
 
     def _is_away(self, error: LedgerDown) -> None:
         if self._now_s >= self._away_until_s:

@@ -279,7 +279,7 @@ class DemandKeeper(Collector):
         """Open the keeper; a `day_s` below 86,400 shortens bins and seasons alike, to simulate a day in minutes."""
         self.bin_ns = round(FINE_S * 1e9 * day_s / DAY_S)
         self.speed = DAY_S / day_s
-        """The factor by which seasonal time runs faster than the clock."""
+        """The speed of seasonal time relative to the clock."""
         self._file = file
         self._clock = clock
         self._fold = DemandFold(self.bin_ns, file.marks())

@@ -261,7 +261,7 @@ class AuditLog:
 
 
 def group_of(event: AuditEvent) -> Group:
-    """Return the group whose share of memory the event takes; records of older versions name no role."""
+    """Return the group to whose memory bound the event counts. Records of older versions name no role."""
     if event.service == "worker" and not event.actor.startswith((_KEY_ID, SUITE_TOKEN.name)):
         return "planner"
     if event.role:

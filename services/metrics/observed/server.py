@@ -105,9 +105,9 @@ class ServerTelemetry:
         self.trouble = trouble
 
     def take(self, exposition: bytes, now_ns: int, *, exact: bool = False) -> Scraped:
-        """Process an exposition read at `now_ns`; of an `exact` server no time is estimated.
+        """Process an exposition read at `now_ns`. Times of an `exact` server are not estimated.
 
-        Raise InvalidRequest, and then knows what it did before.
+        Raise InvalidRequest and mark the server as foreign; earlier measurements stay.
         """
         try:
             sample = self._parser.parse(exposition, now_ns / SECOND_NS)

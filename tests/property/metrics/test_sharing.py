@@ -197,9 +197,9 @@ def test_a_partition_has_one_live_reader_and_there_is_one_leader_once_all_know_e
     shares = [Shares(name) for name in ordered]
     for hearer in shares:
         for name in gone:
-            hearer.hear(name, 0)
+            hearer.mark_alive(name, 0)
         for name in ordered:
-            hearer.hear(name, 1)
+            hearer.mark_alive(name, 1)
     assert sum(each.mine(partition, ALIVE_NS) for each in shares) == 1
     assert [each.own_id for each in shares if each.leads(ALIVE_NS)] == ordered[:1]
 

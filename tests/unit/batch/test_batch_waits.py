@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from libs.cli.batch.jobs import tell
+from libs.cli.batch.jobs import print_batch
 from libs.contracts.pb.fulcrum.batch.v1 import batch_pb2 as pb
 from libs.contracts.topics import BATCH_JOBS, BATCH_RESULTS, BATCH_SHARES
 from libs.filestore.local import LocalFiles
@@ -79,7 +79,7 @@ async def test_a_job_without_room_reports_it_and_copies_nothing_until_there_is_r
         await answer_all(work)
         await until(lambda: shown()["fulcrum"]["waits_for"], what="word of the wait")
         assert (shown()["status"], files.parts_read) == ("finalizing", 0)
-        tell(shown(), as_json=False)
+        print_batch(shown(), as_json=False)
         assert "room" in capsys.readouterr().err
         reported = len(work.values_of(BATCH_JOBS))
         assert reported < 40, "the wait is logged once"

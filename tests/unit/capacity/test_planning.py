@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from libs.capacity.inputs import PlanInput, input_from_json, input_json, input_of_trace
-from libs.capacity.measure import edge, gap_cv, made_trace
+from libs.capacity.measure import Bench, PlanTraffic, edge, gap_cv, made_trace
 from libs.capacity.planning import (
     PlanQuery,
     bench_of,
@@ -122,7 +122,46 @@ def test_images_need_more_prefill_workers_by_the_time_of_encoding_them(tmp_path:
 def test_the_lab_charges_images_to_prompts_and_not_to_answers() -> None:
     bench = replace(bench_of(daily(), PlanQuery(SLO, 3600.0), HARDWARE), encode_token_ns=1e6)
     took, before = bench.lab_hardware.profile.step_time, HARDWARE.profile.step_time
-    assert took == replace(before, prefill_token_ns=before.prefill_token_ns + 1e6)
+    floor_ns, token_ns = before.prefill_floor_ns, before.prefill_token_ns
+    assert took.prefill_floor_ns > floor_ns
+    assert replace(took, prefill_floor_ns=floor_ns) == replace(before, prefill_token_ns=token_ns + 1e6)
+
+
+def bench_of_prompts(slo: str, tokens: int, encode_token_ns: float) -> Bench:
+    model = replace(
+        HARDWARE.profile.step_time,
+        prefill_fixed_ns=0.0,
+        prefill_token_ns=27_000.0,
+        prefill_token_squared_ns=0.0,
+        prefill_floor_ns=7e6,
+    )
+    hardware = replace(HARDWARE, profile=replace(HARDWARE.profile, step_time=model), chunk_tokens=tokens)
+    return Bench(hardware, parse_slo(slo), PlanTraffic([(tokens, 20)], 1.0), 64, encode_token_ns=encode_token_ns)
+
+
+@pytest.mark.parametrize("tokens, alone_ms", [(100, 10.0), (1000, 57.0)])
+def test_the_floor_hides_no_encoding_in_the_plan_or_in_the_lab(tokens: int, alone_ms: float) -> None:
+    bench = bench_of_prompts("ttft=2s,tpot=50ms", tokens, 30_000.0)
+    assert bench.work_each()["prefill"] * 1e3 == pytest.approx(alone_ms)
+    assert bench.lab_hardware.profile.step_time.chunks_ns(tokens, tokens**2) / 1e6 == pytest.approx(alone_ms)
+
+
+def test_a_floor_without_images_stays_as_it_is() -> None:
+    bench = bench_of_prompts("ttft=2s,tpot=50ms", 100, 0.0)
+    assert bench.lab_hardware == bench.hardware
+
+
+def test_ttft_limits_in_multiples_count_images_in_the_queue_and_in_the_lab() -> None:
+    # A prompt takes 7 ms and its images 23 ms: 2x allows 60 ms, and without images it would allow less than it takes.
+    bench = bench_of_prompts("ttft=2x,tpot=50ms", 100, 230_000.0)
+    assert bench.rough_attempt("prefill", 1, 0.5) > 0.95
+    assert bench.attempt("prefill", 1, 0.5) > 0.95
+
+
+def test_prompts_that_cost_nothing_in_a_run_of_decodes_keep_their_ttft_limits() -> None:
+    bench = bench_of_prompts("ttft=3x,tpot=50ms", 1000, 0.0)
+    assert bench.rough_attempt("decode", 1, 1.0) == 1.0
+    assert bench.attempt("decode", 1, 1.0) == 1.0
 
 
 @pytest.mark.parametrize("days, ahead_days, said", [(2, 5, True), (6, 1, False)])

@@ -305,6 +305,16 @@ def test_advice_on_old_data_is_not_applied(tmp_path: Path) -> None:
     assert "nothing came for 95 s" in done.exception.message
 
 
+@pytest.mark.system
+def test_the_command_of_a_later_cause_is_applied_if_the_first_has_none(tmp_path: Path) -> None:
+    bound = answer()["verdict"]["causes"][0]
+    short = {"code": "short_of_cpu", "sentence": "Short of CPU.", "since_unix_ms": NOW_MS, "action": None}
+    with a_service({"/v1/status": answer(verdict={**short, "causes": [short, bound]})}, tmp_path) as ready:
+        done = CliRunner().invoke(app, ["advice", "--apply", *ready], input="n\n")
+    assert done.exit_code == 1
+    assert f"{bound['sentence']}\nRun `{bound['action']['command']}`?" in done.output
+
+
 PROMISE = {
     "id": "m/1", "model": "m", "code": "prefill_bound", "command": "fulcrum role gpu-4 prefill",
     "followed_unix_ms": NOW_MS, "pressure_least": 0.7, "pressure_most": 0.9, "came": 1.3, "kept": False,

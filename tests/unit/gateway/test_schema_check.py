@@ -115,3 +115,15 @@ async def test_schemas_of_one_tenant_leave_a_check_for_another(monkeypatch: pyte
     assert (await other).fault == "no"
     refused = [each for each in found if isinstance(each, QueueFull)]
     assert 50 - len(refused) == 1 + guide.MAX_WAITING // 2, "half of the line is left to others"
+
+
+@pytest.mark.system
+async def test_arguments_of_tools_are_closed_and_answers_stay_as_open_as_written() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    found = await check_schemas(
+        parse_chat(asks(**answer_of(schema), tools=[tool], tool_choice="required")), SchemaCheck()
+    )
+    ((name, arguments),) = found.tools
+    assert name == "f" and arguments.get("additionalProperties") is False
+    assert found.answer is not None and found.answer.get("additionalProperties", True) is not False

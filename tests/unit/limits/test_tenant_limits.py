@@ -81,7 +81,9 @@ async def test_tokens_of_prompts_and_of_answers_count() -> None:
 
 async def test_a_prompt_that_never_fits_is_refused_as_too_large() -> None:
     allowance = await World(TenantLimits(tokens_per_minute=10)).gateways[0].admit("a")
-    assert "more than the limit" in (await refused(allowance.prompt(11))).message
+    error = await refused(allowance.prompt(11))
+    assert "more than the limit" in error.message
+    assert error.http_headers["x-should-retry"] == "false"
 
 
 async def test_concurrent_requests_are_bounded_across_gateways_and_each_end_makes_room() -> None:

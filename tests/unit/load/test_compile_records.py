@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deploy.compile import MODULES, ROOT, bases, with_constructors
+from deploy.compile import MODULES, ROOT, bases, digest, with_constructors
 
 SOURCE = '''
 from dataclasses import dataclass, field
@@ -113,3 +113,11 @@ def test_no_two_records_share_the_value_of_a_factory() -> None:
 @pytest.mark.parametrize("glob", MODULES)
 def test_each_module_that_the_lab_compiles_exists(glob: str) -> None:
     assert list(ROOT.glob(glob))
+
+
+def test_a_build_with_other_compiler_flags_is_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CFLAGS", "-O1")
+    before = digest(0)
+    assert digest(0) == before
+    monkeypatch.setenv("CFLAGS", "-O1 -g")
+    assert digest(0) != before

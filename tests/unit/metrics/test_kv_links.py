@@ -150,6 +150,19 @@ def test_named_blocks_that_came_in_parts_leave_a_links_speed_as_it_was() -> None
     assert (found.transfers, found.gb_per_s, found.is_floor) == (1, MB / MS, False)
 
 
+def test_named_blocks_of_a_sender_that_did_not_measure_its_wait_leave_a_links_speed_as_it_was() -> None:
+    links = KvLinks()
+    batch = step_batch(1, (0, 100), [], worker="d")
+    batch.chunk_tokens = 4_096
+    for ms, ready_ms in ((1, 1), (90, 0)):
+        pulled = transfer("p", ms=ms)
+        pulled.prompt_tokens, pulled.ready_ns, pulled.named = 1_000, ready_ms * MS, True
+        batch.kv_transfers.append(pulled)
+    links.note(batch)
+    (found,) = links.among(peers("p", "d"), at(100))
+    assert (found.transfers, found.gb_per_s) == (1, MB / MS)
+
+
 def test_links_are_bounded_and_the_longest_idle_is_dropped() -> None:
     links = KvLinks()
     for number in range(MAX_LINKS + 1):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from libs.telemetry.pages import untouched_zeros
-from libs.telemetry.rollups import COVERED, KV_WAIT, Cells, RollUps
+from libs.telemetry.rollups import COVERED, KV_WAIT, Cells, Ring, RollUps, Tier
 
 SECOND_NS = 1_000_000_000
 WORKERS = [f"worker-{number:04}" for number in range(300)]
@@ -38,6 +38,21 @@ def test_pages_that_nobody_wrote_take_no_memory() -> None:
     except OSError:
         pytest.skip("this system has no page map")
     assert found[3].nbytes <= resident < 2 * found[3].nbytes
+
+
+def test_a_cleared_slot_takes_no_memory_for_windows_that_were_never_written() -> None:
+    ring = Ring(Tier(SECOND_NS, 64), 4096)  # a row of roles is a page
+    for second in range(2):
+        row = ring.row(second * SECOND_NS)
+        assert row is not None
+        ring.set_roles(row, np.array([7, 8]), np.ones(2, np.uint8))
+    try:
+        before = resident_bytes(ring._roles)
+    except OSError:
+        pytest.skip("this system has no page map")
+    ring.clear(7)
+    assert resident_bytes(ring._roles) == before
+    assert ring.present(0, 2 * SECOND_NS, np.array([7, 8])).tolist() == [False, True]
 
 
 def test_a_time_that_no_worker_has_takes_no_memory_until_one_has_it() -> None:

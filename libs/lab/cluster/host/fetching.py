@@ -281,7 +281,7 @@ class Fetching:
         assert stream.held is not None
         if stream.ready_ns:
             requested_ns = stream.requested_ns + self._hop_ps // PS_PER_NS
-            received.first_waited_ns = received.waited_ns = max(stream.ready_ns - requested_ns, 0)
+            received.first_waited_ns = received.waited_ns = max(stream.ready_ns - requested_ns, 1)
             received.token_ids = stream.held.token_ids
         self._core.kv_arrived(stream.sequence, received, stream.requested_ns, now_ns)
         self._transfers.arrived(blocks, now_ns - stream.requested_ns - received.first_waited_ns)
