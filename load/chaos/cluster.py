@@ -310,7 +310,7 @@ class Cluster:
         starting = process.tasks.spawn("bus", process.bus.start())
         ports = GatewayPorts(
             process.bus, self._registry(), MemoryKvIndex(self.stores.redis, CLUSTER), self.batch, keys=self.keys,
-            limits=self.limits,
+            limits=self.limits, random_bytes=Random(f"{name} {self.loop.time()}").randbytes,
         )  # fmt: skip
         process.gateway = await stack.enter_async_context(
             open_gateway(

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
+from secrets import token_bytes
 
 import structlog
 
@@ -10,6 +11,7 @@ from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_ASLEEP, 
 from libs.contracts.pb.fulcrum.worker.v1.worker_pb2 import Hello
 from libs.contracts.protocol import Unpaired, unpaired
 from libs.dispatch.ports import LinkListener
+from libs.engine.kv_blocks import RandomBytes
 from libs.policy.gateway.placement import WorkerKey
 from libs.policy.gateway.view import MAX_SILENT_MS, QUIET_SHARE, SILENT_MS, WorkerSilence, WorkerView, whom_to_leave
 from libs.runtime.clock import Clock
@@ -40,10 +42,12 @@ class WorkerLinks:
         clock: Clock,
         tpot_ns: float = 0.0,
         early_decodes: bool = False,
+        random_bytes: RandomBytes = token_bytes,
     ) -> None:
         """Create the links. `tpot_ns` is the TPOT target of requests that name none; 0 means none."""
         self._tpot_ns = tpot_ns
         self._early_decodes = early_decodes
+        self._random_bytes = random_bytes
         self._hello = hello
         self._clock = clock
         self._transport = transport
@@ -128,6 +132,7 @@ class WorkerLinks:
             clock=self._clock,
             tpot_ns=self._tpot_ns,
             early_decodes=self._early_decodes,
+            random_bytes=self._random_bytes,
         )
         self._links[key] = link
         self._stop[key] = self._tasks.spawn(f"link {worker.id}", link.run()).cancel

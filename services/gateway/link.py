@@ -19,7 +19,7 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.contracts.protocol import RESTING_SIGN_OF_LIFE_MS, SIGN_OF_LIFE_MS, check_protocol, kv_kind
 from libs.contracts.ranges import fault_of
 from libs.dispatch.ports import LinkListener, MalformedFrame, Prefilled, QueuedDemand, Work, read_update
-from libs.engine.kv_blocks import HANDLE_BYTES
+from libs.engine.kv_blocks import HANDLE_BYTES, RandomBytes
 from libs.perfmodel.profiles import prior_speed
 from libs.perfmodel.wire import compute_of, speed_of
 from libs.policy.gateway.outlook import CreditBalance, SubmitLoad, WorkerOutlook
@@ -88,9 +88,10 @@ class WorkerLink:
         clock: Clock,
         tpot_ns: float = 0.0,
         early_decodes: bool = False,
+        random_bytes: RandomBytes = token_bytes,
     ) -> None:
         """Create the link. `tpot_ns` is the TPOT target of requests that name none; 0 means none. `early_decodes`
-        allows named blocks.
+        allows named blocks, and `random_bytes` draws their names.
         """
         self.id = worker.id
         self.incarnation = worker.incarnation
@@ -124,6 +125,7 @@ class WorkerLink:
         self._registered = worker
         self._tpot_ns = tpot_ns
         self._early_decodes = early_decodes
+        self._random_bytes = random_bytes
         self.outlook = outlook_of(worker, tpot_ns)
         self._next = pb.GatewayFrame()
         self._submits: deque[pb.Submit] = deque()
@@ -178,7 +180,7 @@ class WorkerLink:
             worker_id=self.id,
             incarnation=self.incarnation,
             address=worker.address,
-            handle=token_bytes(HANDLE_BYTES),
+            handle=self._random_bytes(HANDLE_BYTES),
             tokens=tokens,
             blocks=-(-tokens // worker.capabilities.block_size_tokens),
             kv_layout=worker.capabilities.kv_layout,

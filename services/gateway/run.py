@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from random import SystemRandom
+from secrets import token_bytes
 
 from fastapi import APIRouter
 from starlette.types import ASGIApp
@@ -20,6 +21,7 @@ from libs.dispatch.dispatcher import Bounds, Dispatcher, Ended
 from libs.dispatch.generation import Ending, Generation
 from libs.dispatch.rounds import Router
 from libs.dispatch.suspects import PoisonCollector, Suspects
+from libs.engine.kv_blocks import RandomBytes
 from libs.keys.audit import AuditMiddleware, deletes
 from libs.keys.book import KeyStore
 from libs.keys.gate import KeyGate, own_hosts
@@ -88,6 +90,8 @@ class GatewayPorts:
     """The store in which keys are changed; None disables changing them through this gateway."""
     responses: ResponseStore | None = None
     """The store of tenants' responses; None keeps them in this process's memory."""
+    random_bytes: RandomBytes = token_bytes
+    """Draws names of KV. Only a simulation, which must be repeatable, replaces the system's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ async def open_gateway(
     """Serve on a bound socket while the context is open, then drain for up to `settings.drain_s`."""
     metrics, refusals = GatewayMetrics(), RefusalCounts()
     transport = transport or guarded_transport(settings, metrics.registry, refusals.turned_away, refused_body)
-    fleet = _fleet(settings, transport, metrics, tasks, clock)
+    fleet = _fleet(settings, ports, transport, metrics, tasks=tasks, clock=clock)
     demand, scheduler = DemandPublisher(ports.bus, settings.id, clock), LoopScheduler(clock, tasks, "expiry")
     limiter = _limiter(ports, clock, settings.id, tasks)
     ended = _ended(ports.bus, metrics, demand, limiter, fleet)
@@ -173,7 +177,13 @@ async def open_gateway(
 
 
 def _fleet(
-    settings: GatewaySettings, transport: Transport, metrics: GatewayMetrics, tasks: TaskOwner, clock: Clock
+    settings: GatewaySettings,
+    ports: GatewayPorts,
+    transport: Transport,
+    metrics: GatewayMetrics,
+    *,
+    tasks: TaskOwner,
+    clock: Clock,
 ) -> WorkerLinks:
     return WorkerLinks(
         hello=Hello(gateway_id=settings.id, cluster=settings.cluster, protocol=PROTOCOL, oldest_protocol=OLDEST),
@@ -183,6 +193,7 @@ def _fleet(
         clock=clock,
         tpot_ns=settings.tpot_target_ms * 1e6,
         early_decodes=settings.early_decodes,
+        random_bytes=ports.random_bytes,
     )
 
 
