@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from libs.contracts.errors import QueueFull
 from libs.dispatch.generation import RETRY_AFTER_S
 from libs.dispatch.ports import Tenancy
+from libs.model.closed_schema import closed
 from libs.model.grammar import MAX_CPU_S, MAX_MEMORY_BYTES, choice_rule, json_rule
 from services.gateway.answers.calls import (
     DeepSeekCalls,
@@ -42,6 +43,10 @@ _OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
 MAX_REASON_CHARS = 300
 
 
+# A schema or a rule as JSON, and whether its objects are closed.
+_Key = tuple[str, bool]
+
+
 class SchemaVerdict(NamedTuple):
     fault: str
     """The reason why the schema cannot be enforced; empty if it can."""
@@ -58,20 +63,24 @@ class SchemaCheck:
 
     def __init__(self, tenants: Tenancy | None = None) -> None:
         """Create the cache; `tenants` share the checks. None treats all requests alike."""
-        self._verdicts: OrderedDict[str, SchemaVerdict] = OrderedDict()
+        self._verdicts: OrderedDict[_Key, SchemaVerdict] = OrderedDict()
         self._chars = 0
         full = f"{MAX_CHECKS} schemas are checked at a time, and too many are waiting: try again"
         self.slots = FairSlots(MAX_CHECKS, MAX_WAITING, full, tenants=tenants)
-        self._checks: dict[tuple[str, str], asyncio.Lock] = {}
+        self._checks: dict[tuple[str, _Key], asyncio.Lock] = {}
         """The locks of schemas that are being checked or wait for a check, by tenant and schema."""
 
-    async def verdict(self, schema: str, tenant: str = "") -> SchemaVerdict:
-        """Return the verdict on a schema or a rule, given as JSON. Raise QueueFull if too many wait for a check."""
-        found = self._verdicts.get(schema)
+    async def verdict(self, schema: str, tenant: str = "", *, close: bool = False) -> SchemaVerdict:
+        """Return the verdict on a schema or a rule, given as JSON. Raise QueueFull if too many wait for a check.
+
+        With `close` it is the verdict on the schema with its objects closed.
+        """
+        key = schema, close
+        found = self._verdicts.get(key)
         if found is None:
-            found = await self._check(schema, tenant)
+            found = await self._check(key, tenant)
         else:
-            self._verdicts.move_to_end(schema)
+            self._verdicts.move_to_end(key)
         return found
 
     async def satisfied(self, pairs: Sequence[tuple[str, Mapping[str, Any]]], tenant: str = "") -> list[bool | None]:
@@ -87,27 +96,29 @@ class SchemaCheck:
         found: list[bool | None] = json.loads(said) if not code else [None] * len(pairs)
         return found
 
-    async def _check(self, schema: str, tenant: str) -> SchemaVerdict:
+    async def _check(self, key: _Key, tenant: str) -> SchemaVerdict:
         """Check a schema once, however many of the tenant's requests wait for it."""
-        async with self._checks.setdefault((tenant, schema), asyncio.Lock()):
-            found = self._verdicts.get(schema)
+        schema, close = key
+        async with self._checks.setdefault((tenant, key), asyncio.Lock()):
+            found = self._verdicts.get(key)
             if found is not None:
                 return found
             try:
                 async with self.slots.slot(tenant):
-                    found = await _ask(schema)
+                    found = await _ask(json.dumps(closed(json.loads(schema))) if close else schema)
             finally:
-                self._checks.pop((tenant, schema), None)
+                self._checks.pop((tenant, key), None)
         # Another tenant's check of the same schema may have ended in the meantime.
-        if schema not in self._verdicts:
-            self._verdicts[schema] = found
-            self._chars += _chars(schema, found)
+        if key not in self._verdicts:
+            self._verdicts[key] = found
+            self._chars += _chars(key, found)
         while len(self._verdicts) > MAX_CHECKED or self._chars > MAX_CHECKED_CHARS:
             self._chars -= _chars(*self._verdicts.popitem(last=False))
         return found
 
 
-def _chars(schema: str, verdict: SchemaVerdict) -> int:
+def _chars(key: _Key, verdict: SchemaVerdict) -> int:
+    schema, _ = key
     return len(schema) + len(verdict.fault) + len(verdict.schema) + sum(map(len, verdict.omitted))
 
 

@@ -17,7 +17,6 @@ from libs.contracts.pb.fulcrum.worker.v1 import worker_pb2 as pb
 from libs.dispatch.generation import Generation, RequestTimes
 from libs.dispatch.ports import Tenancy
 from libs.engine.port import PromptImage
-from libs.model.closed_schema import closed
 from libs.model.info import PairTokens, SamplingDefaults
 from libs.model.tokenizer import Decoder
 from services.gateway.answers.families import MISTRAL_ID_CHARS, AnswerFormat, prompt_end
@@ -94,10 +93,8 @@ async def _check(
     text = json.dumps(schema)
     if len(text) > MAX_SCHEMA_CHARS:
         raise InvalidRequest(f"{named} is over {MAX_SCHEMA_CHARS} characters", param=named)
-    if arguments and isinstance(schema, Mapping):
-        # Clients such as LiteLLM drop `additionalProperties`, and small models then write arguments without end.
-        text = json.dumps(closed(schema))
-    verdict = await check.verdict(text, tenant)
+    # Clients such as LiteLLM drop `additionalProperties`, and small models then write arguments without end.
+    verdict = await check.verdict(text, tenant, close=arguments and isinstance(schema, Mapping))
     fault = verdict.fault or (f"{verdict.reason}; without strict it is checked afterwards" if strict else "")
     if verdict.fault or (strict and verdict.omitted):
         raise InvalidRequest(
