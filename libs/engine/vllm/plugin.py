@@ -166,29 +166,28 @@ def check_pulls() -> None:
     initialize = WorkerWrapperBase.initialize_from_config
 
     def initialize_checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from libs.engine.vllm.connectors import UNCHECKED  # noqa: PLC0415 - the plug-in is loaded first
-
-        try:
-            _mark_pulls(self.vllm_config.kv_transfer_config)
-        except (AttributeError, ImportError):  # must not keep the worker from serving
-            log.warning(UNCHECKED, exc_info=True)
+        _mark_pulls(self)
         return initialize(self, *args, **kwargs)
 
     WorkerWrapperBase.initialize_from_config = initialize_checked
 
 
-def _mark_pulls(config: Any) -> None:
-    from libs.engine.vllm.connectors import NIXL  # noqa: PLC0415 - the plug-in is loaded first
+def _mark_pulls(worker: Any) -> None:
+    from libs.engine.vllm.connectors import NIXL, UNCHECKED  # noqa: PLC0415 - the plug-in is loaded first
 
-    if config is None or not config.has_connector(NIXL):
-        return
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import (  # noqa: PLC0415
-        NixlPullConnectorWorker,
-    )
+    try:
+        config = worker.vllm_config.kv_transfer_config
+        if config is None or not config.has_connector(NIXL):
+            return
+        from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import (  # noqa: PLC0415
+            NixlPullConnectorWorker,
+        )
 
-    from libs.engine.vllm import pull_marks  # noqa: PLC0415 - the plug-in is loaded first
+        from libs.engine.vllm import pull_marks  # noqa: PLC0415 - the plug-in is loaded first
 
-    pull_marks.install(NixlPullConnectorWorker)
+        pull_marks.install(NixlPullConnectorWorker)
+    except (AttributeError, ImportError):  # must not keep the worker from serving
+        log.warning(UNCHECKED, exc_info=True)
 
 
 def time_encodes(model: Any, encodes: Any, wait: Callable[[], object]) -> None:
