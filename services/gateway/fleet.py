@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
-from secrets import token_bytes
 
 import structlog
 
@@ -40,9 +39,9 @@ class WorkerLinks:
         traffic: StreamTraffic,
         tasks: TaskOwner,
         clock: Clock,
+        random_bytes: RandomBytes,
         tpot_ns: float = 0.0,
         early_decodes: bool = False,
-        random_bytes: RandomBytes = token_bytes,
     ) -> None:
         """Create the links. `tpot_ns` is the TPOT target of requests that name none; 0 means none."""
         self._tpot_ns = tpot_ns

@@ -4,7 +4,6 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from enum import Enum
-from secrets import token_bytes
 from typing import Any
 
 import grpc
@@ -86,9 +85,9 @@ class WorkerLink:
         traffic: StreamTraffic,
         listener: LinkListener,
         clock: Clock,
+        random_bytes: RandomBytes,
         tpot_ns: float = 0.0,
         early_decodes: bool = False,
-        random_bytes: RandomBytes = token_bytes,
     ) -> None:
         """Create the link. `tpot_ns` is the TPOT target of requests that name none; 0 means none. `early_decodes`
         allows named blocks, and `random_bytes` draws their names.

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from secrets import token_bytes
 from typing import Any
 from unittest.mock import Mock
 
@@ -156,7 +157,9 @@ def takes(workers: list[Worker]) -> None:
     """A gateway's links and a planner's decisions are made of them."""
     tasks = Mock(spec=TaskOwner)
     tasks.spawn.side_effect = lambda _name, coroutine: (coroutine.close(), Mock())[1]
-    fleet = WorkerLinks(hello=Hello(), transport=Mock(), traffic=Mock(), tasks=tasks, clock=SystemClock())
+    fleet = WorkerLinks(
+        hello=Hello(), transport=Mock(), traffic=Mock(), tasks=tasks, clock=SystemClock(), random_bytes=token_bytes
+    )
     fleet.update(workers, Mock())
     for link in fleet.links:
         link._worker = link._registered  # as if it had reported so itself
