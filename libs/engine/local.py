@@ -63,8 +63,9 @@ class LocalEngine:
         self._fetches: dict[int, tuple[asyncio.Task[None], BlockWriter]] = {}
         self._filled = asyncio.Event()
         """Set when blocks may have become ready whose checksums can be computed."""
-        self._kv_waiting: set[Callable[[], None]] = set()
-        """Callbacks for when blocks have become ready for other workers, or never will."""
+        self._kv_waiting: dict[Callable[[], None], None] = {}
+        """Callbacks for when blocks have become ready for other workers, or never will, in the order of their addition
+        so that a simulation repeats."""
         self._unannounced_ns = 0
         """The start of the running step while it is not announced; otherwise 0."""
         self._trial: tuple[int, asyncio.Future[int | None]] | None = None
@@ -115,7 +116,7 @@ class LocalEngine:
         self._events = EventQueue()
         self._tasks = TaskOwner(on_failure=self._events.end)
         self._fetch_slots = asyncio.Semaphore(MAX_FETCHES)
-        self._fetches, self._kv_waiting, self._trial, self._unannounced_ns = {}, set(), None, 0
+        self._fetches, self._kv_waiting, self._trial, self._unannounced_ns = {}, {}, None, 0
         self._closed = False
         self._begin(capabilities, identity, fetcher)
 
@@ -235,7 +236,7 @@ class LocalEngine:
             from_block,
             in_place=in_place,
             offer=offer,
-            waits=lambda: self._kv_waiting.add(news),
+            waits=lambda: self._kv_waiting.setdefault(news),
             left=left,
             now_ns=self._clock.now_ns if named else None,
         )
@@ -410,7 +411,7 @@ class LocalEngine:
 
     def _publish(self, step: StepReport | None = None) -> None:
         self._filled.set()
-        waiting, self._kv_waiting = self._kv_waiting, set()
+        waiting, self._kv_waiting = self._kv_waiting, {}
         for news in waiting:
             news()
         event = self._core.take_event(step)

@@ -109,7 +109,7 @@ async def test_a_reservation_is_accepted_or_refused_with_what_would_be_evicted(s
     assert kept["reservations"] == [{"gpus": 2, "from_time": "09:00", "to_time": "18:00"}]
     refused = suite.fulcrum("models", "reserve", "gamma", "--gpus", "1", "--from", "17:00", "--to", "19:00")
     assert refused.returncode == 1
-    assert "what would have to go: reservation of 2 for alpha from 09:00 to 18:00" in refused.stderr
+    assert "it needs the GPUs of: reservation of 2 for alpha from 09:00 to 18:00" in refused.stderr
     output_of(suite, "reserve", "gamma", "--gpus", "1", "--from", "18:00", "--to", "19:00")
     for name in ("alpha", "gamma"):
         assert output_of(suite, "reserve", name, "--gpus", "0")["reservations"] == []
