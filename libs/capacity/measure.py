@@ -11,15 +11,13 @@ from heapq import heappop, heappush
 from math import ceil, inf, sqrt
 from typing import Final
 
-import numpy as np
-
+from libs.capacity.traffic import Lengths, PlanTraffic, made_trace
 from libs.contracts.errors import InvalidRequest
-from libs.lab.experiment import Experiment, LabReport, run
+from libs.lab.experiment import Experiment, LabReport, gpu_link_gbps, run
 from libs.lab.hardware import Hardware
 from libs.lab.policies import policy_named
 from libs.lab.slo import SloSpec
 from libs.lab.study import Note
-from libs.lab.traces.draws import gamma_ns, log_normal_tokens
 from libs.lab.traces.request import Trace, TraceRequest
 from libs.policy.capacity import PHASES, Phase, PoolTable, WorkerKind, decode_seconds, make_table, prefill_seconds
 from libs.policy.speed import Speed
@@ -166,65 +164,28 @@ class _Pool:
 
 SIZES: Final = (1, 2, 4)
 """The sizes of pools that are measured, in workers."""
-# The factor between rates during the search. The bracket is then halved `HALVINGS` times, to 7 %.
 STEP: Final = 1.3
-HALVINGS: Final = 2
+"""The factor of a search's first step."""
 NEAR_STEP: Final = 1.15
 """The factor used instead of `STEP` if a smaller pool has shown the approximate edge."""
+WIDEST_STEP: Final = 4.0
+PRECISION: Final = 1.075
+"""The factor to which a search finds its edge."""
 # The edge of the queue is found to 2 %.
 ROUGH_HALVINGS: Final = 4
 ROUNDING: Final = 1.000001
-MOST_STEPS: Final = 12
+MOST_ROUGH_STEPS: Final = 12
+MOST_STEPS: Final = 8
 """The maximum number of steps up or down from the first rate."""
 MOST_REQUESTS: Final = 1000
 LEAST_REQUESTS: Final = 300
 LEAST_S: Final = 20.0
 # The minimum length of a run in answers, so that a queue has time to grow.
 STAYS: Final = 3.0
-SPREAD: Final = 0.8
-"""Standard deviation of the logarithms of lengths when only means are known."""
-DRAWN: Final = 2000
-MOST_CV: Final = 8.0
 PREFILL_CHUNK: Final = 8192
 NO_PACE_NS: Final = 1_000_000_000
-
-Lengths = Sequence[tuple[int, int]]
-"""Prompt and output tokens of requests, from which a run draws its lengths."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTraffic:
-    """The lengths and arrivals of a plan's requests."""
-
-    lengths: Lengths
-    cv: float
-    """Coefficient of variation of the gaps between arrivals; 1 is Poisson."""
-
-    @property
-    def prompt_tokens(self) -> float:
-        return sum(prompt for prompt, _ in self.lengths) / len(self.lengths)
-
-    @property
-    def output_tokens(self) -> float:
-        return sum(output for _, output in self.lengths) / len(self.lengths)
-
-    def scaled(self, prompts: float, outputs: float) -> "PlanTraffic":
-        """Return the traffic with all lengths multiplied by these factors."""
-        lengths = [(max(round(p * prompts), 1), max(round(o * outputs), 1)) for p, o in self.lengths]
-        return replace(self, lengths=lengths)
-
-
-def made_lengths(prompt_tokens: float, output_tokens: float, seed: int = 1) -> Lengths:
-    """Return log-normal lengths with these means, for use without known requests."""
-    rng = np.random.default_rng(seed)
-    prompts = log_normal_tokens(rng, max(prompt_tokens, 1.0), SPREAD, DRAWN)
-    outputs = log_normal_tokens(rng, max(output_tokens, 1.0), SPREAD, DRAWN)
-    return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
-
-
-def gap_cv(dispersion: float) -> float:
-    """Return the coefficient of variation of a gamma process with this index of dispersion of counts, at least 1."""
-    return min(max(sqrt(max(dispersion, 0.0)), 1.0), MOST_CV)
+# Faster than any link, yet a number that the lab takes.
+FREE_LINK_GBPS: Final = 1e6
 
 
 def worker_kind(hardware: Hardware, max_sequences: int) -> WorkerKind:
@@ -294,7 +255,7 @@ class Bench:
             if at is None:
                 found[phase] = self.search_table(phase, note, sizes)
                 continue
-            true = edge(self._good(phase, at[0], note, at[0] / each), at[1], step=NEAR_STEP, halvings=1)
+            true = edge(self._good(phase, at[0], note, at[0] / each), at[1], step=NEAR_STEP)
             found[phase] = make_table([(count, round(tried * true / at[1] * each, 6)) for count, tried in rough])
         return found
 
@@ -315,7 +276,7 @@ class Bench:
         each = self._seconds_each(phase)
         good = self._good(phase, workers, note)
         if known:
-            return edge(good, known * workers / each, step=NEAR_STEP, halvings=1) * each
+            return edge(good, known * workers / each, step=NEAR_STEP) * each
         return edge(good, 0.75 * workers / each) * each
 
     def _seconds_each(self, phase: Phase) -> float:
@@ -351,7 +312,7 @@ class Bench:
     def _rough_edge(self, phase: Phase, workers: int, top: float) -> float:
         """Return the highest rate, at most `top`, that the pool sustains as a queue; 0 if none was found."""
         high, rate = 0.0, top
-        for _ in range(MOST_STEPS):
+        for _ in range(MOST_ROUGH_STEPS):
             if self.rough_attempt(phase, workers, rate) >= self.objective:
                 break
             high, rate = rate, rate / STEP
@@ -385,22 +346,33 @@ class Bench:
 
     def attempt(self, phase: Phase, workers: int, rate: float) -> float:
         """Return the share of requests in time if the other phase is free."""
-        model = self.lab_hardware.profile.step_time
         if phase == "prefill":
-            split = (workers, max(workers, 1))
+            split, hardware = (workers, max(workers, 1)), self.lab_hardware
         else:
-            split = (max(workers // 2, 1), workers)
-            model = replace(
-                model,
-                prefill_fixed_ns=0.0,
-                prefill_token_ns=0.0,
-                prefill_token_squared_ns=0.0,
-                prefill_floor_ns=0.0,
-            )
-        hardware = _with_step_time(self.hardware, model)
+            split, hardware = (max(workers // 2, 1), workers), self._with_free_prompts()
         # Answers of two tokens with a KV transfer between them could hardly keep a pace, so none is required.
         slo = replace(self.slo, tpot_ns=max(self.slo.tpot_ns, NO_PACE_NS)) if phase == "prefill" else self.slo
-        return self._run(hardware, self._lengths(phase), rate, split, slo=slo).score.slo_attainment
+        report = self._run(hardware, self._lengths(phase), rate, split, slo=slo, give_up_below=self.objective)
+        return report.score.slo_attainment
+
+    def _with_free_prompts(self) -> Hardware:
+        """Return hardware on which prompts take no time, and KV only the time by which its link is slower than prefill.
+
+        KV is sent while its prompt is computed. At the link's full cost, a burst of free prompts would fill the link at
+        once, as no prefill worker does.
+        """
+        profile, model = self.hardware.profile, self.lab_hardware.profile.step_time
+        token_bits = profile.kv_bytes_per_token * 8
+        token_ns = token_bits / (gpu_link_gbps(self.hardware) * profile.gpus) - model.prefill_token_ns
+        model = replace(
+            model,
+            prefill_fixed_ns=0.0,
+            prefill_token_ns=0.0,
+            prefill_token_squared_ns=0.0,
+            prefill_floor_ns=0.0,
+        )
+        gbps = token_bits / token_ns if token_ns > 0 else inf
+        return replace(_with_step_time(self.hardware, model), link_gbps=min(gbps, FREE_LINK_GBPS))
 
     def check(self, rate: float, prefill: int, decode: int, most_s: float = inf) -> LabReport:
         """Run both phases at their cost on these workers, with arrivals for at most `most_s`."""
@@ -417,6 +389,7 @@ class Bench:
         *,
         slo: SloSpec,
         most_s: float = inf,
+        give_up_below: float = 0.0,
     ) -> LabReport:
         trace, seconds = self._trace(lengths, rate, most_s)
         prefill, decode = split
@@ -432,6 +405,8 @@ class Bench:
             chunk_tokens=self.hardware.chunk_tokens or self.kind.speed.chunk_tokens,
             warm_up_s=self._warm_up_s(seconds, lengths),
             overtime_s=max(60.0, 4 * self._answer_s(lengths)),
+            give_up_below=give_up_below,
+            link_gbps=gpu_link_gbps(hardware),
         )
         return run(experiment, policy_named(f"fulcrum:{prefill}:{decode}", prefill + decode))[0]
 
@@ -456,8 +431,11 @@ def _with_step_time(hardware: Hardware, model: StepTimeModel) -> Hardware:
     return replace(hardware, profile=replace(hardware.profile, step_time=model))
 
 
-def edge(good: Callable[[float], bool], start: float, step: float = STEP, halvings: int = HALVINGS) -> float:
-    """Return the highest good rate, to 7 %; 0 if none lies within `MOST_STEPS` of `start`."""
+def edge(good: Callable[[float], bool], start: float, step: float = STEP, precision: float = PRECISION) -> float:
+    """Return the highest good rate, to a factor of `precision`; 0 if none lies within `MOST_STEPS` of `start`.
+
+    Each step away from `start` is the square of the step before, so a bad start costs few attempts.
+    """
     low, high, rate = 0.0, 0.0, start
     for _ in range(MOST_STEPS):
         if good(rate):
@@ -470,25 +448,10 @@ def edge(good: Callable[[float], bool], start: float, step: float = STEP, halvin
             if low:
                 break
             rate /= step
-    if not low:
-        return 0.0
-    if not high:
+        step = min(step * step, WIDEST_STEP)
+    if not (low and high):
         return low
-    for _ in range(halvings):
+    while high > low * precision:
         middle = sqrt(low * high)
         low, high = (middle, high) if good(middle) else (low, middle)
     return low
-
-
-def made_trace(lengths: Lengths, rate: float, cv: float, seconds: float, seed: int) -> Trace:
-    """Return gamma arrivals with lengths drawn from those given."""
-    rng = np.random.default_rng([seed, 7])
-    times = gamma_ns(rng, rate, cv, seconds)
-    picked = rng.integers(0, len(lengths), len(times))
-    requests = [
-        TraceRequest(number, at_ns, *lengths[which])
-        for number, (at_ns, which) in enumerate(zip(times.tolist(), picked.tolist(), strict=True))
-    ]
-    if not requests:
-        requests = [TraceRequest(0, 0, *lengths[0])]
-    return Trace("plan", requests)

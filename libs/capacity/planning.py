@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from libs.capacity.inputs import HOUR_S, PlanInput, input_from_json
-from libs.capacity.measure import SIZES, Bench, PlanTraffic, gap_cv, made_lengths
+from libs.capacity.measure import SIZES, Bench
+from libs.capacity.traffic import PlanTraffic, gap_cv, made_lengths
 from libs.contracts.errors import InvalidRequest
 from libs.demand.report import DemandOutlook, coarser_history, make_outlook
 from libs.lab.hardware import Hardware, resolve
@@ -37,7 +38,7 @@ from libs.policy.capacity import (
 from libs.policy.forecast.history import DAY_S, DemandHistory, Floats
 
 # The version of the measurement and its format; a new one invalidates all tables.
-LAYOUT: Final = 3
+LAYOUT: Final = 4
 MOST_FILES: Final = 200
 
 

@@ -45,6 +45,11 @@ COLLECT_AFTER_OBJECTS: Final = 200_000
 MAX_WAITING: Final = 1_000_000
 
 
+def gpu_link_gbps(hardware: Hardware) -> float:
+    """Return the bandwidth for KV of each GPU, as measured or the lab's own."""
+    return LINK_GBPS if hardware.link_gbps is None else hardware.link_gbps / hardware.profile.gpus
+
+
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """All parameters that determine the result of a run."""

@@ -18,7 +18,7 @@ from libs.cli.console import make_console, plain_table
 from libs.contracts.errors import InvalidRequest
 from libs.lab.cluster.host.shape import InjectedErrors
 from libs.lab.cluster.run import PlannedLoss
-from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment, LabReport
+from libs.lab.experiment import HOP_MS, MAX_SEQUENCES, Experiment, LabReport, gpu_link_gbps
 from libs.lab.hardware import profile_named, resolve
 from libs.lab.policies import has_hindsight, policy_named
 from libs.lab.search import SearchResult
@@ -70,7 +70,7 @@ class RunOptions:
             slo=slo,
             seed=self.seed,
             interference=None if self.interference < 0 else self.interference,
-            link_gbps=LINK_GBPS if hardware.link_gbps is None else hardware.link_gbps / hardware.profile.gpus,
+            link_gbps=gpu_link_gbps(hardware),
             hop_ms=HOP_MS if hardware.hop_ms is None else hardware.hop_ms,
             max_sequences=hardware.max_sequences or MAX_SEQUENCES,
             chunk_tokens=hardware.chunk_tokens,

@@ -12,7 +12,7 @@ from libs.cli.lab.record import Recording, find_broker, read_all
 from libs.contracts.errors import InvalidRequest, StartupError
 from libs.contracts.roles import role_from_name
 from libs.lab.counterfactual import AFTER_S, LEAD_S, RoleAndBudget, counterfactual
-from libs.lab.experiment import HOP_MS, LINK_GBPS, MAX_SEQUENCES, Experiment
+from libs.lab.experiment import HOP_MS, MAX_SEQUENCES, Experiment, gpu_link_gbps
 from libs.lab.hardware import calibrated
 from libs.lab.slo import parse_slo
 from libs.lab.traces.recording import recorded_trace
@@ -51,7 +51,7 @@ def replayed_in_lab(decision: Mapping[str, Any], ready_file: Path | None) -> dic
         hardware=hardware,
         workers=len(names),
         slo=parse_slo(SLO),
-        link_gbps=LINK_GBPS if hardware.link_gbps is None else hardware.link_gbps / hardware.profile.gpus,
+        link_gbps=gpu_link_gbps(hardware),
         hop_ms=HOP_MS if hardware.hop_ms is None else hardware.hop_ms,
         max_sequences=hardware.max_sequences or MAX_SEQUENCES,
         chunk_tokens=hardware.chunk_tokens,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from libs.capacity.inputs import PlanInput, input_from_json, input_json, input_of_trace
-from libs.capacity.measure import Bench, PlanTraffic, edge, gap_cv, made_trace
+from libs.capacity.measure import Bench, edge
 from libs.capacity.planning import (
     PlanQuery,
     bench_of,
@@ -24,6 +24,7 @@ from libs.capacity.planning import (
     reported_hardware,
     rounded,
 )
+from libs.capacity.traffic import PlanTraffic, gap_cv, made_trace
 from libs.cli.forecast.capacity import moment_text
 from libs.cli.forecast.live import clock_time
 from libs.contracts.errors import InvalidRequest
@@ -247,6 +248,27 @@ def test_the_edge_is_found_within_seven_percent_from_either_side() -> None:
     for start in (0.5, 5.0, 50.0):
         assert 4.6 <= edge(lambda rate: rate <= 5.0, start) <= 5.0
     assert edge(lambda rate: False, 5.0) == 0.0
+
+
+def test_an_edge_hundreds_of_times_below_the_start_takes_few_attempts() -> None:
+    tried: list[float] = []
+
+    def good(rate: float) -> bool:
+        tried.append(rate)
+        return rate <= 1.0
+
+    assert 0.93 <= edge(good, 300.0, step=1.15) <= 1.0
+    assert len(tried) <= 14
+
+
+@pytest.mark.slow
+def test_a_burst_of_long_prompts_does_not_limit_decode_by_a_link_that_is_faster_than_prefill() -> None:
+    bench = Bench(HARDWARE, SLO, PlanTraffic([(4000, 4)], 8.0), 256)
+    rate = 0.5 / bench.work_each()["decode"]
+    assert bench.attempt("decode", 1, rate) >= 0.99
+    prefill_gbps = HARDWARE.profile.kv_bytes_per_token * 8 / HARDWARE.profile.step_time.prefill_token_ns
+    slow = replace(bench, hardware=replace(HARDWARE, link_gbps=prefill_gbps / 10))
+    assert slow.attempt("decode", 1, rate) < 0.5
 
 
 def test_simulated_arrivals_are_as_bursty_as_the_measured_ones() -> None:
