@@ -30,6 +30,9 @@ _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 FACTORS: Final = ("traffic", "isl", "osl")
 # Times of a trace below this count from its beginning: 9 September 2001 as Unix time, or 31 years of a trace.
 _UNIX_FROM_S: Final = 1e9
+_HOURS_UNTIL_S: Final = 48 * 3600.0
+# Rows of so many hours start at the same times each day.
+_ROW_HOURS: Final = (1, 2, 3, 4, 6, 8, 12, 24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +150,13 @@ def _hardware(wanted: PlanOptions, found: PlanInput, device: str) -> Hardware:
 
 
 def moment_text(at_s: float, *, relative: bool) -> str:
-    """Return a time of day, or with `relative` the hours since a trace's beginning unless the trace has Unix times."""
-    return f"{at_s / 3600:.1f} h" if relative and at_s < _UNIX_FROM_S else clock_time(at_s)
+    """Return a time of day, or with `relative` the time since a trace's beginning unless the trace has Unix times."""
+    if not relative or at_s >= _UNIX_FROM_S:
+        return clock_time(at_s)
+    if at_s < _HOURS_UNTIL_S:
+        return f"{at_s / 3600:.1f} h"
+    days, left_s = divmod(at_s, _UNITS["d"])
+    return f"{days:.0f} d {left_s / 3600:.3g} h"
 
 
 def show_plan(row: dict[str, Any], *, relative: bool) -> None:
@@ -198,6 +206,13 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def stretches_per_row(count: int, step_s: float) -> int:
+    """Return the number of stretches in a row: a divisor of the day if there is one, and at most `MOST_ROWS` rows."""
+    least = max(-(-count // MOST_ROWS), 1)
+    found = (round(hours * 3600 / step_s) for hours in _ROW_HOURS if hours * 3600 >= step_s)
+    return next((each for each in found if each >= least), least) if least > 1 else 1
+
+
 def _table(row: dict[str, Any], moment: Any) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("from", no_wrap=True)
@@ -205,7 +220,7 @@ def _table(row: dict[str, Any], moment: Any) -> Table:
         table.add_column(f"{phase} GPUs", justify="right", no_wrap=True)
         table.add_column("p50, p95", justify="right", no_wrap=True)
     starts = row["starts_unix_s"]
-    every = max(-(-len(starts) // MOST_ROWS), 1)
+    every = stretches_per_row(len(starts), row["step_s"])
     for at in range(0, len(starts), every):
         cells = [moment(starts[at])]
         for phase in PHASES:

@@ -25,7 +25,7 @@ from libs.capacity.planning import (
     rounded,
 )
 from libs.capacity.traffic import PlanTraffic, gap_cv, made_trace
-from libs.cli.forecast.capacity import moment_text
+from libs.cli.forecast.capacity import moment_text, stretches_per_row
 from libs.cli.forecast.live import clock_time
 from libs.contracts.errors import InvalidRequest
 from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import CapacityPlan as PlanMessage
@@ -271,6 +271,13 @@ def test_a_burst_of_long_prompts_does_not_limit_decode_by_a_link_that_is_faster_
     assert slow.attempt("decode", 1, rate) < 0.5
 
 
+def test_rows_of_a_long_plan_start_at_the_same_times_each_day() -> None:
+    assert stretches_per_row(24, 3600.0) == 1
+    assert stretches_per_row(168, 3600.0) == 8
+    assert stretches_per_row(2 * 24 * 6, 600.0) == 12
+    assert stretches_per_row(1000, 3600.0) == 42, "more rows than days fit"
+
+
 def test_simulated_arrivals_are_as_bursty_as_the_measured_ones() -> None:
     trace = made_trace([(10, 10)], 50.0, gap_cv(4.0), 2000.0, 1)
     counts = np.bincount([each.arrival_ns // 10**10 for each in trace.requests])
@@ -306,6 +313,7 @@ def test_the_checked_stretch_has_the_most_work_of_those_with_the_most_workers() 
 
 def test_hours_of_a_demand_file_are_shown_as_its_clock_has_them() -> None:
     assert moment_text(5400.0, relative=True) == "1.5 h"
+    assert moment_text(343 * 3600.0, relative=True) == "14 d 7 h"
     unix_s = 1_794_182_400.0
     assert moment_text(unix_s, relative=True) == moment_text(unix_s, relative=False) == clock_time(unix_s)
 
