@@ -17,7 +17,10 @@ from tests.e2e.clients.asking import AGENT_CLIENTS, CLIENTS, ask, suite_on
 pytestmark = [pytest.mark.alone, pytest.mark.suite, pytest.mark.packages, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module", params=["sim", pytest.param("torch", marks=pytest.mark.torch)])
+ENGINES = ("bundled", "torch")
+
+
+@pytest.fixture(scope="module", params=["sim", *(pytest.param(name, marks=pytest.mark.torch) for name in ENGINES)])
 def suite(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RunningSuite, str]]:

@@ -166,9 +166,15 @@ def tool_model(home: Path) -> Path:
 
 @contextlib.contextmanager
 def suite_on(engine: str, home: Path) -> Iterator[tuple[RunningSuite, str]]:
-    """Run a suite on the sim or torch engine; yield it with the model that clients request."""
+    """Run a suite on the sim or torch engine, or "bundled" as `make up` does; yield it with the model to request.
+
+    The chat template of torch's model has a place for tools, that of the bundled model has none.
+    """
     model = "sim" if engine == "sim" else REAL_MODEL_NAME
-    arguments = () if engine == "sim" else ("--model", str(tool_model(home)))
+    if engine == "bundled":
+        engine, arguments = "torch", ("--model", str(real_model_folder()))
+    else:
+        arguments = () if engine == "sim" else ("--model", str(tool_model(home)))
     with running_suite(home, "--engine", engine, *arguments, start_s=START_S) as suite:
         yield suite, model
 

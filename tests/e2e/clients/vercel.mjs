@@ -21,8 +21,9 @@ const weather = tool({
     return "rain";
   },
 });
-// The second step sends the first one's call and result back.
-const loop = await generateText({ ...common, tools: { weather }, toolChoice: "required", stopWhen: stepCountIs(2), maxOutputTokens: 400 });
+// The second step sends the first one's call and result back. A small model repeats its call for as long as it may.
+const once = { providerOptions: { fulcrum: { parallel_tool_calls: false } } };
+const loop = await generateText({ ...common, ...once, tools: { weather }, toolChoice: "required", stopWhen: stepCountIs(2), maxOutputTokens: 400 });
 need(loop.steps.length === 2 && called.length >= 2 && called.every(isCity), "no call of the tool in each step");
 
 const filled = await generateText({ ...common, output: Output.object({ schema }), maxOutputTokens: 400 });
