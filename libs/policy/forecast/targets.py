@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from libs.policy.forecast.history import DAY_S, WEEK_S, Floats, running_means
 
@@ -21,6 +22,12 @@ FADE: Final = 0.8
 DAY_PROFILE: Final = "profile of a day"
 SEASON_LEVEL_S: Final = 600.0
 """The half-life that smooths the value taken from a past season."""
+LEAST_DROP: Final = 1.1
+"""The fall below the day before, in logarithms, from which demand may be in an incident: to a third."""
+DROP_OVER_USUAL: Final = 4.0
+"""How many times as far as usual demand must fall in an incident."""
+INCIDENT_S: Final = 21_600.0
+"""The longest incident; what stays low for longer may be a holiday or the end of demand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,7 @@ class Targets:
 
     log: Floats
     smooth: Floats
+    past: "PastDemand"
     levels: Floats
     """The levels that are equal at every horizon, of shape [n, levels]; the first is the origin's bin."""
     seasons: tuple[int, ...]
@@ -46,6 +54,48 @@ class Targets:
         return np.concatenate([self.levels[first:], np.stack(found, axis=1)], axis=1) if found else self.levels[first:]
 
 
+@dataclass(frozen=True, slots=True)
+class PastDemand:
+    """A smoothed series, and the same as it would have been without incidents."""
+
+    smooth: Floats
+    repaired: Floats
+    ended: NDArray[np.int64]
+    """For each bin of an incident the first bin after it, in which demand was back; beyond the series otherwise."""
+
+    def seen_from(self, first: int, back: int) -> Floats:
+        """Return the values `back` bins before each origin from `first` on, without incidents that ended by then."""
+        bins, origins = slice(first - back, len(self.smooth) - back), np.arange(first, len(self.smooth))
+        return np.where(self.ended[bins] <= origins, self.repaired[bins], self.smooth[bins])
+
+
+def past_demand(smooth: Floats, day: int, step_s: float) -> PastDemand:
+    """Find incidents: falls far below the day before from which demand returns within `INCIDENT_S`.
+
+    Their bins take the values of the day before. A fall that recurs on the next day is no incident then. `day` is in
+    bins, 0 if no day is known.
+    """
+    count = len(smooth)
+    repaired, ended = smooth.copy(), np.full(count, count, np.int64)
+    if not 1 < day < count:
+        return PastDemand(smooth, repaired, ended)
+    change = smooth[day:] - smooth[:-day]
+    # The usual change is that before each bin, so that later bins leave an incident as it was found.
+    usual = np.append(np.inf, np.cumsum(np.abs(change)) / np.arange(1, len(change) + 1))[:-1]
+    usual[: day // 4] = np.inf
+    least = np.maximum(LEAST_DROP, DROP_OVER_USUAL * usual)
+    at = 0
+    for start in np.flatnonzero(change < -least).tolist():
+        if start < at:
+            continue
+        back = np.flatnonzero(change[start:] >= -least[start] / 2)
+        at = start + int(back[0]) if len(back) else len(change)
+        if len(back) and (at - start) * step_s <= INCIDENT_S:
+            repaired[start + day : at + day] = repaired[start:at]
+            ended[start + day : at + day] = at + day
+    return PastDemand(smooth, repaired, ended)
+
+
 def make_targets(log: Floats, step_s: float, fitted: int) -> Targets:
     """Prepare the targets of a series without unknown bins, with the seasons that its first `fitted` bins show."""
     half_lives = np.array([each for each in HALF_LIVES_S if each >= 0.4 * step_s] or [HALF_LIVES_S[-1]])
@@ -61,7 +111,8 @@ def make_targets(log: Floats, step_s: float, fitted: int) -> Targets:
         span = "a week" if season * step_s > 2 * DAY_S else "a day"
         names += [f"{span} ago", f"profile of {span}", f"level, moved as in {span}", f"now, moved as in {span}"]
     smooth = running_means(log, np.array([max(SEASON_LEVEL_S / step_s, 0.5)]))[0]
-    return Targets(log, smooth, np.stack(levels, axis=1), tuple(seasons), tuple(names))
+    past = past_demand(smooth, seasons[0] if seasons else 0, step_s)
+    return Targets(log, smooth, past, np.stack(levels, axis=1), tuple(seasons), tuple(names))
 
 
 def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[Floats, Floats, Floats, Floats]:
@@ -70,7 +121,7 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
 
     Without an earlier season, today's level replaces each.
     """
-    log, smooth = targets.log, targets.smooth
+    log, smooth, past = targets.log, targets.smooth, targets.past
     count = len(smooth)
     today, now_log = smooth[start:], log[start:]
     first = -(-horizon // season)
@@ -78,14 +129,14 @@ def _seasonal(targets: Targets, season: int, horizon: int, start: int) -> tuple[
     for back in range(first, first + DAYS_BACK):
         weight, ahead = FADE ** (back - first), horizon - back * season
         lo = min(max(start, -ahead), count)  # the first origin whose bin a season ago is known
-        total[lo - start :] += weight * smooth[lo + ahead : count + ahead]
+        total[lo - start :] += weight * past.seen_from(lo, -ahead)
         weights[lo - start :] += weight
         lo = min(max(start, back * season), count)
-        then, now = smooth[lo + ahead : count + ahead], smooth[lo - back * season : count - back * season]
-        moved[lo - start :] += weight * (then - now)
+        moved[lo - start :] += weight * (past.seen_from(lo, -ahead) - past.seen_from(lo, back * season))
         moved_weights[lo - start :] += weight
-    last = np.arange(start, count) + horizon - first * season
-    ago = np.where(last >= 0, smooth[np.maximum(last, 0)], today)
+    ago, back = today.copy(), first * season - horizon
+    lo = min(max(start, back), count)
+    ago[lo - start :] = past.seen_from(lo, back)
     profile = np.where(weights > 0, total / np.maximum(weights, 1e-9), today)
     moved /= np.maximum(moved_weights, 1e-9)
     return ago, profile, today + moved, now_log + moved

@@ -67,6 +67,29 @@ def test_forecasts_a_day_ahead_recover_within_an_hour_of_an_outage(left: float) 
         assert _medians(_demand(outage[:origin]))[3] == pytest.approx(_medians(_demand(day[:origin]))[3], rel=0.1)
 
 
+@pytest.mark.parametrize("left", [0.0, 0.1], ids=["all", "nine tenths"])
+@pytest.mark.parametrize("hours_ago", [12, 24])
+def test_an_outage_of_some_hours_is_not_repeated_a_day_later(left: float, hours_ago: int) -> None:
+    at = np.arange(8 * 144)
+    usual = 100 * np.exp(0.6 * np.sin(2 * np.pi * at / 144)) * _noise(len(at), 0.05)
+    start, end, ahead = 4 * 144 + 40, 4 * 144 + 64, (24 - hours_ago) * 6 or 144
+    values = usual.copy()
+    values[start:end] *= left
+    history = _demand(values[: end + hours_ago * 6])
+    found = DemandForecaster().fit(history, (ahead,)).forecast(history)["requests"].quantiles[0, MEDIAN]
+    assert found == pytest.approx(usual[end + hours_ago * 6 + ahead - 1], rel=0.25)
+
+
+def test_a_fall_that_recurs_at_its_hour_is_predicted() -> None:
+    at = np.arange(9 * 144)
+    values = 100 * _noise(len(at), 0.05)
+    values[(at >= 4 * 144) & (at % 144 >= 40) & (at % 144 < 64)] *= 0.1
+    last = 8 * 144 - 20
+    history = _demand(values[: last + 1])
+    found = DemandForecaster().fit(history, (72,)).forecast(history)["requests"].quantiles[0, MEDIAN]
+    assert found == pytest.approx(10, rel=0.3)
+
+
 def test_a_model_that_stopped_is_predicted_at_zero() -> None:
     values = 100 * _noise(600, 0.05)
     values[-144:] = 0
