@@ -254,9 +254,15 @@ class Bench:
             at = next(((workers, rate) for workers, rate in rough if rate), None)
             if at is None:
                 found[phase] = self.search_table(phase, note, sizes)
-                continue
-            true = edge(self._good(phase, at[0], note, at[0] / each), at[1], step=NEAR_STEP)
-            found[phase] = make_table([(count, round(tried * true / at[1] * each, 6)) for count, tried in rough])
+            else:
+                true = edge(self._good(phase, at[0], note, at[0] / each), at[1], step=NEAR_STEP)
+                found[phase] = make_table([(count, round(tried * true / at[1] * each, 6)) for count, tried in rough])
+            if not found[phase].work[-1]:
+                raise InvalidRequest(
+                    f"SLO {self.slo.text!r} cannot be met: at no rate do {sizes[-1]} {phase} workers serve "
+                    f"{self.objective:.0%} of these requests and their bursts in time; allow more time, or take a "
+                    "faster device"
+                )
         return found
 
     def search_table(self, phase: Phase, note: Note, sizes: Sequence[int]) -> PoolTable:

@@ -244,6 +244,13 @@ def test_an_slo_that_even_a_single_sequence_misses_is_refused_with_a_message() -
     plan_capacity(found, PlanQuery(parse_slo(f"ttft=2s,{least.group(1)}"), 3600.0), HARDWARE)
 
 
+def test_traffic_that_no_pool_serves_in_time_is_refused_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("attempt", "rough_attempt"):
+        monkeypatch.setattr(Bench, name, lambda *_: 0.98)
+    with pytest.raises(InvalidRequest, match="at no rate do 4 prefill workers serve 99% of these requests"):
+        plan_capacity(daily(), PlanQuery(SLO, 3600.0), HARDWARE)
+
+
 def test_the_edge_is_found_within_seven_percent_from_either_side() -> None:
     for start in (0.5, 5.0, 50.0):
         assert 4.6 <= edge(lambda rate: rate <= 5.0, start) <= 5.0
