@@ -26,6 +26,8 @@ LEAST_DROP: Final = 1.1
 """The fall below the day before, in logarithms, from which demand may be in an incident: to a third."""
 DROP_OVER_USUAL: Final = 4.0
 """How many times as far as usual demand must fall in an incident."""
+EDGE_S: Final = 1800.0
+"""The time before and after the start of an incident within which demand itself falls."""
 INCIDENT_S: Final = 21_600.0
 """The longest incident; what stays low for longer may be a holiday or the end of demand."""
 
@@ -70,7 +72,7 @@ class PastDemand:
 
 
 def past_demand(smooth: Floats, day: int, step_s: float) -> PastDemand:
-    """Find incidents: falls far below the day before from which demand returns within `INCIDENT_S`.
+    """Find incidents: sudden falls far below the day before from which demand returns within `INCIDENT_S`.
 
     Their bins take the values of the day before. A fall that recurs on the next day is no incident then. `day` is in
     bins, 0 if no day is known.
@@ -84,13 +86,16 @@ def past_demand(smooth: Floats, day: int, step_s: float) -> PastDemand:
     usual = np.append(np.inf, np.cumsum(np.abs(change)) / np.arange(1, len(change) + 1))[:-1]
     usual[: day // 4] = np.inf
     least = np.maximum(LEAST_DROP, DROP_OVER_USUAL * usual)
-    at = 0
+    at, edge = 0, max(round(EDGE_S / step_s), 1)
     for start in np.flatnonzero(change < -least).tolist():
         if start < at:
             continue
         back = np.flatnonzero(change[start:] >= -least[start] / 2)
         at = start + int(back[0]) if len(back) else len(change)
-        if len(back) and (at - start) * step_s <= INCIDENT_S:
+        # Usual demand is as far below that of a day before with a burst, but does not fall itself.
+        around = smooth[start + day - edge : start + day + edge + 1]
+        fell = around[0] - around.min() >= least[start] / 2
+        if fell and len(back) and (at - start) * step_s <= INCIDENT_S:
             repaired[start + day : at + day] = repaired[start:at]
             ended[start + day : at + day] = at + day
     return PastDemand(smooth, repaired, ended)

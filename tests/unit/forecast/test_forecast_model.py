@@ -80,6 +80,17 @@ def test_an_outage_of_some_hours_is_not_repeated_a_day_later(left: float, hours_
     assert found == pytest.approx(usual[end + hours_ago * 6 + ahead - 1], rel=0.25)
 
 
+def test_a_burst_does_not_make_the_usual_demand_of_the_next_day_an_incident() -> None:
+    at = np.arange(9 * 144)
+    usual = 100 * np.exp(0.6 * np.sin(2 * np.pi * at / 144)) * _noise(len(at), 0.05)
+    values = usual.copy()
+    values[6 * 144 + 40 : 6 * 144 + 52] *= 8
+    last = 7 * 144 + 52 + 72  # half a day after the hours of the burst on the next day
+    history = _demand(values[: last + 1])
+    found = DemandForecaster().fit(history, (66,)).forecast(history)["requests"].quantiles[0, MEDIAN]
+    assert found < 1.6 * usual[last + 66]
+
+
 def test_a_fall_that_recurs_at_its_hour_is_predicted() -> None:
     at = np.arange(9 * 144)
     values = 100 * _noise(len(at), 0.05)
