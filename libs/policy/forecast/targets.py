@@ -93,7 +93,7 @@ def past_demand(smooth: Floats, day: int, step_s: float) -> PastDemand:
         back = np.flatnonzero(change[start:] >= -least[start] / 2)
         at = start + int(back[0]) if len(back) else len(change)
         # Usual demand is as far below that of a day before with a burst, but does not fall itself.
-        around = smooth[start + day - edge : start + day + edge + 1]
+        around = smooth[start + day - edge : min(start + edge, at) + day + 1]
         fell = around[0] - around.min() >= least[start] / 2
         if fell and len(back) and (at - start) * step_s <= INCIDENT_S:
             repaired[start + day : at + day] = repaired[start:at]

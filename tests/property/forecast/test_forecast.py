@@ -9,6 +9,7 @@ from libs.forecast.baselines import BaselineTask, light_baselines
 from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import SERIES, DemandHistory, Floats, history_from_rates, hold, running_means
 from libs.policy.forecast.model import DemandForecaster
+from libs.policy.forecast.targets import past_demand
 
 HORIZONS = (1, 3, 12)
 
@@ -109,3 +110,17 @@ def test_a_held_series_has_no_unknown_bin_unless_all_are(values: list[float]) ->
     held = hold(array)
     assert np.isfinite(held).all() == known.any()
     assert np.array_equal(held[known], array[known])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(30, 90), st.integers(1, 6), st.sampled_from([-3.0, 2.0])), max_size=3))
+def test_later_data_changes_no_incident_that_an_origin_knows(moves: list[tuple[int, int, float]]) -> None:
+    day, values = 24, np.array([0.0, 0.01] * 60)
+    for start, length, size in moves:
+        values[start : start + length] += size
+    whole = past_demand(values, day, 600.0)
+    for later in (-3.0, 2.0):
+        for origin in range(day, len(values)):
+            again = past_demand(np.where(np.arange(len(values)) > origin, later, values), day, 600.0)
+            for back in range(1, day + 1):
+                assert whole.seen_from(origin, back)[0] == again.seen_from(origin, back)[0]
