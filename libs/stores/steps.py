@@ -66,10 +66,10 @@ class StepTimeStore(Protocol):
     async def save_curve(self, key: StepTimeKey, curve: PrefillCurve) -> None: ...
 
     async def claim(self, key: StepTimeKey, *, lease_s: float) -> bool:
-        """Return whether the caller should measure prefill, because no other user of this store does.
+        """Claim the measurement of prefill; return False if another user of this store holds the claim.
 
-        The claim lasts until `release` or the caller's death, or `lease_s` if its death cannot be detected. A store
-        that is away grants every claim.
+        The claim ends with `release`, at the caller's death, or after `lease_s` if the store cannot detect that death.
+        A store that cannot be reached grants every claim.
         """
         ...
 

@@ -15,9 +15,8 @@ from libs.policy.newest import put_newest
 from libs.telemetry.recent import RecentCounts, recent_sums
 
 SILENT_NS: Final = 2_000_000_000
-"""The silence after which a gateway counts as gone, with its queue, while others report. Gateways report five times a
-second, idle ones nearly twice.
-"""
+"""The time without a report after which a gateway and its queue count as gone, while other gateways report."""
+# Gateways report every 0.2 s, or every 0.6 s while idle.
 GONE_NS: Final = 60_000_000_000
 """The time without any report after which no gateway is assumed to exist. Until then, queue lengths are unknown."""
 OLD_NS: Final = 30_000_000_000

@@ -162,10 +162,11 @@ class Timeline:
         return BatchOutcome.COUNTED
 
     def follow(self, batch: StepBatch, arrived_ns: int) -> Followed | None:
-        """Accept a batch that continues the last one, to be entered before anything is read or sorted in.
+        """Accept a batch that continues the last one and return its parts; otherwise change nothing and return None.
 
-        None if its times must be sorted in among others, or if it changes the worker's description. Raise
-        ValueError for steps that are malformed.
+        The caller must enter an accepted batch before it reads from this timeline or sorts another batch in. Batches
+        that overlap earlier ones, change the worker's description or end with a running step do not continue the last
+        one. Raise ValueError if columns of steps differ in length.
         """
         incarnation, number, low_ns, high_ns, last, steps, description, waited_ns = _HEAD(batch)
         if not (

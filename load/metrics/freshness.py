@@ -65,7 +65,7 @@ class Reader:
 
 
 class Ages:
-    """Age of what a page shows, by the last moment that each worker's telemetry covers."""
+    """The age of the data on a page, measured from the last moment that each worker's telemetry covers."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []

@@ -96,7 +96,7 @@ def look(suite: VirtualSuite) -> Look:
 
 
 def _recommended(decisions: Reversible[Decision]) -> frozenset[str]:
-    """Return the workers of the planner's newest recommendation of roles that no later decision has taken back."""
+    """Return the workers in the newest recommendation of roles; empty if a later decision keeps roles."""
     for each in reversed(decisions):
         if each.action == ACTION_KEEP:
             break

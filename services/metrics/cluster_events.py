@@ -67,7 +67,7 @@ class WorkerLives:
         self._looked_ns: int | None = None
 
     def look(self, workers: Iterable[WorkerFacts], newest_cover_ns: int, now_ns: int) -> list[Life]:
-        """Return changes since the last check, made at most every `LOOK_NS`.
+        """Return the changes since the last check, or nothing if that was less than `LOOK_NS` ago.
 
         Silence is measured against the newest report of any worker, so no worker counts as lost when all are silent.
         The first check returns nothing.
@@ -234,7 +234,7 @@ class EventLog:
 
 
 def pressure_change(measured: Measured, field: str) -> str:
-    """Format a change as "1.80 → 0.90"; planners send pressures without a bound as 1,000."""
+    """Format a change as "1.80 → 0.90", with "without bound" in place of a pressure of `NO_BOUND` or more."""
     before, after = getattr(measured.before, field), getattr(measured.after, field)
     return " → ".join(f"{each:.2f}" if each < NO_BOUND else "without bound" for each in (before, after))
 

@@ -36,12 +36,12 @@ def fill(
     own: slice,
     now_ns: int,
 ) -> Iterator[None]:
-    """Enter the part `own` of `batches`, the ordered batches of a chunk with its margins.
+    """Enter `batches[own]` into the state; the batches before and after them are only context.
 
-    Yield after each part of the work, so that the event loop can take a turn. The caller must exhaust the iterator
-    once. Batches enter the live timelines as far as those reach back. Windows are computed by a separate fleet, which
-    also holds workers' earlier incarnations and does not drop them for lack of room.
+    `batches` are in the order of their partition. The caller must exhaust the iterator, which yields after each part of
+    the work so that the event loop can run. Batches enter the live timelines as far as the timelines reach back.
     """
+    # A separate fleet computes the windows: it also holds earlier incarnations of workers.
     fleet = FleetTelemetry(prefill_shares)
     known: list[BatchOutcome] = []
     for part in _parts(batches, A_TURN):

@@ -34,7 +34,7 @@ some too.
 
 
 class MetricsState:
-    """Workers' time with its history, finished requests, decisions and events."""
+    """The telemetry of workers with its history, and the logs of requests, decisions and events."""
 
     def __init__(
         self,

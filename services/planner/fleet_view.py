@@ -165,7 +165,7 @@ class FleetView:
     def __init__(self, window_ns: int, lag_ns: int) -> None:
         self.roster = WorkerColumns((), "")
         self.loads: Uints = np.zeros((len(COLUMNS), 0), np.uint64)
-        """[columns, workers] newest report of each worker, in the order of `COLUMNS`."""
+        """The newest report of each worker, [columns, workers] uint64, with columns in the order of `COLUMNS`."""
         self._columns: dict[str, Ints] = {}
         """Signed copies of the columns that were read since the last message, by name."""
         self.received_ns: Ints = np.zeros(0, np.int64)

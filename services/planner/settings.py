@@ -40,7 +40,7 @@ class PlannerSettings(HttpSettings):
     models_window_s: float = Field(60.0, ge=1, le=3_600)
     """Window over which forecasts count the maximum number of models in use at once."""
     models_sleep: bool = True
-    """Put models to sleep that are not worth the GPU time they occupy."""
+    """Put models to sleep if they are not worth the GPU time they occupy."""
     period_ms: int = Field(200, ge=20, le=60_000)
     """Interval between decisions; one second while no worker has work."""
     window_ms: int = Field(2_000, ge=100, le=600_000)

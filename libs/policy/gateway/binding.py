@@ -172,7 +172,7 @@ class PredictedTtft:
 
 
 class LeastLoaded:
-    """The policy of the fewest sequences, regardless of their length and of cached prefixes."""
+    """The policy that picks the worker with the fewest sequences, regardless of their lengths and cached prefixes."""
 
     def prompt(self, request: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         return min(rooms, key=_by_load)
@@ -182,7 +182,7 @@ class LeastLoaded:
 
 
 class RoundRobin:
-    """The policy of the worker bound longest ago among those with credits."""
+    """The policy that picks the worker whose last binding is the oldest."""
 
     def prompt(self, request: BindingRequest, rooms: Sequence[WorkerRoom]) -> WorkerRoom:
         return min(rooms, key=_by_turn)

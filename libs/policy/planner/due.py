@@ -10,7 +10,7 @@ from libs.policy.pressure import Workload
 LEAST_DUE_NS: Final = 1_000_000_000
 """The time within which waiting prompts are due if targets are short or unknown."""
 MOST_DUE_NS: Final = 5_000_000_000
-"""The longest such time."""
+"""The longest time within which waiting prompts are due."""
 DUE_SHARE: Final = 0.5
 """The same time as a share of the TTFT target. The rest is left for running steps, reports and moves."""
 AHEAD_NS: Final = 10_000_000_000
@@ -31,7 +31,7 @@ def strict_target_ns(ttft_ns: Collection[int]) -> int:
 
 
 def due_within_ns(ttft_ns: float) -> float:
-    """Return the time within which waiting prompts should be computed, for a TTFT target; 0 if none is known."""
+    """Return the time within which waiting prompts should be computed. A target of 0 means that none is known."""
     return min(max(ttft_ns * DUE_SHARE, LEAST_DUE_NS), MOST_DUE_NS)
 
 

@@ -286,7 +286,7 @@ class _RoleWorkers:
 
     @classmethod
     def of(cls, workers: Iterable[PlannedWorker]) -> "_RoleWorkers":
-        """Return the movable workers among those that accept work."""
+        """Group the movable workers by role, without those on standby."""
         by_role: dict[Role, list[PlannedWorker]] = {Role.PREFILL: [], Role.MIXED: [], Role.STANDBY: []}
         for each in workers:
             if each.movable:
@@ -470,7 +470,8 @@ def _budget_changes(
 ) -> list[RoleOrder]:
     """Return the budget changes of mixed workers that are not pinned.
 
-    The budget is 0 while decodes run without prompts, a chunk while prompts press, and the worker's own after a calm.
+    With `apart`, budgets become 0. Otherwise, a worker without a budget gets one chunk while the load is not calm.
+    After `CALM_NS` of calm, workers return to their own budgets. Workers with `keeps_budget` are only raised from 0.
     """
     if apart:
         return [

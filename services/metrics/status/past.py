@@ -66,7 +66,7 @@ MAX_VERDICTS: Final = 2_000
 """The maximum number of changes of the verdict that are kept."""
 MS_NS: Final = 1_000_000
 DIGITS: Final = 4
-"""Decimal places, limited to what a chart can show."""
+"""The decimal places of figures in a history. Charts cannot show more."""
 
 
 @dataclass(frozen=True, slots=True)
