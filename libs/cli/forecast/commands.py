@@ -171,8 +171,9 @@ def plan(
 ) -> None:
     """Plan GPUs per pool and hour for a running suite's forecast or for a trace: when workers run short, and the cost.
 
-    The lab first measures what such workers serve within the SLO, which can take minutes. The plan must then meet the
-    given share of many possible courses of demand.
+    The lab first measures what such workers serve within the SLO, which takes a quarter of a minute for new traffic.
+    The plan must then meet the given share of many possible courses of demand. Times are this machine's, or count from
+    the beginning of a trace.
     """
     from libs.cli.forecast.capacity import PlanOptions, print_plan  # noqa: PLC0415 (what only this command needs)
 
