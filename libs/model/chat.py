@@ -132,6 +132,9 @@ class _ChatTemplate:
     def __init__(self, environment: ImmutableSandboxedEnvironment, source: str) -> None:
         tree = environment.parse(source)
         self._template = environment.from_string(source)
+        # Jinja chains the environment's globals to each template's and iterates over the chain for each text, in plain
+        # Python. The environment's globals do not change any more, so a copy is equal.
+        self._template.globals = dict(self._template.globals)
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self.words = frozenset(node.attr for node in tree.find_all(nodes.Getattr)) | frozenset(
             node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
