@@ -78,6 +78,11 @@ def models(cluster: str) -> str:
     return f"fulcrum:{cluster}:models"
 
 
+def model_edits(cluster: str) -> str:
+    """Return the key of the number of changes of entries, by which a removed last model is told from a lost Redis."""
+    return f"fulcrum:{cluster}:model-edits"
+
+
 def model_times(cluster: str) -> str:
     """Return the key of the hash of the measured load times of each model, as JSON."""
     return f"fulcrum:{cluster}:model-times"
@@ -89,7 +94,7 @@ def model_outlook(cluster: str) -> str:
 
 
 def model_changes(cluster: str) -> str:
-    """Return the name of the pub/sub channel that announces changes of the three keys above."""
+    """Return the name of the pub/sub channel that announces changes of the four keys above."""
     return f"fulcrum:{cluster}:model-changes"
 
 

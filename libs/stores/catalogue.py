@@ -114,6 +114,13 @@ class Catalogued:
     """The times of the models that have been loaded."""
     outlooks: Mapping[str, ModelOutlook] = field(default_factory=dict)
     """The planner's outlooks; empty if no planner has published any recently."""
+    edits: int = 0
+    """The number of changes of entries since the store was last emptied."""
+
+    @property
+    def is_lost(self) -> bool:
+        """True if nothing was ever stored, or the store was emptied; false if the last model was removed."""
+        return not self.entries and not self.edits
 
 
 class CatalogueDown(Exception):
@@ -209,12 +216,17 @@ class RedisCatalogue:
         self._prune = self._redis.register_script(_PRUNE)
 
     async def put(self, entry: ModelEntry) -> None:
-        await self._change(lambda pipe: pipe.hset(keys.models(self._cluster), entry.name, msgspec.json.encode(entry)))
+        def act(pipe: Any) -> None:
+            pipe.hset(keys.models(self._cluster), entry.name, msgspec.json.encode(entry))
+            pipe.incr(keys.model_edits(self._cluster))
+
+        await self._change(act)
 
     async def remove(self, name: str) -> bool:
         def act(pipe: Any) -> None:
             pipe.hdel(keys.models(self._cluster), name)
             pipe.hdel(keys.model_times(self._cluster), name)
+            pipe.incr(keys.model_edits(self._cluster))
 
         return bool((await self._change(act))[0])
 
@@ -222,16 +234,18 @@ class RedisCatalogue:
         await self._change(lambda pipe: pipe.hset(keys.model_times(self._cluster), name, msgspec.json.encode(times)))
 
     async def read(self) -> Catalogued:
-        # All in one round trip.
+        # All in one round trip. Edits are read after entries: if entries are seen as removed, so is the edit.
         reads = self._redis.pipeline(transaction=False)
         reads.hgetall(keys.models(self._cluster))
         reads.hgetall(keys.model_times(self._cluster))
         reads.get(keys.model_outlook(self._cluster))
-        entries, times, outlooks = await _bounded(reads.execute())
+        reads.get(keys.model_edits(self._cluster))
+        entries, times, outlooks, edits = await _bounded(reads.execute())
         return Catalogued(
             {name: entry for name, entry in _decoded(_ENTRY, entries).items() if entry.name == name},
             _decoded(_TIMES, times),
             _outlooks(outlooks),
+            int(edits or 0),
         )
 
     async def watch(self, *, poll_ms: int = 2_000) -> AsyncGenerator[Catalogued, None]:

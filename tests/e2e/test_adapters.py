@@ -66,7 +66,6 @@ def test_an_adapter_is_loaded_and_unloaded_while_workers_run(suite: RunningSuite
     (listed,) = json.loads(suite.fulcrum("models", "list", "--json").stdout)
     assert (listed["name"], listed["parent"], listed["state"]) == ("chat", "sim", "serving")
     assert suite.fulcrum("models", "remove", "chat").returncode == 0
-    # An empty catalogue counts once it stays empty, as a Redis that was emptied is filled again.
     eventually(lambda: refused(client, "chat"))
 
 

@@ -17,6 +17,7 @@ class _Tables:
     times: dict[str, LoadTimes] = field(default_factory=dict)
     outlooks: Mapping[str, ModelOutlook] = field(default_factory=dict)
     outlooks_until_s: float = 0.0
+    edits: int = 0
     uses: dict[str, tuple[float, Mapping[str, ModelUse]]] = field(default_factory=dict)
 
 
@@ -31,13 +32,16 @@ class ModelTables:
         self._clusters.clear()
 
     def put(self, cluster: str, entry: ModelEntry) -> None:
-        self._of(cluster).entries[entry.name] = entry
+        tables = self._of(cluster)
+        tables.entries[entry.name] = entry
+        tables.edits += 1
         self._news.ring()
 
     def remove(self, cluster: str, name: str) -> bool:
         """Remove a model and return whether it existed."""
         tables = self._of(cluster)
         tables.times.pop(name, None)
+        tables.edits += 1
         self._news.ring()
         return tables.entries.pop(name, None) is not None
 
@@ -50,7 +54,8 @@ class ModelTables:
         """Return a copy of the catalogue."""
         tables = self._of(cluster)
         outlooks = tables.outlooks if tables.outlooks_until_s > _now_s() else {}
-        return Catalogued(dict(sorted(tables.entries.items())), dict(sorted(tables.times.items())), dict(outlooks))
+        entries, times = dict(sorted(tables.entries.items())), dict(sorted(tables.times.items()))
+        return Catalogued(entries, times, dict(outlooks), tables.edits)
 
     def publish_outlooks(self, cluster: str, outlooks: Mapping[str, ModelOutlook], lease_ms: int) -> None:
         """Store the planner's expectations until the lease ends."""

@@ -137,7 +137,7 @@ class LoadableModels:
         self._served = served
         self._draw = draw
         self._found = Catalogued()
-        self._is_emptied = False
+        self._was_lost = False
         self._broken: dict[str, str] = {}
         """The models whose tokenizer is unavailable, with the reason."""
         # By the model's folder and the file of its chat template, which is empty for the model's own.
@@ -291,13 +291,12 @@ class LoadableModels:
     async def take(self, found: Catalogued) -> None:
         """Apply a new state of the catalogue.
 
-        An empty catalogue that follows a filled one counts only if it stays empty, since the planner refills a Redis
-        that was emptied.
+        A lost catalogue counts only if it stays lost, since the planner refills a Redis that was emptied.
         """
-        if self._found.entries and not found.entries and not self._is_emptied:
-            self._is_emptied = True
+        if self._found.entries and found.is_lost and not self._was_lost:
+            self._was_lost = True
             return
-        self._is_emptied = False
+        self._was_lost = False
         if found.entries != self._found.entries:
             for gone in self._broken.keys() - found.entries.keys():
                 del self._broken[gone], self._catalog.broken[gone]

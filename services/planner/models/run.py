@@ -90,7 +90,7 @@ class ModelLoop:
     async def _follow_catalogue(self, seed: list[ModelEntry]) -> None:
         left = list(seed)
         async for found in self._store.watch():
-            if self._leads() and not found.entries and (known := list(self._keeper.found.entries.values())):
+            if self._leads() and found.is_lost and (known := list(self._keeper.found.entries.values())):
                 log.warning("the model catalogue was lost: writing it again", models=len(known))
                 left = known
             else:

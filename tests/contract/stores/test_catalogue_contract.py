@@ -54,6 +54,14 @@ async def test_removing_a_model_removes_its_load_times(catalogue: ModelCatalogue
     assert (found.entries, found.times) == ({}, {})
 
 
+async def test_a_removed_last_model_is_told_from_a_store_that_holds_nothing(catalogue: ModelCatalogue) -> None:
+    assert (await catalogue.read()).is_lost
+    await catalogue.put(A)
+    await catalogue.remove(A.name)
+    found = await catalogue.read()
+    assert (found.entries, found.edits, found.is_lost) == ({}, 2, False)
+
+
 async def test_clusters_have_separate_catalogues(database: Database, catalogue: ModelCatalogue) -> None:
     await catalogue.put(A)
     other = database.catalogue("another-cluster")

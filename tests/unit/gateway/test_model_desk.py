@@ -106,12 +106,19 @@ async def test_a_removed_model_is_404_for_waiting_requests_and_unknown_to_the_ne
     assert rig.catalog.names == ["b"]
 
 
-async def test_a_momentarily_empty_catalogue_removes_nothing() -> None:
+async def test_a_momentarily_lost_catalogue_removes_nothing() -> None:
     rig = Rig()
     await rig.knows()
     await rig.desk.take(Catalogued())
     assert rig.catalog.names == ["a"]
     await rig.desk.take(Catalogued())
+    assert rig.catalog.names == []
+
+
+async def test_the_last_model_is_unknown_once_it_is_removed() -> None:
+    rig = Rig()
+    await rig.knows()
+    await rig.desk.take(Catalogued(edits=2))
     assert rig.catalog.names == []
 
 
