@@ -369,7 +369,8 @@ class Bench:
         """
         profile, model = self.hardware.profile, self.lab_hardware.profile.step_time
         token_bits = profile.kv_bytes_per_token * 8
-        token_ns = token_bits / (gpu_link_gbps(self.hardware) * profile.gpus) - model.prefill_token_ns
+        slower_ns = token_bits / (gpu_link_gbps(self.hardware) * profile.gpus) - model.prefill_token_ns
+        token_ns = max(slower_ns, token_bits / FREE_LINK_GBPS)
         model = replace(
             model,
             prefill_fixed_ns=0.0,
@@ -377,8 +378,7 @@ class Bench:
             prefill_token_squared_ns=0.0,
             prefill_floor_ns=0.0,
         )
-        gbps = token_bits / token_ns if token_ns > 0 else inf
-        return replace(_with_step_time(self.hardware, model), link_gbps=min(gbps, FREE_LINK_GBPS))
+        return replace(_with_step_time(self.hardware, model), link_gbps=token_bits / token_ns)
 
     def check(self, rate: float, prefill: int, decode: int, most_s: float = inf) -> LabReport:
         """Run both phases at their cost on these workers, with arrivals for at most `most_s`."""
@@ -437,8 +437,8 @@ def _with_step_time(hardware: Hardware, model: StepTimeModel) -> Hardware:
     return replace(hardware, profile=replace(hardware.profile, step_time=model))
 
 
-def edge(good: Callable[[float], bool], start: float, step: float = STEP, precision: float = PRECISION) -> float:
-    """Return the highest good rate, to a factor of `precision`; 0 if none lies within `MOST_STEPS` of `start`.
+def edge(good: Callable[[float], bool], start: float, step: float = STEP) -> float:
+    """Return the highest good rate, to a factor of `PRECISION`; 0 if none lies within `MOST_STEPS` of `start`.
 
     Each step away from `start` is the square of the step before, so a bad start costs few attempts.
     """
@@ -457,7 +457,7 @@ def edge(good: Callable[[float], bool], start: float, step: float = STEP, precis
         step = min(step * step, WIDEST_STEP)
     if not (low and high):
         return low
-    while high > low * precision:
+    while high > low * PRECISION:
         middle = sqrt(low * high)
         low, high = (middle, high) if good(middle) else (low, middle)
     return low

@@ -13,7 +13,7 @@ from libs.capacity.inputs import PlanInput, input_from_json, input_of_history, i
 from libs.capacity.planning import PlanQuery, check_plan, plan_capacity, plan_json, reported_hardware
 from libs.cli.console import make_console
 from libs.cli.find import FORECAST_TIMEOUT_S, find_suite, get_json
-from libs.cli.forecast.live import clock_time
+from libs.cli.forecast.live import UNIX_S, clock_time
 from libs.cli.lab.commands import MODEL
 from libs.cli.lab.runs import noting, trace_of
 from libs.contracts.errors import InvalidRequest
@@ -28,10 +28,8 @@ from libs.runtime.paths import cache_dir
 MOST_ROWS: Final = 24
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 FACTORS: Final = ("traffic", "isl", "osl")
-# Times of a trace below this count from its beginning: 9 September 2001 as Unix time, or 31 years of a trace.
-_UNIX_FROM_S: Final = 1e9
 _HOURS_UNTIL_S: Final = 48 * 3600.0
-# Rows of so many hours start at the same times each day.
+# Lengths of a row that divide a day, so that each day's rows start at the same times.
 _ROW_HOURS: Final = (1, 2, 3, 4, 6, 8, 12, 24)
 
 
@@ -151,7 +149,7 @@ def _hardware(wanted: PlanOptions, found: PlanInput, device: str) -> Hardware:
 
 def moment_text(at_s: float, *, relative: bool) -> str:
     """Return a time of day, or with `relative` the time since a trace's beginning unless the trace has Unix times."""
-    if not relative or at_s >= _UNIX_FROM_S:
+    if not relative or at_s >= UNIX_S:
         return clock_time(at_s)
     if at_s < _HOURS_UNTIL_S:
         return f"{at_s / 3600:.1f} h"
@@ -208,9 +206,11 @@ def _figure(value: float) -> str:
 
 def stretches_per_row(count: int, step_s: float) -> int:
     """Return the number of stretches in a row: a divisor of the day if there is one, and at most `MOST_ROWS` rows."""
-    least = max(-(-count // MOST_ROWS), 1)
-    found = (round(hours * 3600 / step_s) for hours in _ROW_HOURS if hours * 3600 >= step_s)
-    return next((each for each in found if each >= least), least) if least > 1 else 1
+    if count <= MOST_ROWS:
+        return 1
+    least = -(-count // MOST_ROWS)
+    by_day = (round(hours * 3600 / step_s) for hours in _ROW_HOURS if hours * 3600 >= step_s)
+    return next((each for each in by_day if each >= least), least)
 
 
 def _table(row: dict[str, Any], moment: Any) -> Table:

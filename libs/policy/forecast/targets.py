@@ -25,7 +25,7 @@ SEASON_LEVEL_S: Final = 600.0
 LEAST_DROP: Final = 1.1
 """The fall below the day before, in logarithms, from which demand may be in an incident: to a third."""
 DROP_OVER_USUAL: Final = 4.0
-"""How many times as far as usual demand must fall in an incident."""
+"""The least ratio of an incident's fall to the usual change from day to day."""
 EDGE_S: Final = 1800.0
 """The time before and after the start of an incident within which demand itself falls."""
 INCIDENT_S: Final = 21_600.0
@@ -67,7 +67,10 @@ class PastDemand:
 
     def seen_from(self, first: int, back: int) -> Floats:
         """Return the values `back` bins before each origin from `first` on, without incidents that ended by then."""
-        bins, origins = slice(first - back, len(self.smooth) - back), np.arange(first, len(self.smooth))
+        bins = slice(first - back, len(self.smooth) - back)
+        if self.repaired is self.smooth:
+            return self.smooth[bins]
+        origins = np.arange(first, len(self.smooth))
         return np.where(self.ended[bins] <= origins, self.repaired[bins], self.smooth[bins])
 
 
@@ -78,7 +81,7 @@ def past_demand(smooth: Floats, day: int, step_s: float) -> PastDemand:
     bins, 0 if no day is known.
     """
     count = len(smooth)
-    repaired, ended = smooth.copy(), np.full(count, count, np.int64)
+    repaired, ended = smooth, np.full(count, count, np.int64)
     if not 1 < day < count:
         return PastDemand(smooth, repaired, ended)
     change = smooth[day:] - smooth[:-day]
@@ -96,6 +99,7 @@ def past_demand(smooth: Floats, day: int, step_s: float) -> PastDemand:
         around = smooth[start + day - edge : min(start + edge, at) + day + 1]
         fell = around[0] - around.min() >= least[start] / 2
         if fell and len(back) and (at - start) * step_s <= INCIDENT_S:
+            repaired = repaired.copy() if repaired is smooth else repaired
             repaired[start + day : at + day] = repaired[start:at]
             ended[start + day : at + day] = at + day
     return PastDemand(smooth, repaired, ended)

@@ -170,12 +170,12 @@ def suite_on(engine: str, home: Path) -> Iterator[tuple[RunningSuite, str]]:
 
     The chat template of torch's model has a place for tools, that of the bundled model has none.
     """
-    model = "sim" if engine == "sim" else REAL_MODEL_NAME
-    if engine == "bundled":
-        engine, arguments = "torch", ("--model", str(real_model_folder()))
+    if engine == "sim":
+        model, arguments = "sim", ["--engine", "sim"]
     else:
-        arguments = () if engine == "sim" else ("--model", str(tool_model(home)))
-    with running_suite(home, "--engine", engine, *arguments, start_s=START_S) as suite:
+        folder = real_model_folder() if engine == "bundled" else tool_model(home)
+        model, arguments = REAL_MODEL_NAME, ["--engine", "torch", "--model", str(folder)]
+    with running_suite(home, *arguments, start_s=START_S) as suite:
         yield suite, model
 
 
