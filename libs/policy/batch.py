@@ -49,7 +49,7 @@ class OpenJob:
 
 
 def room_for(per_s: float | None) -> int:
-    """Return how many lines may be unanswered at `per_s` answers per second; None if that is unknown."""
+    """Return the number of lines that may be unanswered at `per_s` answers per second (None if unknown)."""
     return int(min(max((per_s or 0.0) * AHEAD_S, LEAST_OPEN_LINES), MAX_OPEN_LINES))
 
 

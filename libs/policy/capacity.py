@@ -20,7 +20,10 @@ MOST_WORKERS: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class PoolTable:
-    """The capacity of one phase: the maximum work by number of workers, in permanently busy workers."""
+    """The capacity of one phase: the maximum work for each number of workers.
+
+    Work is counted in permanently busy workers.
+    """
 
     workers: tuple[int, ...]
     """The worker counts of the table's rows, in strictly increasing order."""
@@ -125,13 +128,13 @@ class PoolHour:
     """The workers that one pool needs in one stretch of time."""
 
     surely: int
-    """Workers that at least `SURE` of the paths need."""
+    """The number of workers needed in at least `SURE` of the sampled paths."""
     p50: int
     p95: int
     planned: int
-    """Workers at the requested confidence, plus spare ones."""
+    """The number of workers needed at the requested confidence, plus spare ones."""
     short: float
-    """The share of paths in which the present workers are too few."""
+    """The share of sampled paths in which the present workers are too few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class Shortage:
     at_s: float
     """The beginning of the stretch that lacks workers."""
     workers: int
-    """Workers missing in at least `SURE` of the paths."""
+    """The number of workers missing in at least `SURE` of the sampled paths."""
     sure: float
     """The share of paths that are short in that stretch."""
 
@@ -158,7 +161,7 @@ class CapacityPlan:
     """Present workers by phase; empty if unknown."""
     confidence: float
     spare: int
-    """Workers of each pool beyond the need, to replace lost ones."""
+    """The number of workers that each pool gets beyond its need, to replace lost ones."""
 
     def most(self, phase: Phase) -> int:
         """Return the number of workers that suffices at all times."""

@@ -13,7 +13,7 @@ NO_LEADER: Final = -1
 
 
 class PartitionCopies(NamedTuple):
-    """The brokers, by node id, of one partition's copies."""
+    """The node ids of the brokers that hold copies of one partition."""
 
     leader: int
     assigned: tuple[int, ...]
@@ -22,7 +22,7 @@ class PartitionCopies(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LostCopies:
-    """The replicas that are out of sync; false if there are none."""
+    """The replicas that are out of sync. The object is false if there are none."""
 
     behind: tuple[tuple[int, int, int], ...] = ()
     """Node id, replicas out of sync, and number of replicas of each broker that is behind."""
@@ -86,7 +86,7 @@ class UnreachableBroker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UnreachableBrokers:
-    """The brokers that do not answer one host; false if all of them answer."""
+    """The brokers that do not answer one host. The object is false if all of them answer."""
 
     host: str = ""
     brokers: tuple[UnreachableBroker, ...] = ()
@@ -96,7 +96,7 @@ class UnreachableBrokers:
 
     @property
     def led(self) -> int:
-        """Return how many partitions cannot be read or written from the host."""
+        """Return the number of partitions that cannot be read or written from the host."""
         return sum(broker.leads for broker in self.brokers)
 
     @property

@@ -43,7 +43,10 @@ BUCKETS: Final = max(WINDOWS_S) // BUCKET_S
 
 
 class BurnLog:
-    """Running sums of all and bad requests by model and service level; a window is a difference of two."""
+    """Running sums of all requests and of bad ones, by model and service level.
+
+    The counts of a window are a difference of two sums.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], np.ndarray[tuple[int, int], np.dtype[np.int64]]] = {}
@@ -74,7 +77,7 @@ class BurnLog:
         return found
 
     def _advance(self, key: tuple[str, str], now_ns: int) -> int:
-        """Return the row of this moment; skipped rows take the sums before them."""
+        """Return the row for `now_ns`. Rows skipped since the last call are filled with the last sums."""
         sums, newest = self._sums[key], self._newest[key]
         number = max(now_ns // (BUCKET_S * 10**9), newest)
         last = sums[newest % (BUCKETS + 1)].copy()
@@ -85,7 +88,7 @@ class BurnLog:
 
 
 def burn_conditions(burns: list[Burn], limits: AlertLimits) -> Iterator[Condition]:
-    """Judge every service level once for each severity, by the worst of its pairs.
+    """Yield one condition for each service level and severity, graded by the worst of its pairs of windows.
 
     The severity is a label, so a firing warning hides no critical alert.
     """
@@ -144,7 +147,7 @@ class JudgedRequest:
     failed: bool
     """True if a fault of the service, rather than of the client, ended it."""
     shed: bool
-    """True if it was refused for want of room or of a worker, rather than for its content."""
+    """True if it was refused because no room or worker was free, rather than for its content."""
     arrival_unix_ns: int
     ttft_ns: int
     """The time to the first token; 0 if no token was sent."""

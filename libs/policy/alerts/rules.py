@@ -39,7 +39,7 @@ class AlertLimits:
 
 
 class Name(StrEnum):
-    """The names of alerts in Prometheus's rules and the runbook."""
+    """The names of alerts, as Prometheus's rules and the runbook have them."""
 
     IMBALANCE = "FulcrumImbalance"
     QUEUE_GROWING = "FulcrumQueueGrowing"
@@ -75,7 +75,7 @@ ON_TELEMETRY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The durations after which a condition becomes an alert and after which the alert ends."""
+    """The durations that turn a condition into an alert and end the alert."""
 
     for_ns: int
     """The time for which the condition must hold without a break."""
@@ -112,12 +112,12 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The grade of one subject, with a sentence that contains the figures behind it."""
+    """The grade of one subject, such as a pool or a worker, with a sentence that gives the figures behind it."""
 
     name: Name
     labels: Labels
     grade: Grade | None
-    """The grade of the subject; None changes nothing, since nothing is known now."""
+    """The grade of the subject. None means that nothing is known now, and changes no alert."""
     reason: str
     severity: Severity = "warning"
     command: str = ""
@@ -125,7 +125,7 @@ class Condition:
 
 
 def held_back(condition: Condition) -> Condition:
-    """Return the condition without a grade, so that it changes nothing."""
+    """Return the condition without a grade, so that it changes no alert."""
     return replace(condition, grade=None)
 
 
@@ -148,7 +148,7 @@ class PhasePool:
     """
 
     places: int
-    """Sequences that its workers can run at a time; 0 if they do not report it."""
+    """The number of sequences that its workers can run at once; 0 if they do not report it."""
     taken: int
 
     @property
@@ -237,7 +237,7 @@ class Snapshot:
 
 
 CLEAR_SHARE = 0.5
-"""The share of short sample paths below which the alert clears."""
+"""The share of sampled paths that are short below which the alert clears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +247,14 @@ class PoolAhead:
     model: str
     phase: str
     short_gpus: int
-    """GPUs missing in the first stretch in which four of five paths are short; 0 if there is none."""
+    """The GPUs missing in the first stretch in which four of five sampled paths are short; 0 if there is no such
+    stretch.
+    """
     at_unix_s: float
     sure: float
-    """The share of paths that are short in that stretch."""
+    """The share of sampled demand paths in which that stretch is short of GPUs."""
     most_short: float
-    """The largest share of short paths in any stretch."""
+    """The largest such share of all stretches."""
     start_s: float
     """The time that a worker takes to start; 0 if unknown."""
 

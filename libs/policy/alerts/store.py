@@ -1,4 +1,4 @@
-"""The firing alerts and the latest changes, with hysteresis over time, and their silences. Time is passed in."""
+"""The alerts that fire, their latest changes, and silences. Callers pass in the time."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -144,7 +144,7 @@ class Alert:
     number: int
     """The number of this change; it grows by one from the start of the service."""
     id: str
-    """Name and labels, the same whenever the alert fires, ends and fires again."""
+    """The alert's name and labels, which stay the same when it ends and fires again."""
     name: str
     state: Literal["firing", "resolved"]
     severity: Severity
@@ -199,11 +199,11 @@ class AlertStore:
                 self._firing[alert.id] = known
 
     def firing(self) -> list[Alert]:
-        """Return the firing alerts, the longest firing first."""
+        """Return the firing alerts, oldest first."""
         return list(self._firing.values())
 
     def newest(self, limit: int) -> list[Alert]:
-        """Return at most `limit` changes, the newest first."""
+        """Return at most `limit` changes, newest first."""
         return list(reversed(self._recent))[:limit]
 
     def _enter(self, transition: Transition) -> Alert:
@@ -261,7 +261,7 @@ MAX_TEXT_CHARS: Final = 200
 MAX_ALERT_ID_CHARS: Final = 2_000
 MAX_ID_CHARS: Final = 64
 AHEAD_NS: Final = 300 * 10**9
-"""Tolerance for the clock of another service that is ahead."""
+"""The tolerated lead of another service's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +357,7 @@ class SilenceRegistry:
         return [each for each in self._known.values() if each.holds(now_ns)]
 
     def silenced(self, alert: Alert, now_ns: int) -> Silence | None:
-        """Return the silence that covers an alert the longest, or None."""
+        """Return the silence that covers an alert for the longest time, or None if there is none."""
         found = [each for each in self.holding(now_ns) if not each.is_ack and each.matches(alert)]
         return max(found, key=lambda each: each.until_ns, default=None)
 

@@ -39,7 +39,10 @@ RETURN_NS: Final = 3 * 10**9
 
 
 class CommonSilence:
-    """The part of workers' silence that has a common cause; `note` must see every snapshot."""
+    """Silences of most workers at once, which no single worker is blamed for.
+
+    `note` must be called with every snapshot.
+    """
 
     def __init__(self, limits: AlertLimits) -> None:
         self._long_ns = ALL_SILENT_SHARE * limits.stale_s.fire * 1e9
@@ -59,7 +62,7 @@ class CommonSilence:
         self._silent_readers = frozenset(worker.reader for worker in staying) - reporting if reporting else frozenset()
 
     def own_silent_ns(self, worker: WorkerReport, now_ns: int) -> int:
-        """Return how long the worker itself has been silent, without silences of its reader or of all workers."""
+        """Return the worker's own silence in ns, less the silences of its reader and those of all workers."""
         silent_ns = worker.silent_ns
         if self._resumed_ns is not None:
             silent_ns = min(silent_ns, max(now_ns - self._resumed_ns - RETURN_NS, 0))
@@ -81,7 +84,7 @@ class BusySince:
         self._since_ns = {worker_id: self._since_ns.get(worker_id, snapshot.at_ns) for worker_id in busy}
 
     def for_ns(self, worker_id: str, now_ns: int) -> int:
-        """Return how long a worker has had work without a break; 0 if it has none."""
+        """Return the nanoseconds for which a worker has had work without a break; 0 if it has none."""
         return now_ns - self._since_ns.get(worker_id, now_ns)
 
 
@@ -240,7 +243,7 @@ def pool_conditions(
 
 
 def _imbalance(starved: PhasePool, other: PhasePool, waiting: float, limits: AlertLimits) -> Condition:
-    """Grade whether one phase is overloaded while the other is idle."""
+    """Grade an imbalance, in which one phase is overloaded while the other is idle."""
     labels = _labels(starved)
     if not (starved.covered_ns and other.covered_ns):
         return Condition(Name.IMBALANCE, labels, None, "telemetry does not cover it")
@@ -272,7 +275,7 @@ def advice(starved: PhasePool, other: PhasePool) -> str:
 
 
 def _queue(pool: PhasePool, waiting: float, growth_per_minute: float | None, limits: AlertLimits) -> Condition:
-    """Grade whether the queue is long and gains the length of a long queue within a minute."""
+    """Grade a queue, which fires if it is long and grows by the length of a long queue within a minute."""
     if pool.waiting is None:
         return Condition(Name.QUEUE_GROWING, _labels(pool), None, "telemetry does not cover it")
     long = max(pool.gpus, 1) * (limits.queue_tokens if pool.phase == "prefill" else limits.queue_sequences)

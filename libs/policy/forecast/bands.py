@@ -280,8 +280,8 @@ def adapt_in_blocks(
 def adapt_singly(
     width: Floats, bands: tuple[Floats, Floats], series: tuple[Floats, Floats, NDArray[np.intp]], horizon: int
 ) -> tuple[Floats, Floats]:
-    """Return the same as `adapt_in_blocks`, in single floats, which is faster for near horizons, whose blocks are
-    small.
+    """Return the result of `adapt_in_blocks`, computed in single floats. That is faster for near horizons, whose blocks
+    are small.
     """
     rate = ADAPT * min(1.0, ADAPT_BINS / horizon) * np.sign(np.array(LEVELS) - 0.5)
     below, above = (rate * (np.array(LEVELS) - 1)).tolist(), (rate * np.array(LEVELS)).tolist()
@@ -326,7 +326,7 @@ class _Evidence:
     total: Floats
     """The sum of the weights known at each anchor."""
     windows: Floats
-    """The number of independent errors that they are worth at each anchor."""
+    """The number of independent errors that carry the same information, at each anchor."""
     size: Floats
     """Mean size of the relative errors at each anchor; that of the prior's shape if unknown."""
     recent_windows: Floats

@@ -32,7 +32,7 @@ RIDGES: Final = (30.0, 300.0)
 LAGS: Final = 12
 LEARNED: Final = ("regression", "regression, cautious", "median of all", "autoregression")
 LEAST_ROWS: Final = 144
-"""Outcomes that a regression needs; with half a day of them it does harm."""
+"""The minimum number of outcomes for a regression. With half a day of them, forecasts were worse than without it."""
 FAR_S: Final = 43_200.0
 """The horizon from which the hour of the day tells more than the present, until a regression is learned."""
 _STEP: Final = 1.12
@@ -235,7 +235,7 @@ class Blender:
 
 
 def prior_weights(candidates: int) -> Floats:
-    """Return the weights before any evidence; the learned candidates come last."""
+    """Return the weights of candidates before any evidence, those of the learned candidates last."""
     found = np.full(candidates, (1 - 3 * PRIOR_SHARE) / (candidates - 3))
     found[-4:-1] = PRIOR_SHARE
     return found

@@ -38,11 +38,11 @@ class Action:
     ttft_ms: Promise | None = None
     """TTFT p95 of requests that arrive after that; None if a queue would remain."""
     tpot_ms: Promise | None = None
-    """TPOT p95 of the same requests, if decodes press."""
+    """TPOT p95 of the same requests, if decode work exceeds capacity."""
     # Fields set by the watch, which tell an operator whether the command is still the same.
     id: str = ""
     since_ns: int = 0
-    """The time since which the command has stood."""
+    """The time since which this command has been advised."""
     replaces: str = ""
     """The command that preceded it for the same cause; empty for the first."""
     foreign: bool = False
@@ -123,7 +123,7 @@ def advice(state: ModelState, standing: Action | None = None, *, is_new: bool = 
 
 
 def _relieves(now: Split, then: Split, share: float = 0.0) -> bool:
-    """Return whether a split has less pressure by more than a share, and costs less by as much.
+    """Return whether `then` lowers both pressure and cost by more than `share`.
 
     The planner compares splits by their cost. It would reverse a move after which decodes press instead of prompts.
     """
@@ -131,7 +131,7 @@ def _relieves(now: Split, then: Split, share: float = 0.0) -> bool:
 
 
 def stands(state: ModelState, standing: Action) -> Action | None:
-    """Return the action with current figures; None if it would not help or its workers have moved."""
+    """Return the action with current figures, or None if it would not help or its workers have moved."""
     again = None if state.roles_fixed else _again(state, standing)
     if again is None:
         return None
@@ -232,7 +232,7 @@ def _moved(counts: RoleCounts, workers: Iterable[WorkerState]) -> RoleCounts:
 
 
 def _lent(state: ModelState) -> _Tried | None:
-    """Return a change in which all decode workers also compute prompts; None if they already do."""
+    """Return the change after which all decode workers compute prompts too, or None if they already do."""
     counts = role_counts(state.workers)
     chosen = [each for each in state.workers if each.role is Role.MIXED and not each.budget_tokens]
     return (chosen, _split(state, replace(counts, lending=counts.mixed))) if chosen else None

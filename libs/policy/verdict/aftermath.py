@@ -27,7 +27,7 @@ MOST_BUSY: Final = 0.95
 TPOT_ERRORS: Final = (0.2, 0.3)
 
 SETTLED: Final = 5
-"""The rounds in which the number of sequences and the time of their steps converge."""
+"""The number of iterations after which the number of sequences and their step time have converged."""
 MOST_TIMES: Final = 4.0
 """The bound on predicted sequences, as a multiple of the maximum that decode workers run."""
 
@@ -57,7 +57,7 @@ def aftermath(state: ModelState, work: Workload, counts: RoleCounts, then: Split
 
 
 def decodes_to_come(state: ModelState, work: Workload, counts: RoleCounts) -> Workload:
-    """Return the work once the prompts computed by these roles decode.
+    """Return the work after the prompts that these roles compute have become decodes.
 
     A backlog that lasts as long as an answer brings as many sequences as the roles can compute; a shorter one brings
     fewer. If the lengths of prompts or answers are unknown, the work is returned unchanged.
@@ -132,7 +132,7 @@ def _prompt_ns(state: ModelState) -> float:
 
 
 def _alone_share(state: ModelState) -> float:
-    """Return the speed of prompts that come one by one, as a share of the speed in full steps.
+    """Return the speed of prompts that arrive one at a time, as a share of the speed in full steps.
 
     Without a queue a step has one prompt, which does not fill it but takes its whole fixed time.
     """

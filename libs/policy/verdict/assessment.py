@@ -31,7 +31,7 @@ class Assessment:
     sentence: str = ""
 
     def pressed(self, prefill: int, mixed: int, *, lending: bool) -> Split:
-        """Return the pressures of these roles; with `lending`, decode workers compute prompts too."""
+        """Return the pressures under these roles. With `lending`, decode workers compute prompts too."""
         found = split(self.engine, self.work, prefill, mixed, budgets=lending)
         return Split(prefill, mixed, bounded(found.prompt_pressure), bounded(found.decode_pressure))
 

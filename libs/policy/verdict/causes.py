@@ -136,7 +136,7 @@ LEAST_KEPT: Final = 0.7
 COMMAND_NS: Final = 10_000_000_000
 """The time for which a new command is kept while it helps, so that people can type it."""
 SMALL_NS: Final = 2_000_000_000
-"""The time for which one phase must press before a cluster is named too small, unless it is far too small. A burst
+"""The time for which one phase must be short before a cluster is named too small, unless it is far too small. A burst
 looks like a lasting rate at first, for which a change of roles is right.
 """
 FAR_TOO_SMALL: Final = 2.0
@@ -164,7 +164,7 @@ def causes(state: ModelState, limits: VerdictLimits, now_ns: int = 0, named: Cau
 def shortage_of(
     pressures: Pressures, waits_s: float, limits: VerdictLimits, *, small: bool = False, lasts: bool = True
 ) -> tuple[CauseCode, Grade] | None:
-    """Return the present shortage and its grade; prompts press only if some wait.
+    """Return the present shortage and its grade. Prompts count as a shortage only if some wait.
 
     `small` means that the cluster is already named too small, `lasts` that a shortage has been named for `SMALL_NS`.
     """
@@ -433,7 +433,7 @@ def _then(action: Action, state: ModelState) -> str:
 
 
 def figures(promise: Promise) -> str:
-    """Format a range as "6 to 9", with one decimal below 10, or as one figure if both ends read alike."""
+    """Format a range as "6 to 9", with one decimal below 10, or as one figure if both ends look the same."""
     least, most = (f"{each:.0f}" if each >= 10 else f"{each:.1f}" for each in (promise.least, promise.most))
     return least if least == most else f"{least} to {most}"
 

@@ -62,21 +62,21 @@ class RoleCounts:
 
 @dataclass(frozen=True, slots=True)
 class Pressures:
-    """Work over capacity by phase; above 1, a queue grows."""
+    """The ratio of work to capacity in each phase. Above 1, a queue grows."""
 
     prefill: float
     batch: float
-    """Sequences relative to the largest batches within TPOT."""
+    """The number of sequences over that of the largest batches that keep TPOT."""
     kv: float
-    """KV needed by sequences relative to the space for it."""
+    """The KV that sequences need over the KV that fits."""
     least: Split
-    """The roles that leave the least pressure on the worse phase."""
+    """The split of roles that leaves the least pressure on the worse phase."""
     largest_batch: int
-    """Sequences that all decode workers can run within TPOT."""
+    """The number of sequences that all decode workers together can run within TPOT."""
     kv_room_tokens: int
-    """KV room of all decode workers; 0 if there is no bound."""
+    """The number of tokens whose KV fits on all decode workers; 0 if there is no bound."""
     sequences: int
-    """Sequences that press on decode, including those that soon may."""
+    """The number of sequences to decode, including prompts that may soon become such."""
     kv_tokens: int
     """The number of KV tokens that these sequences need."""
 
@@ -155,7 +155,7 @@ class Prompts:
     waiting: tuple[tuple[float, float], ...]
     """Pairs of (ns until the deadline, work) for waiting prompts that can be in time."""
     rate: float
-    """Arriving work in ns per ns, which is the number of workers that it keeps busy."""
+    """Arriving work in ns per ns: the number of workers that it keeps busy."""
     limit_ns: float
     """The usual time from the arrival of a prompt to its deadline."""
 
@@ -252,7 +252,9 @@ class VerdictLimits:
     for_ns: int = 600_000_000
     """The time for which a cause must last before it is named."""
     slight_for_ns: int = 2_000_000_000
-    """The same for prompts whose pressure is below CLEAR_PRESSURE, and for decodes below CLEAR_DECODES."""
+    """The time for which a slight cause must last: prompt pressure below CLEAR_PRESSURE, or decode pressure below
+    CLEAR_DECODES.
+    """
     # A slow worker has already been observed in two steps that took 0.4 s or more together.
     slow_for_ns: int = 200_000_000
     clear_ns: int = 3_000_000_000
@@ -271,7 +273,7 @@ class WorkerState:
     kv_tokens: int
     """The number of KV tokens that the worker's sequences hold."""
     prompt_tokens: int
-    """Prompt tokens that wait at the worker."""
+    """The number of prompt tokens that wait at the worker."""
     slowness: float | None
     """The ratio of the worker's step times to its peers' for equal steps; None if it ran too few."""
     kv_wait: float
@@ -279,11 +281,11 @@ class WorkerState:
     kv_awaited: float
     """The share of time in which ready KV was in transit to the worker, whether or not steps ran."""
     held_by_link: float
-    """The mean number of sequences that waited for such KV."""
+    """The mean number of sequences that waited for ready KV in transit."""
     kv_awaited_s: float = 0.0
-    """The mean time for which the longest-awaited KV had been ready."""
+    """The mean, over the samples of the window, of the time for which the KV that is awaited longest had been ready."""
     cpu_wait: float | None = None
-    """The share of its time in which one of its threads was runnable without a CPU; None if it does not report it."""
+    """The share of time in which a thread of the worker was ready to run but had no CPU; None if it is not reported."""
 
     @property
     def takes(self) -> str:
@@ -297,7 +299,7 @@ class WorkerState:
 
     @property
     def speed(self) -> float:
-        """The number of workers that it counts for; less than one if slow."""
+        """The number of workers that this worker counts for, below 1 if it is slow."""
         slow = self.slowness or 1.0
         return 1 / slow if slow >= SLOWNESS.fire else 1.0
 
@@ -391,7 +393,7 @@ class ModelState:
     healthy: Pressures
     """The pressures as they would be without slow workers or links that hold up sequences."""
     horizon_ns: float
-    """The horizon at which prompts press most."""
+    """The horizon at which waiting and expected prompts need the most workers."""
     waiting_tokens: int
     """Prompt tokens of interactive requests, at workers and gateways."""
     running: int
