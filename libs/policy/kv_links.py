@@ -1,4 +1,4 @@
-"""The speed of KV transfers between pairs of workers, and the pairs far below the capability of their link.
+"""The speed of KV transfers between pairs of workers, and the pairs that are much slower than their link allows.
 
 A transfer of a few blocks, or one that waits for its prompt or for a CPU, says little about the link. A pair's speed is
 therefore that of its fastest transfers. Links do not state their capability, so pairs of the same kind are
@@ -50,8 +50,8 @@ class MovedKv(NamedTuple):
     """The bytes of other transfers that the link carried during this one."""
 
     def beside(self, others: "Iterable[MovedKv]") -> "MovedKv":
-        """Return the transfer with the bytes that the link carried for others; each is assumed to have had an even
-        rate.
+        """Return the transfer with the bytes that the link carried for others, each of which is assumed to have had an
+        even rate.
         """
         if self.size_bytes < LEAST_BYTES:
             return self  # its speed is not measured

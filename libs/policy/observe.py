@@ -114,7 +114,7 @@ class StepCost:
 
 
 def _columns(steps: Array, prompt_tokens: Array, decode_tokens: Array) -> Array:
-    """Return the factors of the coefficients, shape (rows, 4)."""
+    """Return the regressors, of shape (rows, 4)."""
     decoding = decode_tokens / np.maximum(steps, 1e-9)
     further = decode_tokens * np.maximum(0.0, 1.0 - KNEE_SEQUENCES / np.maximum(decoding, 1e-9))
     return np.stack([steps, prompt_tokens, decode_tokens, further], axis=1)
@@ -315,7 +315,7 @@ class PhaseEstimator:
         self._work = CountedWork()
         self._overlap = _Overlap()
         self._owed_s = 0.0
-        """The time of counted steps that the last interval had no room for."""
+        """The time of steps that were counted in the last interval but did not fit into it."""
         self._began_s: float | None = None
         self._fitted_s = 0.0
         self._fresh = False

@@ -52,7 +52,7 @@ class Reading:
 
 @dataclass(slots=True)
 class CountedWork:
-    """Counts over a stretch of time; `add` joins stretches."""
+    """Counts of work over a span of time. `add` joins two spans."""
 
     wall_s: float = 0.0
     steps: float = 0.0

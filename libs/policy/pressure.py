@@ -201,7 +201,7 @@ class Workload:
     held: int = 0
     """Further sequences that wait for a decode place before their prompts are computed.
 
-    Only those whose prompts can be computed soon press on decode.
+    Only those whose prompts can be computed soon count as decode work.
     """
     held_kv_tokens: int = 0
     """KV tokens that all held sequences would hold."""

@@ -1,4 +1,4 @@
-"""The choice of the waiting tenant that is next: for workers, for the gateway's own attention, and for a few slots.
+"""Fair turns of tenants: for workers, for the gateway's own processor, and for a few slots.
 
 Start-time fair queueing (Goyal et al., SIGCOMM 1996). A request's turn is the end of its tenant's earlier requests, or
 the current position of service if there are none. A tenant alone is served first come, first served. If several wait, a
@@ -118,7 +118,7 @@ class IntakeLine:
         return self._left == ROUND_UNITS and not self._waiting
 
     def enter(self, tenant: str, units: int, weight: int = 1) -> int | None:
-        """Admit a request that costs `units`: return None if it may proceed now, otherwise the ticket it waits by."""
+        """Admit a request that costs `units`. Return None if it may proceed now, or else a ticket to wait with."""
         if self._left > 0 and not self._waiting:
             self._left -= units
             return None

@@ -79,7 +79,7 @@ LEAST_JUDGED_NS: Final = 20_000_000
 
 
 class LoadReport(Protocol):
-    """A worker's own count of its load, as a record or as a message."""
+    """A worker's report of its own load, either a record or a protobuf message."""
 
     @property
     def running(self) -> int: ...
@@ -227,7 +227,7 @@ class Slowness:
 
 
 RECENT_IMAGES: Final = 64
-"""The bound on a worker's images whose embeddings it is believed to keep; for a 7B LLaVA, they take 300 MB."""
+"""The maximum number of images whose embeddings a worker is believed to keep. For a 7B LLaVA they take 300 MB."""
 
 
 class WorkerOutlook:
@@ -258,7 +258,7 @@ class WorkerOutlook:
         self._arriving_tokens = 0
         self._images = 0
         self.image_ns = 0.0
-        """The time to encode one image there; 0 while unknown."""
+        """The time that the worker takes to encode one image; 0 while unknown."""
         self._recent_images: OrderedDict[bytes, None] = OrderedDict()
         self._reserved = 0
         self._reserved_tokens = 0

@@ -24,7 +24,7 @@ class Attempt:
     sequence_id: int
     phase: Phase
     known: int
-    """The output tokens that its submit carried."""
+    """The number of output tokens that its submit carried."""
     tokens: int = 0
     """The output tokens generated on this worker."""
 
@@ -44,7 +44,7 @@ class Blocks(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """An attempt to send to its worker, against a prompt credit or the decode credit reserved there."""
+    """The submission of an attempt to its worker, for a prompt credit or for the decode credit reserved there."""
 
     attempt: Attempt
     blocks: Blocks | None
@@ -52,7 +52,7 @@ class Submit(NamedTuple):
 
 
 class Forget(NamedTuple):
-    """An attempt to stop listening to.
+    """The end of the gateway's interest in an attempt.
 
     `abort` also ends it on its worker, or frees the blocks that it left there.
     """
@@ -168,15 +168,15 @@ class Placement:
     waiting: bool = False
     ended: bool = False
     reroutes: int = 0
-    """The number of moves because a worker failed the sequence."""
+    """The number of times the sequence moved because a worker failed."""
     stale_role_retries: int = 0
     """The number of retries because a worker's role had changed, which do not count as failures."""
     hand_overs: int = 0
-    """The number of moves with the KV because the worker took another role."""
+    """The number of times the sequence moved with its KV because its worker took another role."""
     given_up: int = 0
     """The number of times the sequence gave up its place to another tenant."""
     handing_over: bool = False
-    """True if the worker was requested to hand the sequence over; one that cannot move the KV ends the attempt."""
+    """True if the worker was asked to hand the sequence over. A worker that cannot move the KV ends the attempt."""
     recomputes: int = 0
     """The number of times the prompt was computed again after the first token."""
     blocks_read: bool = False
@@ -381,7 +381,7 @@ class Placement:
         self.reserved = None
 
     def lost(self, attempt: Attempt, cluster: KnownWorkers, *, silent: bool, complete: bool) -> Effects:
-        """Handle the broken stream to a worker, or one closed because the worker was silent.
+        """Handle the loss of a worker, whose stream broke or was closed because the worker was silent.
 
         Blocks that still wait at a prefill worker serve another decode worker, if more than one may read them. A
         pull from a dead worker ends by itself, with or without the blocks. A pull from a silent worker would hang.

@@ -1,4 +1,4 @@
-"""The sharing of one model's decode places between tenants while some of them wait for one.
+"""The division of one model's decode places between tenants while some of them wait for a place.
 
 The shares are weighted max-min fair (Bertsekas and Gallager, Data Networks, 6.5). No tenant gets more than it
 demands, and what it leaves is divided by weight among those that demand more. A tenant alone may hold every place.
@@ -76,7 +76,7 @@ class GatewayPart(NamedTuple):
     here: int
 
     def of(self, total: int, everywhere: int, phase: float) -> int:
-        """Return this gateway's part of `total`. `phase` (0 to 1, equal at all gateways) decides who gets the
+        """Return this gateway's part of `total`. `phase` (0 to 1, equal at all gateways) decides which gateways get the
         remainder.
         """
         if self.here >= everywhere:

@@ -1,4 +1,4 @@
-"""The lengths of the queue, and when a refused client should retry.
+"""The lengths of the queue, and the times at which refused clients should retry.
 
 A retry time follows from the measured outflow of the queue. Every refused client gets its own time, for which room is
 reserved. While promises are outstanding, newcomers fill the queue to `NEWCOMERS` of its bound. The rest is reserved for
@@ -15,7 +15,7 @@ from libs.policy.gateway.view import WorkerView
 
 
 class Queued(Protocol):
-    """The properties of a waiting request by which it is counted for each phase."""
+    """The properties of a waiting request that determine the phase it waits for."""
 
     @property
     def model(self) -> str: ...
@@ -95,7 +95,7 @@ def model_queues(waiting: Iterable[Queued], workers: Sequence[WorkerView]) -> li
 
 
 def lacks_decode_only(workers: Sequence[WorkerView]) -> bool:
-    """Return whether a model's workers could compute a prompt but for the lack of a place for its tokens."""
+    """Return whether a model's workers could compute a prompt now, and lack only a place to decode it."""
     if not workers or any(view.decode_credits > 0 for view in workers if view.takes_decode or view.takes_both):
         return False
     prompts = [view.prefill_credits > 0 for view in workers if view.takes_prefill]
@@ -168,13 +168,16 @@ MAX_RETRY_AFTER_S = 60.0
 NEWCOMERS: Final = 0.5
 """The share of the queue that newcomers may fill while promises are outstanding."""
 PACE: Final = 0.9
-"""The share of the measured outflow that is promised; the outflow varies and promises must hold."""
+"""The share of the measured outflow that is promised.
+
+It is below 1 because the outflow varies and promises must hold.
+"""
 # A client may return this much too early or too late.
 EARLY_NS: Final = 1_000_000_000
 GRACE_NS: Final = 5_000_000_000
 MAX_PROMISES: Final = 16_384
 HORIZON_S: Final = 600.0
-"""The latest time ahead that is promised to a client."""
+"""The furthest ahead that a client is asked to return."""
 SECOND_NS: Final = 1_000_000_000
 
 

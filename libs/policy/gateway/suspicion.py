@@ -146,7 +146,7 @@ class Suspicion:
         return bool(self.poison(now_ns)) and prompt in self._poison
 
     def stage(self, prompt: Prompt, now_ns: int) -> WorkStage | None:
-        """Return the stage that a prompt has to pass; None if it is not suspected."""
+        """Return the stage that a suspected prompt has to pass, or None if the prompt is not suspected."""
         _expire(self._suspects, now_ns - SUSPECTED_NS)
         losses = self._losses((prompt,))
         if not losses:
@@ -333,7 +333,7 @@ class FirstTries(Generic[T]):
         return bool(self._tries)
 
     def came(self, choice: T, key: Key, now_ns: int) -> None:
-        """Record that a choice begins to wait for workers."""
+        """Record the arrival of a choice, which now waits for workers."""
         if now_ns - self._computed.get(key, -COMPUTED_NS) >= COMPUTED_NS:
             self._keys[choice] = key
             self._tries.setdefault(key, _Tries()).waiting[choice] = None

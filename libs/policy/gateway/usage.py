@@ -99,7 +99,7 @@ class MinuteWindow:
 
 @dataclass(slots=True)
 class Lease:
-    """The units of one limit that a gateway has leased and not used."""
+    """The units of one limit that a gateway has leased but not used."""
 
     balance: int = 0
     """The unused units; below 0 after overuse, since the cost of an answer is known only at its end."""
@@ -125,7 +125,7 @@ class Lease:
 
 
 def ahead(limit: int) -> int:
-    """Return the units to lease ahead; 0 for a small limit, for which every use is requested."""
+    """Return the number of units to lease ahead; 0 for a limit so small that every use is leased by itself."""
     return limit * AHEAD_PERCENT // 100
 
 
@@ -135,7 +135,7 @@ def local_share(limit: int, gateways: int) -> int:
 
 
 def held(limit: int, others: int, running: int, want: int) -> int:
-    """Return how many places of a concurrency limit a gateway holds.
+    """Return the number of places of a concurrency limit that a gateway holds.
 
     It gets `want` as far as the other gateways' places leave room, but never fewer than its running requests.
     """

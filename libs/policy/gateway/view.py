@@ -49,9 +49,9 @@ class WorkerView:
     """The prompt tokens still to compute: those last reported, and those sent since."""
     decode_sequences: int = 0
     kv_tokens: int = 0
-    """The tokens whose KV its sequences hold, roughly what one of its decode steps reads."""
+    """The number of tokens whose KV its sequences hold, which is roughly what one decode step reads."""
     arriving_kv_tokens: int = 0
-    """The tokens whose KV is being transferred there from other workers."""
+    """The number of tokens whose KV is on its way there from other workers."""
     free_kv_tokens: float = math.inf
     streams_kv: bool = True
     prompts: int = 0
@@ -78,7 +78,7 @@ class BindingRequest:
     sequence_id: int
     model: str
     tokens: int = 0
-    """The tokens to compute or pull: the prompt and the output so far."""
+    """The number of tokens to compute or pull: the prompt and the output so far."""
     kv_kind: str | None = None
     """The kind of KV of its computed blocks, which its decode worker must share; None before the prompt is computed."""
     cached_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Binding:
 
 @dataclass(slots=True, eq=False)
 class WorkerRoom:
-    """A worker's view and the changes made to it by the current binding round."""
+    """A worker as the current binding round sees it, with the bindings made so far."""
 
     view: WorkerView
     prefill_credits: int
@@ -167,7 +167,7 @@ class WorkerRoom:
 
 
 def rooms(workers: Iterable[WorkerView]) -> dict[str, int]:
-    """Return the most requests that can be bound by model; each takes a decode credit."""
+    """Return the number of requests that can be bound, by model. Each takes a decode credit."""
     found: dict[str, int] = {}
     for view in workers:
         found[view.model] = found.get(view.model, 0) + max(view.decode_credits, 0)
@@ -175,7 +175,7 @@ def rooms(workers: Iterable[WorkerView]) -> dict[str, int]:
 
 
 def prompt_rooms(workers: Iterable[WorkerView]) -> dict[str, int]:
-    """Return the most prompts that can be bound without a decode worker, by model."""
+    """Return the number of prompts that can be bound without a decode worker, by model."""
     found: dict[str, int] = {}
     for view in workers:
         if view.takes_prefill:
@@ -248,7 +248,7 @@ class WorkerSilence:
     """A connected worker and its silence, of which only a fifth counts for an idle worker."""
 
     place: int
-    """A number that distinguishes the worker from the others."""
+    """The worker's number in the caller's list."""
     model: str
     silent_ms: float
     view: WorkerView | None

@@ -83,7 +83,7 @@ def workload(
 
 
 DEMAND_SPREAD: Final = 0.15
-"""The assumed variation of demand that has been observed only briefly; a mean over five seconds varies no more."""
+"""The assumed relative variation of demand that was observed only briefly. A mean over five seconds varies no more."""
 LEAST_GAIN: Final = 0.15
 """The minimum gain in pressure or speed worth advising; less is within the error of the predictions."""
 CHUNK_OF_BEST: Final = 0.95
@@ -97,7 +97,7 @@ LIKELY: Final = 0.8
 DRAIN_S: Final = 10.0
 MAX_NAMED: Final = 4
 MAYBE: Final = 0.5
-"""The confidence of advice without a faster link as reference."""
+"""The confidence of advice about a link that has no faster link to be compared with."""
 MOST_PRESSURE: Final = 1e3
 """The finite pressure that represents a phase without workers."""
 

@@ -12,9 +12,12 @@ LEAST_DUE_NS: Final = 1_000_000_000
 MOST_DUE_NS: Final = 5_000_000_000
 """The longest time within which waiting prompts are due."""
 DUE_SHARE: Final = 0.5
-"""The same time as a share of the TTFT target. The rest is left for running steps, reports and moves."""
+"""The share of the TTFT target within which waiting prompts are due.
+
+The rest is left for running steps, reports and moves.
+"""
 AHEAD_NS: Final = 10_000_000_000
-"""The time for which prompts are expected to keep arriving at the present rate, in addition to what may wait."""
+"""The time for which prompts are expected to keep arriving at the present rate, beyond the time that they may wait."""
 
 
 STRICT_PERCENT: Final = 10

@@ -1,7 +1,7 @@
-"""The expected and the actual effect of decisions: an outlook, and a fluid replay of the demand that arrived.
+"""The expected and the actual effects of decisions: an outlook, and a fluid replay of the demand that arrived.
 
 The counterfactual of a decision is computed in closed form, without a simulation. Arrived prompts are computed at the
-speed of the split that would have stayed, and the excess waits. Decodes press on that split's workers. The chosen split
+speed of the split that would have stayed, and the excess waits. Decodes run on that split's workers. The chosen split
 is replayed in the same way, so the two differ only by the decision.
 """
 
@@ -56,7 +56,7 @@ def _tpot_ns(engine: WorkerProfile, work: Workload, split: Split, *, rides: bool
 METHOD: Final = "closed_form"
 NS_PER_HOUR: Final = 3_600_000_000_000
 MOST_WAITING_NS: Final = 3_600_000_000_000.0
-"""The bound on a replayed backlog, in time of one worker."""
+"""The bound on a replayed backlog, in ns of one worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Replay:
     prefill: int
     mixed: int
     waiting_ns: float
-    """The prompts that wait, in time of one worker."""
+    """The work of waiting prompts, in ns of one worker."""
     lasted_ns: int = 0
     # This field and those below are integrals over `lasted_ns`.
     ttft_ns: float = 0.0
@@ -90,7 +90,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class DemandSample:
-    """The demand that arrived between two decisions, and the work present at its end."""
+    """The demand that arrived between two decisions, and the work present at the later one."""
 
     engine: WorkerProfile
     work: Workload

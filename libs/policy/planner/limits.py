@@ -31,7 +31,7 @@ from libs.policy.worker.pace import IN_HAND
 DAY_MINUTES: Final = 24 * 60
 MAX_MOVES_PER_S: Final = 1_000
 REST_S: Final = 1.0
-"""The time between decisions about an idle cluster, whose outcome does not change."""
+"""The time between decisions about an idle cluster. Their outcome does not change."""
 KEEP_NS: Final = 900_000_000
 """The time between two reports of an unchanged decision, which show that the planner is alive.
 
@@ -130,7 +130,8 @@ MOST_CHANGE: Final = 3.0
 """The bound on the factor by which decodes may be assumed to change."""
 
 Press = Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]
-"""A function from (prefill, mixed) workers to (prompt, decode) pressures, arrays of shape [splits]."""
+"""A function from (prefill workers, mixed workers) to (prompt pressure, decode pressure), all arrays of shape [splits].
+"""
 
 
 @dataclass(frozen=True, slots=True)

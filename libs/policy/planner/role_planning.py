@@ -86,17 +86,18 @@ DECODES_PRESS: Final = 0.85
 GAIN: Final = 0.15
 """The share of the pressure that another split must relieve."""
 FAR_MORE: Final = 2.0
-"""The factor by which prompts must press more than decodes would after a move that makes decodes press."""
+"""The least ratio of prompt pressure now to decode pressure after a move that overloads decode."""
 BURST_NS: Final = 3_000_000_000
-"""The time for which prompts must press by a smaller factor; bursts are shorter. `TURN_NS` applies if decodes recently
-called the worker.
+"""The time for which prompts must be overloaded at a smaller ratio, since bursts are shorter. `TURN_NS` applies if
+decodes recently called the worker.
 """
 APART_GAIN: Final = 0.05
-"""The minimum share of pressure to be relieved by separating decodes from prompts, or by ending that.
+"""The minimum share of pressure that separating decodes from prompts, or ending that separation, must relieve.
 
 Neither moves KV, but the budgets of all decode workers change. With few sequences the gain must exceed chance.
 """
-# Budgets rise once prompts would press this hard on prefill workers alone, and fall after `CALM_NS` below `LOWER`.
+# Budgets rise once the pressure of prompts on prefill workers alone reaches `RAISE`, and fall after `CALM_NS` below
+# `LOWER`.
 RAISE: Final = 0.5
 LOWER: Final = 0.2
 CALM_NS: Final = TURN_NS
@@ -131,7 +132,7 @@ class RoleReason(Enum):
 
 
 class PlannedWorker(NamedTuple):
-    """A worker as the planner sees it."""
+    """The facts about one worker that decisions about roles need."""
 
     id: str
     role: Role
@@ -145,7 +146,10 @@ class PlannedWorker(NamedTuple):
     pinned: bool = False
     """True if an operator set its role and budget, which stay."""
     keeps_budget: bool = False
-    """True if its role and budget were set at its start or by an operator, so that only lent budgets are taken back."""
+    """True if its role and budget were set at its start or by an operator.
+
+    Then only budgets that the planner added are removed.
+    """
     own_budget_tokens: int = 0
     """The budget it had before the planner changed it, to which it returns."""
 
@@ -160,14 +164,14 @@ class RoleOrder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The state that one decision passes to the next."""
+    """The state that one decision about roles passes to the next."""
 
     paid_ns: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """The time at which each moved worker's move will have paid off; it rests until there are reports from after that
-    time.
+    """The time at which each worker's last move will have paid off. The worker stays until there are reports from after
+    that time.
     """
     calm_since_ns: int = 0
-    """The start of the calm; 0 while prompts press, or would press without budgets."""
+    """The time at which calm began; 0 while prompts are overloaded, or would be without budgets."""
     lacking_since_ns: int = 0
     """The time since which there is work but no decode worker; 0 if there is one."""
     limits: ModelLimits | None = None
@@ -177,7 +181,7 @@ class Memory:
     apart: Apart = TOGETHER
     turn: RoleTurn = NO_TURN
     trades_since_ns: int = 0
-    """The time since which making decodes press would relieve prompts; 0 if it would not."""
+    """The time since which a move that overloads decode would relieve prompts; 0 if none would."""
     usual: UsualWork = NOTHING_USUAL
     """The work of the last ten seconds, which a flood of prompts exceeds."""
 
@@ -200,7 +204,7 @@ class RolePlan:
 
     @property
     def changes(self) -> Sequence[RoleOrder]:
-        """All orders of the plan, role changes first."""
+        """All orders of the plan, with role changes first."""
         return (*self.moves, *self.budgets)
 
 
@@ -318,8 +322,8 @@ def _rate_splits(
 ) -> tuple[Apart, Split, RatedSplits]:
     """Return whether decodes should run without prompts, the present split, and the possible splits.
 
-    The first stays unchanged if possible while nothing presses. It ends once prompts have `calmed`, as budgets do. With
-    `lending` workers, whose budgets stay, it is always true, since no other worker gets a budget.
+    The first stays unchanged if possible while no phase is overloaded. It ends once prompts have `calmed`, as budgets
+    do. With `lending` workers, whose budgets stay, it is always true, since no other worker gets a budget.
     """
     prefill, mixed = len(pool.prefill), len(pool.mixed)
     fed = max(int(most_prefill_by_link(engine, work.prompts, prefill + mixed)), prefill, limits.prefill_min)
@@ -406,14 +410,17 @@ def _code(
 
 
 def _unmet_since_ns(memory: Memory, limits: ModelLimits, now_ns: int) -> int:
-    """Return the time since which the limits are unmet; new limits are enforced at once, so they count as old."""
+    """Return the time since which the limits are unmet.
+
+    New limits count as unmet for long, so that they are enforced at once.
+    """
     if memory.limits not in (None, limits):
         return now_ns - STARTING_NS
     return memory.unmet_since_ns or now_ns
 
 
 def _better_split(now: Split, rated: RatedSplits, *, by_limits: bool) -> Split | None:
-    """Return the split to move to; None if the present one is good enough.
+    """Return the split to move to, or None if the present one is good enough.
 
     With `by_limits`, the limits must be met regardless of pressure.
     """
@@ -429,11 +436,11 @@ def _better_split(now: Split, rated: RatedSplits, *, by_limits: bool) -> Split |
 
 
 def _trades(now: Split, then: Split, more: float, *, lately: bool, undone: bool) -> bool:
-    """Return whether a split would relieve prompts by making decodes press, which they do for longer.
+    """Return whether a split would relieve prompts by overloading decode, which lasts longer.
 
     `more` is the usual number of decodes over the present one: a momentary drop in decodes soon ends.
 
-    Decodes that press call the worker back just when a burst of prompts is over. If they have just taken one back
+    Overloaded decodes take the worker back just when a burst of prompts is over. If they have just taken one back
     (`undone`), a move to prefill is such a trade unless decodes keep below half of the pressing level.
     """
     if then.mixed >= now.mixed:
@@ -460,7 +467,7 @@ def _role_changes(
 
 
 def _is_calm(engine: WorkerProfile, work: Workload, pool: _RoleWorkers) -> bool:
-    """Return whether prompts would not press on prefill workers alone."""
+    """Return whether prefill workers alone have room for the prompts."""
     alone = split(engine, work, len(pool.prefill), len(pool.mixed), budgets=False).prompt_pressure
     return alone < (LOWER if any(each.budget_tokens for each in pool.mixed) else RAISE)
 

@@ -41,7 +41,7 @@ MOST_MORE: Final = 256
 GUARD_S: Final = 60.0
 """The time that a started worker may still run once asked to end, which is reserved from the day's GPU-hours."""
 AT_ONCE_NS: Final = 5 * SECOND_NS
-"""The wait up to which a machine counts as already present."""
+"""The longest wait for a machine that still counts as no wait."""
 
 
 class ScaleReason(Enum):
@@ -80,7 +80,7 @@ class ModelWorkers:
 
 @dataclass(frozen=True, slots=True)
 class WorkTrend:
-    """A sample of the work, taken once per second."""
+    """A sample of the work. One is taken each second."""
 
     at_ns: int
     prompts: float
@@ -89,7 +89,7 @@ class WorkTrend:
 
 @dataclass(frozen=True, slots=True)
 class ScaleMemory:
-    """The state that one decision passes to the next."""
+    """The state that one decision about the number of workers passes to the next."""
 
     pressed_since_ns: int = 0
     calm_since_ns: int = 0
@@ -224,7 +224,7 @@ def _started(
 
 
 def _affordable(pool: ModelWorkers, limits: ModelLimits, memory: ScaleMemory, now_ns: int) -> int:
-    """Return how many started workers the rest of the day's GPU-hours covers until they have ended."""
+    """Return the number of started workers that the day's remaining GPU-hours pay for until they have ended."""
     left_s = HOUR_S * limits.gpu_hours_day - memory.spent_gpu_s.get(now_ns // DAY_NS, 0.0)
     return max(int(left_s / (GUARD_S * pool.gpus_a_worker)), 0)
 

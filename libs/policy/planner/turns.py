@@ -140,7 +140,7 @@ NO_TURN: Final = RoleTurn()
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """True while decodes run without prompts although prompts press, because more work is done that way."""
+    """True while decodes run without prompts although prompts are overloaded, because more work is done that way."""
 
     on: bool = False
     since_ns: int = 0

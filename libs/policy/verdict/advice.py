@@ -125,7 +125,7 @@ def advice(state: ModelState, standing: Action | None = None, *, is_new: bool = 
 def _relieves(now: Split, then: Split, share: float = 0.0) -> bool:
     """Return whether `then` lowers both pressure and cost by more than `share`.
 
-    The planner compares splits by their cost. It would reverse a move after which decodes press instead of prompts.
+    The planner compares splits by their cost. It would reverse a move that overloads decode instead of prefill.
     """
     return then.pressure < now.pressure * (1 - share) and then.cost < now.cost * (1 - share)
 

@@ -331,7 +331,7 @@ def _accusable(limits: VerdictLimits, workers: Sequence[WorkerState]) -> Grade:
 def _short_of_cpu(state: ModelState, limits: VerdictLimits, *, pressed: bool) -> Iterator[Cause]:
     """Yield one cause for all workers that wait for a CPU, if that holds up requests.
 
-    It does if it explains a slow worker or slow link, or if work presses (`pressed`).
+    It does if it explains a slow worker or slow link, or if there is more work than room (`pressed`).
     """
     behind = [each for each in state.workers if _link_grade(each, limits) is Grade.FIRE]
     late = [each for each in state.workers if limits.slowness.grade(each.slowness or 0.0) is Grade.FIRE]
