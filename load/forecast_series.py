@@ -33,7 +33,7 @@ class SuiteSeries:
     half: Half
     read: Callable[[Path], DemandHistory]
     file: str = ""
-    """File in the data folder; empty for made series."""
+    """The file in the data folder; empty for made series."""
 
 
 def suite(folder: Path, half: Half | None = None) -> list[tuple[SuiteSeries, DemandHistory]]:

@@ -11,7 +11,7 @@ from libs.lab.traces.draws import gamma_ns, log_normal_tokens
 from libs.lab.traces.request import Trace, TraceRequest
 
 SPREAD: Final = 0.8
-"""Standard deviation of the logarithms of lengths when only means are known."""
+"""The standard deviation of the logarithms of lengths when only means are known."""
 DRAWN: Final = 2000
 MOST_CV: Final = 8.0
 

@@ -1,4 +1,4 @@
-"""Text of clients or other processes, made safe: escaped for display, and without keys for storage."""
+"""The text of clients or other processes, made safe: escaped for display, and without keys for storage."""
 
 import re
 from typing import Any, Final

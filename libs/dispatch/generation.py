@@ -97,22 +97,22 @@ class RequestTimes:
 
     @property
     def queue_ns(self) -> int:
-        """Time from arrival until bound; 0 if it never was."""
+        """The time from arrival until bound; 0 if it never was."""
         return max(self.bound_ns - self.arrival_ns, 0)
 
     @property
     def ttft_ns(self) -> int:
-        """Time from arrival until the first token; 0 without one."""
+        """The time from arrival until the first token; 0 without one."""
         return max(self.first_token_ns - self.arrival_ns, 0)
 
     @property
     def predicted_ttft_ns(self) -> int:
-        """Time from arrival until the first token, as predicted when it was bound; 0 if it never was."""
+        """The time from arrival until the first token, as predicted when it was bound; 0 if it never was."""
         return max(self.predicted_first_ns - self.arrival_ns, 0)
 
     @property
     def decode_ns(self) -> int:
-        """Time from the first token until the last."""
+        """The time from the first token until the last."""
         return self.last_token_ns - self.first_token_ns
 
 
@@ -147,7 +147,7 @@ class Generation:
     timeline: RequestTimes
 
     adapter: str = ""
-    """Name of the LoRA adapter to compute with; empty for none."""
+    """The name of the LoRA adapter to compute with; empty for none."""
     adapter_source: str = ""
     """The folder of an adapter in the catalogue; empty if workers have it configured."""
     batch: bool = False
@@ -169,7 +169,7 @@ class Generation:
     siblings: Sequence["Generation"] = ()
     """All choices of the request, this one included."""
     fingerprint: bytes = b""
-    """Hash of model and prompt; empty until it is first needed."""
+    """The hash of model and prompt; empty until it is first needed."""
     trial: SuspectTrial | None = None
     """Set while the prompt is suspected of killing workers."""
     hopeless_from_ns: float = inf
@@ -191,7 +191,7 @@ class Generation:
 
     @property
     def tokens(self) -> int:
-        """Number of prompt and output tokens so far."""
+        """The number of prompt and output tokens so far."""
         return self.prompt_tokens + len(self.output)
 
     @property

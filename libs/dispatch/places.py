@@ -32,7 +32,7 @@ OWN_NS: Final = KNOWN_NS + 500_000_000
 
 
 class TenantCount(NamedTuple):
-    """Number of choices of one tenant for a model, by state."""
+    """The number of choices of one tenant for a model, by state."""
 
     running: int = 0
     waiting: int = 0

@@ -194,12 +194,12 @@ class Work(Protocol):
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of prompt tokens, without generated ones."""
+        """The number of prompt tokens, without generated ones."""
         ...
 
     @property
     def tokens(self) -> int:
-        """Number of prompt and output tokens so far."""
+        """The number of prompt and output tokens so far."""
         ...
 
     @property

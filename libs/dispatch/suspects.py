@@ -60,9 +60,9 @@ class Suspects:
         # In order of arrival.
         self._on_trial: dict[Generation, None] = {}
         self.found = 0
-        """Number of prompts found to be poison."""
+        """The number of prompts found to be poison."""
         self.refused = 0
-        """Number of requests refused because of a poison prompt."""
+        """The number of requests refused because of a poison prompt."""
 
     def __bool__(self) -> bool:
         """Return whether any choice is on trial."""

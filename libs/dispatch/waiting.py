@@ -61,7 +61,7 @@ class WaitingQueue:
         """Outflow in nanoseconds of prefill, by model; the model without requests for longest is forgotten first."""
         self._promises = Promises()
         self.batch = 0
-        """Number of waiting lines of batch jobs."""
+        """The number of waiting lines of batch jobs."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -77,7 +77,7 @@ class WaitingQueue:
 
     @property
     def late(self) -> int:
-        """Number of waiting requests whose first token can no longer be in time."""
+        """The number of waiting requests whose first token can no longer be in time."""
         return sum(line.late for line in self._lines.values())
 
     @property

@@ -19,9 +19,9 @@ from libs.model.info import ModelInfo, sim_tokenizer
 from libs.policy.newest import put_newest
 
 MAX_COMPILED = 64
-"""Upper bound of compiled guides in the cache."""
+"""The upper bound of compiled guides in the cache."""
 MAX_FOLLOWED = 1024
-"""Upper bound of sequences whose position in their guide is cached."""
+"""The upper bound of sequences whose position in their guide is cached."""
 
 
 class GuideFailed(Exception):

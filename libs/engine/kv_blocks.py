@@ -166,7 +166,7 @@ class Offer:
     ready: int
     """The number of leading blocks that contain all their KV."""
     expires_ns: int | None = None
-    """End of the lease in Unix nanoseconds; None while the prompt is being computed."""
+    """The end of the lease in Unix nanoseconds; None while the prompt is being computed."""
     pulls: int = 0
     """The number of receivers that are reading the blocks."""
     token_ids: tuple[int, ...] = ()

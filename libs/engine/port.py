@@ -92,7 +92,7 @@ class Capabilities:
     kv_nonce: bytes = b""
     """The nonce in the pool's file, which identifies it to processes on the host; empty if they cannot map it."""
     chunk_tokens: int = 0
-    """Upper bound of the prompt tokens in one step; 0 if unknown."""
+    """The upper bound of the prompt tokens in one step; 0 if unknown."""
     compute: Compute | None = None
     """Inputs for computing utilisation; None if unknown."""
     kv_shape: KvShape | None = None
@@ -182,7 +182,7 @@ class EngineRequest:
     """[tokens] 1D int32: the prompt, followed by tokens already generated elsewhere."""
     prompt_tokens: int
     max_output_tokens: int
-    """Upper bound of generated tokens, counted from the end of the prompt."""
+    """The upper bound of generated tokens, counted from the end of the prompt."""
     sampling: SamplingParams
     chain_root: bytes = b""
     """Root of the block hash chain; empty disables prefix reuse for the sequence."""
@@ -194,9 +194,9 @@ class EngineRequest:
     first_token_due_ns: int = 0
     """Deadline of the first token in Unix nanoseconds; 0 for none."""
     adapter: str = ""
-    """Name of the adapter to apply to the model; empty for none."""
+    """The name of the adapter to apply to the model; empty for none."""
     adapter_source: str = ""
-    """Folder of the adapter, if the engine was not started with it."""
+    """The folder of the adapter, if the engine was not started with it."""
     yields: bool = False
     """True if it is background work, such as a batch line. Its prompt is computed only while no other prompt waits."""
     pooling: Pooling | None = None

@@ -74,7 +74,7 @@ class StepReport:
 
     start_unix_ns: int
     end_unix_ns: int
-    """End of the step; 0 if it was announced and still runs."""
+    """The end of the step; 0 if it was announced and still runs."""
     prefill_tokens: int
     prefill_sequences: int
     prefill_context_tokens: int
@@ -163,7 +163,7 @@ class EngineLoad:
     """Sequences that await KV, or the token sampled after it."""
     free_kv_blocks: int
     kv_wait_since_unix_ns: int = 0
-    """Start of the KV wait in progress; 0 if there is none."""
+    """The start of the KV wait in progress; 0 if there is none."""
     reported_to_unix_ns: int = 0
     """The time in Unix ns up to which telemetry covers this engine; 0 means now.
 
@@ -177,7 +177,7 @@ class EngineLoad:
     pool_faults: int = 0
     """1 if the block pool's reference counts were found wrong, as in `EngineIntegrity`."""
     starved_since_unix_ns: int = 0
-    """Start of the starvation in progress (see `EngineEvent.starved`); 0 if there is none."""
+    """The start of the starvation in progress (see `EngineEvent.starved`); 0 if there is none."""
     awaiting_ready_kv: int = 0
     """Sequences in `awaiting_kv` with at least one block that is ready at the source but has not arrived."""
     ready_kv_since_unix_ns: int = 0

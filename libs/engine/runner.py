@@ -25,7 +25,7 @@ class Chunk:
     token_ids: NDArray[np.int32]
     """[n] 1D int32: the tokens to compute."""
     start: int
-    """Position of the first token. The blocks hold the KV of positions [0, start)."""
+    """The position of the first token. The blocks hold the KV of positions [0, start)."""
     block_table: NDArray[np.int32]
     """[blocks] 1D int32: the pool blocks for positions [0, start + n)."""
     sample: bool
@@ -37,9 +37,9 @@ class Chunk:
     scored: NDArray[np.int32] | None = None
     """[scored] 1D int32: the prompt tokens after the chunk's first positions, whose logprobs are requested."""
     adapter: str = ""
-    """Name of the adapter to apply to the model; empty for none."""
+    """The name of the adapter to apply to the model; empty for none."""
     adapter_source: str = ""
-    """Folder of the adapter, if the engine was not started with it."""
+    """The folder of the adapter, if the engine was not started with it."""
     pooling: Pooling | None = None
     """The way to make one vector of the prompt, computed instead of a token; None if the sequence generates."""
     images: tuple[PromptImage, ...] = ()

@@ -139,7 +139,7 @@ class Sequence:
 
     @property
     def most_left(self) -> int:
-        """Upper bound of the tokens still to be sampled."""
+        """The upper bound of the tokens still to be sampled."""
         return self.max_length - self.length
 
     @property

@@ -128,7 +128,7 @@ class LaunchSettings(CommonSettings):
     worker_threads: int = Field(0, ge=0, validation_alias="FULCRUM_WORKER_THREADS")
     """Threads of each worker's engine; 0 divides the machine's cores."""
     worker_drain_s: float = Field(1.5, ge=0, validation_alias="FULCRUM_WORKER_DRAIN_S")
-    """Time for which sequences may continue when the suite stops."""
+    """The time for which sequences may continue when the suite stops."""
     gateway_drain_s: int = Field(2, ge=0, validation_alias="FULCRUM_GATEWAY_DRAIN_S")
     """The same for gateways, which stop first."""
 

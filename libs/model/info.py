@@ -325,7 +325,7 @@ class ModelInfo:
 
     name: str
     path: Path | None
-    """Folder in Hugging Face's layout; None for the built-in model."""
+    """The folder in Hugging Face's layout; None for the built-in model."""
     revision: str
     """Equal on every machine with the same weights. It is the root of block hash chains."""
     max_context_tokens: int

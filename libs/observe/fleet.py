@@ -40,7 +40,7 @@ class ObservedTarget:
     max_sequences: int = MAX_SEQUENCES
     """The value of the server's option --max-num-seqs."""
     token_env: str = ""
-    """Name of the environment variable that contains the server's bearer token."""
+    """The name of the environment variable that contains the server's bearer token."""
 
     @property
     def node(self) -> str:

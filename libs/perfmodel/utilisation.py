@@ -147,7 +147,7 @@ class Compute:
 
     @property
     def window_share(self) -> float:
-        """Fraction of attention in layers with windows, by the bytes of a token."""
+        """The fraction of attention in layers with windows, by the bytes of a token."""
         return self.kv_window_token_bytes / max(self.kv_token_bytes + self.kv_window_token_bytes, 1)
 
     def attended(self, tokens: float, within: float) -> float:

@@ -60,7 +60,7 @@ class ModelEntry(Struct, frozen=True, omit_defaults=True):
 
 
 class LoadTimes(Struct, frozen=True, omit_defaults=True):
-    """Seconds that loading the model took most recently; 0 if never measured."""
+    """The seconds that loading the model took most recently; 0 if never measured."""
 
     load_s: float = 0.0
     """The time to load the weights from their source."""

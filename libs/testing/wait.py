@@ -1,4 +1,4 @@
-"""Time in tests: a clock that a test sets, a wait for a condition, and a coroutine without an event loop."""
+"""The time in tests: a clock that a test sets, a wait for a condition, and a coroutine without an event loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

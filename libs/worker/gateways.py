@@ -169,7 +169,7 @@ class AttachedGateway:
     living: set[int] = field(default_factory=set)
     """Ids of the gateway's sequences in the engine."""
     submits: int = 0
-    """Number of submits read from the gateway's stream."""
+    """The number of submits read from the gateway's stream."""
     sent_load: Load | None = None
     sent_speed: Speed | None = None
     assignment_news: bool = True

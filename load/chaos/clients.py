@@ -35,7 +35,7 @@ class ClientCall:
     stream: bool
     stop: str
     leaves_after_s: float | None
-    """Seconds after which the client closes its connection; None if it stays."""
+    """The seconds after which the client closes its connection; None if it stays."""
     model: str = "sim"
 
     def body(self) -> bytes:

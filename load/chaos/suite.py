@@ -52,7 +52,7 @@ class ClientRequest:
     osl: int
     sent_s: float
     first_s: float = 0.0
-    """Time of the first token; 0 if none has arrived."""
+    """The time of the first token; 0 if none has arrived."""
     tokens: int = 0
     done: bool = False
     status: int = 0

@@ -48,9 +48,9 @@ class HandOff:
     """The hand-off of one prompt from worker to worker."""
 
     gap_s: float
-    """Seconds between the first and the second token."""
+    """The seconds between the first and the second token."""
     step_s: float
-    """Seconds between tokens after the second one."""
+    """The seconds between tokens after the second one."""
     transfer_s: float
     data_bytes: int
 

@@ -45,10 +45,10 @@ MAX_KEPT_BATCHES: Final = 64
 class Call:
     work: StepWork
     start_ns: int
-    """Start by `time.perf_counter_ns`, not in Unix time."""
+    """The start by `time.perf_counter_ns`, not in Unix time."""
     end_ns: int
     device_ns: int | None = None
-    """Duration by the GPU's own clock; None without a GPU."""
+    """The duration by the GPU's own clock; None without a GPU."""
 
     @property
     def kind(self) -> StepKind:

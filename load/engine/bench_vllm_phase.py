@@ -52,7 +52,7 @@ class Floor:
     steps: int
     model_error: float
     noise: float
-    """Relative error of the median of equal steps: no model that sees only the work can do better."""
+    """The relative error of the median of equal steps: no model that sees only the work can do better."""
 
 
 async def repeat(engine: Engine, reader: EventReader, rounds: int) -> list[StepReport]:

@@ -329,9 +329,9 @@ class TenantOutcome:
     """The outcome of the modest tenant's requests."""
 
     goodput: float = 0.0
-    """Share of requests answered in time."""
+    """The share of requests answered in time."""
     late_until_s: float = 0.0
-    """Seconds from the first request to the last late one; 0 if none was late."""
+    """The seconds from the first request to the last late one; 0 if none was late."""
     unanswered: int = 0
     """Requests refused, failed or not answered within 10 s."""
 

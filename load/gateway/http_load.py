@@ -170,7 +170,7 @@ class PacedLoad:
         self._clients = clients
         self._per_s = per_s
         self.latencies_s: list[float] = []
-        """Seconds from sending to the last byte, of good answers."""
+        """The seconds from sending to the last byte, of good answers."""
         self.failures: Counter[str] = Counter()
         self.not_sent = 0
         """Times at which a client still awaited its last answer."""

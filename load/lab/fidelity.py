@@ -49,7 +49,7 @@ class Served:
 
     arrival_ns: int
     ttft_ns: float
-    """Nanoseconds since the arrival at the gateway."""
+    """The nanoseconds since the arrival at the gateway."""
     tpot_ns: float
     """0 if the answer had one token."""
     prefill_worker: str
@@ -63,7 +63,7 @@ class Replay:
     """The requests that did not fail, by number."""
     preemptions: int
     client_ttft_ns: Mapping[int, float] | None = None
-    """Nanoseconds from sending to the first piece of the answer, by number; None if no client measured them."""
+    """The nanoseconds from sending to the first piece of the answer, by number; None if no client measured them."""
     latest_ns: float = 0.0
     """The largest delay in ns of the client when sending a request."""
     learned: StepTimeModel | None = None
@@ -228,10 +228,10 @@ class Comparison:
     ttft: Figures
     tpot: Figures
     same_prefill: float
-    """Share of requests whose prompt was computed at the same worker."""
+    """The share of requests whose prompt was computed at the same worker."""
     same_decode: float
     same_times: float
-    """Share of requests whose TTFT and TPOT differ by less than `SAME_NS`."""
+    """The share of requests whose TTFT and TPOT differ by less than `SAME_NS`."""
     cached_tokens: tuple[int, int]
     preemptions: tuple[int, int]
 

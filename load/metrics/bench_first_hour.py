@@ -137,7 +137,7 @@ class MinuteReports:
         self._url = url
         self._workers = workers
         self._alert = 0
-        """Number of the last alert that was read."""
+        """The number of the last alert that was read."""
 
     async def coverage(self, end_unix_s: int) -> float:
         """Return the coverage of the minute that ended then, over all workers that were started."""

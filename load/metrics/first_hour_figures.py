@@ -47,7 +47,7 @@ class Minute:
     """The figures of one minute of a phase. CPU is in points: hundredths of a core."""
 
     ended_s: float
-    """Seconds from the beginning of the phase."""
+    """The seconds from the beginning of the phase."""
     cpu_points: Mapping[str, float]
     rss_mb: Mapping[str, float]
     restarted: Sequence[str]
@@ -62,7 +62,7 @@ class Minute:
     fresh_p50_s: float
     fresh_p99_s: float
     stalest_p99_s: float
-    """Age of the data of the worker that is furthest behind."""
+    """The age of the data of the worker that is furthest behind."""
     alerts: Sequence[str]
     """Id and reason of alerts that began to fire."""
     answers: int = 0
@@ -84,7 +84,7 @@ class Phase:
     name: str
     minutes: Sequence[Minute]
     fresh_p50_s: float
-    """Median over all samples of the phase."""
+    """The median over all samples of the phase."""
     fresh_p99_s: float
     stalest_p99_s: float
 

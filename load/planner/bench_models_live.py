@@ -48,7 +48,7 @@ class Outcome:
     expected_s: float = 0.0
     """Wait that the answer's header named; 0 if none."""
     first_s: float = 0.0
-    """Seconds from sending the answered try until its first token."""
+    """The seconds from sending the answered try until its first token."""
     tokens: int = 0
     wanted: int = 0
     error: str = ""

@@ -52,7 +52,7 @@ class LiveKind:
     """One worker of the kind."""
     slo: SloSpec
     speedup: float = 1.0
-    """Speed of a simulated GPU over its profile's."""
+    """The speed of a simulated GPU over its profile's."""
 
     @property
     def step_time(self) -> StepTimeModel:
@@ -152,7 +152,7 @@ class Policy:
     mixed: int
     mode: str
     dynamo_start_s: float | None = None
-    """Seconds until a worker serves again whose role Dynamo's load policy changes; None without that policy."""
+    """The seconds until a worker serves again whose role Dynamo's load policy changes; None without that policy."""
 
     @property
     def workers(self) -> int:

@@ -37,7 +37,7 @@ from services.metrics.status.score import promise_score
 from services.planner.http.answers import planner_answer
 
 LAG_S: Final = 1.0
-"""Time for which voices may differ: planners repeat a recommendation once a second."""
+"""The time for which voices may differ: planners repeat a recommendation once a second."""
 WIDE: Final = 120
 ROLES: Final = "fulcrum role "
 """The start of commands that the verdict advises; an alert may name others of its own, such as `fulcrum doctor`."""
@@ -123,7 +123,7 @@ class Judge:
     """Each with its time, once for as long as it lasts."""
     late_s: float = 0.0
     green_s: float = 0.0
-    """Seconds for which the verdict was calm although clients were late for longer than `LATE_S`."""
+    """The seconds for which the verdict was calm although clients were late for longer than `LATE_S`."""
     green: str = ""
     """The first moment that counts in `green_s`, with its sentence."""
     _recent: deque[Look] = field(default_factory=deque)
@@ -208,7 +208,7 @@ def _shown(what: str, seen: Look) -> str:
 PERIOD_S: Final = 0.25
 WITHIN_S: Final = 3.0
 STANDS_S: Final = 2.0
-"""Time for which a command has been offered before it is run."""
+"""The time for which a command has been offered before it is run."""
 CHANGE_S: Final = 10.0
 ALERT_BEYOND_S: Final = 5.0
 TOWARDS_PROMPTS: Final = ("decode", "mixed", "prefill")
@@ -224,12 +224,12 @@ class SceneResult:
     mode: str
     seed: int
     named_s: float | None = None
-    """Time from the cause until a wanted verdict; None if none came."""
+    """The time from the cause until a wanted verdict; None if none came."""
     wrong: str = ""
     """The first verdict that neither the cause nor calm explains."""
     differences: list[str] = field(default_factory=list)
     late_s: float = 0.0
-    """Time for which more than one client in twenty was late, whatever the verdict."""
+    """The time for which more than one client in twenty was late, whatever the verdict."""
     green_s: float = 0.0
     green: str = ""
     command_changes: int = 0
@@ -239,7 +239,7 @@ class SceneResult:
     back_and_forth: int = 0
     """Role changes within ten seconds of a change of the same worker the other way."""
     alerts: dict[str, float] = field(default_factory=dict)
-    """Time from the cause until each alert fired, by name."""
+    """The time from the cause until each alert fired, by name."""
     false_alerts: list[str] = field(default_factory=list)
     late_alerts: list[str] = field(default_factory=list)
     mended: bool = False
@@ -248,7 +248,7 @@ class SceneResult:
     looks: int = 0
     lasted_s: float = 0.0
     failed: int = 0
-    """Number of requests that failed; those of the scene "refused" all do."""
+    """The number of requests that failed; those of the scene "refused" all do."""
 
     @property
     def faults(self) -> list[str]:

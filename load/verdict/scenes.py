@@ -17,7 +17,7 @@ AWAY_S: Final = 10.0
 REFUSED_PER_S: Final = 10.0
 STEADY_S: Final = 600.0
 ALERT_S: Final = 75.0
-"""Length of a scene whose alerts are timed: their conditions hold for half a minute before they fire."""
+"""The length of a scene whose alerts are timed: their conditions hold for half a minute before they fire."""
 
 
 @dataclass(slots=True)

@@ -64,9 +64,9 @@ class Outcome:
     why: str
     """The reason why it is wrong; empty where it is right."""
     cause_s: float | None
-    """Seconds from the first request or fault until clients saw the cause; None if they never did."""
+    """The seconds from the first request or fault until clients saw the cause; None if they never did."""
     named_s: float | None
-    """Seconds from then until the right code was first reported; negative if it was earlier."""
+    """The seconds from then until the right code was first reported; negative if it was earlier."""
     sentence: str
     seen: list[tuple[float, str]] = field(default_factory=list)
     """Each change of the verdict: seconds, and the codes."""
@@ -332,7 +332,7 @@ class _Trial:
         self._faults = faults
         self._job = job
         self._first = 0
-        """Number of requests made before the trial."""
+        """The number of requests made before the trial."""
 
     async def run(self, seed: int, *, apply: bool) -> Outcome:
         suite, planted = self._suite, self._planted
@@ -415,7 +415,7 @@ class LastingResult:
     seed: int
     split: str
     said_s: dict[str, float] = field(default_factory=dict)
-    """Seconds that each verdict stood, counted from when the planted one was first named; in balance, from the
+    """The seconds that each verdict stood, counted from when the planted one was first named; in balance, from the
     beginning.
     """
     changes: list[tuple[float, str]] = field(default_factory=list)

@@ -162,7 +162,7 @@ class OccupancyCollector(Collector):
 
 
 class LiveCollector(Collector):
-    """Age of the shown data, the stream's readers, and data that did not reach them or the history."""
+    """The age of the shown data, the stream's readers, and data that did not reach them or the history."""
 
     def __init__(self, hub: Hub, history: History, age_ns: Callable[[], int | None]) -> None:
         self._hub = hub

@@ -98,7 +98,8 @@ class Tick(msgspec.Struct, omit_defaults=True):
     """Queues at workers and gateways; None where depths are None."""
     events: list[Event]
     age_ms: int | None
-    """Age of the data at `now_unix_ms` (see `age_ns` in state.py); None without workers or where depths are None."""
+    """The age of the data at `now_unix_ms` (see `age_ns` in state.py); None without workers or where depths are None.
+    """
     alerts: list[Alert]
     """Alerts that have begun or ended since the last tick."""
     encode: list[list[int] | None] | None = None

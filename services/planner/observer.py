@@ -68,7 +68,7 @@ class Look:
     pinned: Bools
     now_ns: int
     end_ns: int
-    """End of the window of recent computation."""
+    """The end of the window of recent computation."""
     ttft_ns: Mapping[str, int] = field(default_factory=dict)
     """The strictest TTFT target of a tenth of a model's requests. Prompts of a model without one are due soon."""
 

@@ -1,4 +1,4 @@
-"""Start of EngineCore from the worker's configuration. Imports vLLM, so only the starting thread imports this
+"""The start of EngineCore from the worker's configuration. Imports vLLM, so only the starting thread imports this
 module.
 """
 

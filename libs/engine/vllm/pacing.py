@@ -80,7 +80,7 @@ class PacedRequest:
 
     @property
     def most_left(self) -> int:
-        """Upper bound of the tokens still to be sampled."""
+        """The upper bound of the tokens still to be sampled."""
         return max(int(self.request.max_tokens) - self.output_tokens, 0)
 
     @property
@@ -132,11 +132,11 @@ class PacedStep:
     """The bounds within which vLLM composes one step."""
 
     tokens: int
-    """Upper bound of the tokens that the step computes."""
+    """The upper bound of the tokens that the step computes."""
     aside: Items[PacedRequest]
     """Requests that take no part in the step."""
     each: int = 0
-    """Upper bound of the tokens that one request computes; 0 for none."""
+    """The upper bound of the tokens that one request computes; 0 for none."""
 
 
 def plan_step(pace: Pace, queues: Queues, *, tokens_each: int, block_size_tokens: int, now_ns: int) -> PacedStep:

@@ -100,7 +100,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         self._stalled = False
         """True if the last step computed nothing although requests were set aside."""
         self._long_prefill_tokens = self.scheduler_config.long_prefill_token_threshold
-        """Upper bound of one prompt's tokens in a step, as configured by the operator; 0 for none."""
+        """The upper bound of one prompt's tokens in a step, as configured by the operator; 0 for none."""
         self._taken = self._preemptions = self._recomputed = 0
         self._embedding_bytes = embedding_bytes(self.vllm_config)
         self._news = PendingNews()

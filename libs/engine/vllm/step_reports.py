@@ -50,7 +50,7 @@ class Step(msgspec.Struct, array_like=True, frozen=True):
     decode_kv_tokens: int
     encoded_images: int = 0
     encode_ns: int = 0
-    """Nanoseconds of the step spent on encoding these images."""
+    """The nanoseconds of the step spent on encoding these images."""
 
 
 def step_of(work: StepWork, start_ns: int, end_ns: int) -> Step:
@@ -91,7 +91,7 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True):
     recomputed_tokens: int
     kv_wait_since_ns: int
     running_since_ns: int = 0
-    """Start of a step that still runs; 0 if there is none. Nonzero only if steps are decided while others run."""
+    """The start of a step that still runs; 0 if there is none. Nonzero only if steps are decided while others run."""
     steps: int = 0
     """The number of steps with a model call that have ended."""
     step: Step | None = None
@@ -147,7 +147,7 @@ class Running(msgspec.Struct, frozen=True):
     """The number of steps that have begun, including this one; 0 if none runs."""
     start_unix_ns: int
     pending_wait_ns: int
-    """Start of the first ended KV wait that no report contains yet; 0 if there is none."""
+    """The start of the first ended KV wait that no report contains yet; 0 if there is none."""
     work: StepWork
 
 

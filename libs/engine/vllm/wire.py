@@ -61,12 +61,12 @@ class Handover(msgspec.Struct, frozen=True):
 
     @property
     def request_id(self) -> str:
-        """Id of the prefilled request in the engine that computed it."""
+        """The id of the prefilled request in the engine that computed it."""
         return str(self.parameters.get("remote_request_id", ""))
 
     @property
     def engine_id(self) -> str:
-        """Id of the KV connector of the engine that computed it."""
+        """The id of the KV connector of the engine that computed it."""
         return str(self.parameters.get("remote_engine_id", ""))
 
 

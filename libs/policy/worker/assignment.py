@@ -146,7 +146,7 @@ def refusal(phase: int, kv_layout: str | None, worker: WorkerReadiness) -> Refus
 REMEMBERED = 0.95
 """The factor by which each new hand-over scales the weight of earlier ones."""
 WEIGHT = 0.2
-"""Weight of the newest observation in a running mean."""
+"""The weight of the newest observation in a running mean."""
 PRIOR_WEIGHT = 0.25
 MAX_WAIT_S: Final = 5.0
 """The maximum time that a worker that left decode waits for a sequence that could be recomputed elsewhere."""

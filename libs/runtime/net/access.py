@@ -57,7 +57,7 @@ class CallSettings(Protocol):
 
     @property
     def tls_cert(self) -> str:
-        """Path of the certificate; empty without TLS."""
+        """The path of the certificate; empty without TLS."""
         ...
 
     @property

@@ -57,7 +57,7 @@ class ServedRequest:
     """Output tokens it had when it last began to run."""
     waits_since_s: float = 0.0
     first_s: float = 0.0
-    """Time of the first token; 0 if there is none yet."""
+    """The time of the first token; 0 if there is none yet."""
     end_s: float = 0.0
 
     @property

@@ -270,7 +270,8 @@ WINDOW_S = 60.0
 MIN_S = 2.0
 """The minimum time with work before a rate is reported."""
 MARGIN = 0.05
-"""Share of the remaining time. A job becomes late when its end lies this far beyond its window, and stops being late
+"""The share of the remaining time. A job becomes late when its end lies this far beyond its window, and stops being
+late
 when its end lies this far within it."""
 MOVED = 0.2
 """A predicted end is published again when it has moved by more than this share of the remaining time."""

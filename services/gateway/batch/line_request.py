@@ -29,10 +29,10 @@ from services.gateway.request.parse import MAX_TARGET_MS, Headers, ParsedRequest
 from services.gateway.request.prompt import ServedModel
 
 POLL_S = 0.02
-"""Interval between checks for free capacity: no event announces changes of credits."""
+"""The interval between checks for free capacity: no event announces changes of credits."""
 
 WITHOUT_POLL_S = 0.25
-"""Interval between checks by a line that waits for its model's workers."""
+"""The interval between checks by a line that waits for its model's workers."""
 
 
 class Slots:
@@ -145,7 +145,10 @@ BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
 
 MAX_IMAGE_BYTES: Final = 256 * 1024 * 1024
-"""Bound on the images of all running lines. Further lines with images wait without a slot, so that others continue."""
+"""The bound on the images of all running lines.
+
+Further lines with images wait without a slot, so that others continue.
+"""
 
 _ROUTES: Mapping[str, Reader] = {
     "/v1/chat/completions": CompletionReader(parse_chat, ChatFormat),
@@ -175,7 +178,7 @@ class LineRequester:
         self._dispatcher = dispatcher
         self._clock = clock
         self._image_bytes = 0
-        """Upper bound of the images of all running lines."""
+        """The upper bound of the images of all running lines."""
 
     async def ask(self, share: Share, line: BatchLine) -> object:
         """Return the answer. Raise FulcrumError for the line's own faults.

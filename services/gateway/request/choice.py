@@ -162,7 +162,7 @@ class ChoiceText:
         self._min_tokens = min_tokens
         self._read_tokens = 0
         self._early = ""
-        """Text of the first `min_tokens` tokens that the parser still held back after the last of them."""
+        """The text of the first `min_tokens` tokens that the parser still held back after the last of them."""
         self._in_pieces = in_pieces
         self._parts = parts
         self._kept: list[tuple[int, Logprob]] = []

@@ -168,9 +168,9 @@ class GroupOccupancy(Occupancy):
     group: str
     model: str
     scope: str
-    """Name of the group as a scope in history, efficiency and the page."""
+    """The name of the group as a scope in history, efficiency and the page."""
     role: str
-    """Role of the first rank. All ranks have the same one, except while it changes."""
+    """The role of the first rank. All ranks have the same one, except while it changes."""
     ranks: list[str]
     """The ids of the workers that form the group, in order."""
     running: int
@@ -256,9 +256,10 @@ class ClusterOccupancy(Occupancy):
     encode_gpu_ns: int
     """GPU-nanoseconds of `encode`, without workers that other instances read."""
     as_of_unix_ns: int
-    """End of the window in Unix ns."""
+    """The end of the window in Unix ns."""
     age_ms: int | None
-    """Age of the newest data that the service shows: now minus the time up to which half of its workers have reported.
+    """The age of the newest data that the service shows: now minus the time up to which half of its workers have
+    reported.
 
     Null without any worker, and for a time in the past.
     """

@@ -41,7 +41,7 @@ class StepsReport:
     gpus: int
     window_ms: int
     as_of_unix_ns: int
-    """End of the window in Unix ns."""
+    """The end of the window in Unix ns."""
     kept_from_unix_ns: int
     """The time from which this worker's steps are known."""
     complete: bool

@@ -42,7 +42,7 @@ MAX_SERIES: Final = 256
 """The bound on combinations of model, class and tenant with rows of their own; further tenants count as `OTHER`."""
 MAX_MARKS: Final = 256
 MOST_IN_BIN: Final = 2**38
-"""Bound on any count in a bin, over all gateways: 4.6 thousand million tokens a second. Higher counts are clipped.
+"""The bound on any count in a bin, over all gateways: 4.6 thousand million tokens a second. Higher counts are clipped.
 Sums over all bins and series then fit an int64, however many gateways report the most that a record may hold.
 """
 COMPRESSED_BYTES: Final = 200

@@ -52,7 +52,7 @@ class RequestStage:
     at: str
     """The gateway or worker that held the request."""
     start_ns: int
-    """Nanoseconds from the request's arrival to the beginning of the stage."""
+    """The nanoseconds from the request's arrival to the beginning of the stage."""
     duration_ns: int
 
 

@@ -70,7 +70,7 @@ class Header(msgspec.Struct):
     """Data-parallel groups of which workers are ranks; empty for a worker without one."""
     type: str
     told_to_unix_ms: int
-    """End of the newest 100 ms included. In the window that contains it, only the time before it is over."""
+    """The end of the newest 100 ms included. In the window that contains it, only the time before it is over."""
     encodes: bool
     """True if any of the time was spent on encoding images."""
 

@@ -168,7 +168,7 @@ class StatusLook:
     verdict: Verdict
     models: Sequence[Subject] = ()
     tpot_ms: tuple[tuple[str, float], ...] = ()
-    """Time per output token measured over the window, by model."""
+    """The time per output token measured over the window, by model."""
     pools: tuple[tuple[tuple[str, str], PoolTime], ...] = ()
     """The shares of time by model and phase."""
     tpot_target_ms: tuple[tuple[str, float], ...] = ()

@@ -178,7 +178,7 @@ def _columns(rows: NDArray[np.float32], names: tuple[str, ...]) -> dict[str, lis
 
 
 EVERY_NS: Final = 500_000_000
-"""Interval between two records, half the shortest window, so that a short stall leaves no gap."""
+"""The interval between two records, half the shortest window, so that a short stall leaves no gap."""
 
 
 async def record_status(recorder: StatusRecorder, look: Callable[[int], ClusterStatus], clock: Clock) -> None:

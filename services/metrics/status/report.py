@@ -198,7 +198,7 @@ class WorkerStatus:
 class ClusterStatus:
     as_of_unix_ms: int
     age_ms: int | None
-    """Age of the newest telemetry behind the status."""
+    """The age of the newest telemetry behind the status."""
     live: bool
     not_live_because: str | None
     verdict: ReportedVerdict

@@ -345,7 +345,7 @@ class PlannerStatus:
     mode: str | None
     """The mode off, advisory or auto; null before the first decision."""
     leader: str | None
-    """Id of the leading planner; null if none reports or none leads."""
+    """The id of the leading planner; null if none reports or none leads."""
     acts: bool
     """True if the planner carries out its decisions."""
     idle_because: str

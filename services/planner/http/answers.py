@@ -92,7 +92,7 @@ class SeenAnswer:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredAnswer:
-    """State before a decision and `after_ms` after it. Other things changed meanwhile, so it proves no cause."""
+    """The state before a decision and `after_ms` after it. Other things changed meanwhile, so it proves no cause."""
 
     before: SeenAnswer
     after: SeenAnswer

@@ -263,7 +263,7 @@ class ReservationBody(BaseModel):
     gpus: int = Field(ge=0, le=65_536)
     from_time: str = Field("00:00", max_length=5)
     to_time: str = Field("00:00", max_length=5)
-    """End of the reservation; equal to `from_time`, it lasts all day."""
+    """The end of the reservation; equal to `from_time`, it lasts all day."""
 
 
 def no_catalogue() -> APIRouter:
