@@ -88,7 +88,7 @@ class Dispatcher:
         self._ended = ended
         self._bounds = bounds
         self.cold: ColdModels | None = None
-        """The expectations for models without a worker, if there is a model catalogue."""
+        """The source of expected load times of models without a worker; None without a model catalogue."""
         self._experience = Experience()
         tenants = tenants or OneForAll()
         self._queue = WaitingQueue(bounds.max_waiting, tenants)
@@ -112,12 +112,12 @@ class Dispatcher:
 
     @property
     def late(self) -> int:
-        """Choices in the queue whose first token can no longer be in time."""
+        """The number of queued choices whose first token can no longer be in time."""
         return self._queue.late
 
     @property
     def hopeful_tokens(self) -> int:
-        """Prompt tokens of waiting choices that can still be in time."""
+        """The number of prompt tokens of waiting choices that can still be in time."""
         return self._queue.hopeful_tokens
 
     def waiting_for(self, model: str) -> int:
@@ -125,7 +125,7 @@ class Dispatcher:
 
     @property
     def people_waiting(self) -> int:
-        """Waiting choices other than lines of batch jobs."""
+        """The number of waiting choices, without lines of batch jobs."""
         return len(self._queue) - self._queue.batch
 
     def queues(self) -> list[Queue]:
@@ -137,7 +137,7 @@ class Dispatcher:
         return first_token_waits(self._live, self._clock.now_ns())
 
     def places_here(self) -> dict[str, ModelPlaces]:
-        """Return the report of tenants' places here for other gateways."""
+        """Return this gateway's report of tenants' places, which other gateways adopt."""
         return self.places.report(self._queue.by_tenant(), rooms(self._links.views()), self._clock.now_ns())
 
     def places_elsewhere(self, others: Others) -> None:
@@ -147,7 +147,7 @@ class Dispatcher:
 
     @property
     def live(self) -> int:
-        """Choices that have not ended, waiting ones included."""
+        """The number of choices that have not ended, including those that wait."""
         return len(self._live)
 
     @property
@@ -156,7 +156,7 @@ class Dispatcher:
 
     @property
     def draining(self) -> bool:
-        """Return whether it refuses new choices and waits for the present ones."""
+        """Return whether the dispatcher refuses new choices and waits for the present ones to end."""
         return self._on_idle is not None
 
     @property
@@ -440,7 +440,7 @@ class Dispatcher:
         self._carry_out(generation, placement.failed(attempt, detail, self, blocks_lost=blocks_lost, complete=complete))
 
     def lost(self, link: Link, *, silent: bool, died: bool) -> None:
-        """Reroute the choices of a worker whose stream broke."""
+        """Reroute the choices that were on a worker whose stream broke."""
         there, reserved = self._attempts.leave(link.key)
         if died:
             self.suspects.lost(link.key, there)

@@ -47,7 +47,7 @@ def keep_back(generation: Generation, news: EarlyNews) -> bool:
 
 
 def early_news(generation: Generation) -> Iterator[EarlyNews]:
-    """Iterate over the held-back news, as long as the choice is still at the worker that sent it."""
+    """Iterate over the held-back news until the choice leaves the worker that sent it."""
     early, generation.early = generation.early or (), None
     for news in early:
         if news.attempt is generation.placement.decode_attempt:

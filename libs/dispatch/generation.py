@@ -38,7 +38,7 @@ class ApiFinishReason(Enum):
 
 
 Ending = ApiFinishReason | FulcrumError | None
-"""The ending of a choice: well, with an error, or None if its client left."""
+"""The ending of a choice: a finish reason, an error, or None if its client left."""
 
 
 def unmade(error: Exception, request_id: str) -> AnswerFailed:
@@ -153,7 +153,7 @@ class Generation:
     batch: bool = False
     """True for a line of a batch job, which yields to all interactive requests."""
     pooling: int = pb.POOLING_UNSPECIFIED
-    """The way to make one vector of the prompt; unspecified if tokens are generated instead."""
+    """The pooling that turns the prompt into one vector; unspecified if tokens are generated."""
     second_from: int = 0
     """The position in the prompt of a pair's second text; 0 for none."""
     vector: bytes = b""
@@ -162,16 +162,16 @@ class Generation:
     """The prompt's images, whose files go to workers that compute it."""
     output: MutableSequence[int] = field(default_factory=list)
     cached_hints: Mapping[str, int] = field(default_factory=dict)
-    """Prompt tokens that workers are believed to hold, by worker id."""
+    """The number of leading prompt tokens that each worker is believed to hold, by worker id."""
     cached_tokens: int = 0
-    """Prompt tokens that the first prefill found cached."""
+    """The number of prompt tokens that the first prefill found cached."""
     placement: Placement = field(init=False)
     siblings: Sequence["Generation"] = ()
     """All choices of the request, this one included."""
     fingerprint: bytes = b""
     """The hash of model and prompt; empty until it is first needed."""
     trial: SuspectTrial | None = None
-    """Set while the prompt is suspected of killing workers."""
+    """The progress towards clearing the prompt of killing workers; None if it is not suspected."""
     hopeless_from_ns: float = inf
     """The Unix time from which the first token cannot be expected in time; inf without a deadline, or if not judged."""
     early: "list[EarlyNews] | None" = None
@@ -248,7 +248,7 @@ class Generation:
         return ApiFinishReason.LENGTH if len(self.output) >= self.max_output_tokens else None
 
     def outcome(self, end: End, reason: ApiFinishReason | None) -> Ending:
-        """Return the ending for an `End`, with the finish reason sent by a worker, if there is one."""
+        """Return the ending for an `End`. `reason` is the finish reason that a worker sent, if any."""
         if end.why is EndReason.REFUSED:
             return InvalidRequest(end.detail)
         if end.why is EndReason.GAVE_UP:
@@ -256,7 +256,7 @@ class Generation:
         return reason or self.complete()
 
     def message(self, attempt: Attempt, blocks: Blocks | None, epoch: int) -> pb.Submit:
-        """Return the submit that has a worker continue from all tokens so far."""
+        """Return the message that submits the choice to a worker, which continues from all tokens so far."""
         submit = pb.Submit(
             sequence=attempt.sequence_id,
             request_id=self.request_id,

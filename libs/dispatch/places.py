@@ -1,4 +1,4 @@
-"""Decode places by tenant, and which choices give way if tenants compete for them."""
+"""Decode places by tenant, and the choices that give way if tenants compete for places."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,13 +37,13 @@ class TenantCount(NamedTuple):
     running: int = 0
     waiting: int = 0
     gave_way: int = 0
-    """Choices that gave up their place within KNOWN_NS; most of them wait."""
+    """The number of choices that gave up their place within KNOWN_NS. Most of them wait."""
     fixed: int = 0
-    """Choices that cannot give up their place yet because a prompt is computed or KV blocks move."""
+    """The number of choices that cannot give up their place yet, because their prompt is computed or their KV moves."""
 
     @property
     def to_yield(self) -> GatewayYield:
-        """The part of these counts that decides which tenant gives way."""
+        """The counts by which it is decided which tenant gives way."""
         return GatewayYield(self.running, max(self.running - self.fixed, 0), self.gave_way)
 
 
@@ -58,7 +58,7 @@ class ModelPlaces(NamedTuple):
     """Decode places of one model at one gateway, or at several together."""
 
     free: int
-    """Places that are free or about to be, because they were given up and have not come back."""
+    """The number of places that are free, or were given up and are about to be."""
     tenants: Mapping[str, TenantCount]
 
 
@@ -134,7 +134,7 @@ class _Round(NamedTuple):
     """The tenants' demand for one model in one round."""
 
     places: int
-    """Places held, free or coming, at all gateways."""
+    """The number of places at all gateways: held, free, or about to be free."""
     free: int
     elsewhere: int
     coming: int
@@ -146,7 +146,7 @@ class _Round(NamedTuple):
 
     @property
     def allowance(self) -> PlaceAllowance:
-        """The tenants that may be given a place here."""
+        """The free places that each tenant may be given at this gateway."""
         return PlaceAllowance(self.places, self.free, self.demands, self.waits, self.phase)
 
     def yields(self) -> dict[str, int]:

@@ -50,7 +50,7 @@ class Prefilled(NamedTuple):
 
 
 class HandOverWanted(NamedTuple):
-    """A worker's request to hand a sequence over."""
+    """A worker's request to hand one of its sequences over to another worker."""
 
     sequence_id: int
 
@@ -185,7 +185,7 @@ def _prompt_logprobs(entry: pb.TokenLogprobs) -> tuple[Logprob, ...]:
 
 
 class Work(Protocol):
-    """A choice from its link's point of view."""
+    """The properties of a choice that its link reads."""
 
     @property
     def batch(self) -> bool:
@@ -226,7 +226,10 @@ class QueuedDemand(NamedTuple):
 
 
 class Link(Protocol):
-    """One worker, which knows sequences only by their ids. All methods are synchronous; the link sends by itself."""
+    """A connection to one worker, which knows sequences only by their ids.
+
+    All methods are synchronous, and the link sends later by itself.
+    """
 
     id: str
     key: WorkerKey
@@ -259,7 +262,7 @@ class Link(Protocol):
         ...
 
     def proceed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        """Continue a streamed sequence with the tokens produced by the worker that computed its prompt."""
+        """Continue a sequence whose KV was streamed, with the tokens that the prompt's worker generated."""
         ...
 
     def hand_over(self, sequence_id: int) -> None:
@@ -267,7 +270,10 @@ class Link(Protocol):
         ...
 
     def forget(self, sequence_id: int, *, abort: bool) -> None:
-        """Ignore a sequence from now on. `abort` also ends it at the worker, or frees the blocks it left."""
+        """Ignore a sequence from now on.
+
+        With `abort`, also end it at the worker, or free the blocks that it left there.
+        """
         ...
 
     def reserve(self, prompt_tokens: int) -> None:
@@ -313,7 +319,7 @@ class ColdModels(Protocol):
     """The outlook for models that no worker serves now."""
 
     def covers(self, name: str) -> bool:
-        """Return whether this gateway knows the fate of requests that wait for the model."""
+        """Return whether this gateway decides how long requests wait for the model."""
         ...
 
     def ends(self, name: str, waited_s: float, *, begun: bool = False) -> FulcrumError | None:
@@ -337,7 +343,7 @@ class Tenancy(Protocol):
 
 
 class OneForAll:
-    """Unauthenticated tenants: callers may name any of them, so turns count alike and none is held back."""
+    """The tenancy without authentication. Callers may name any tenant, so all weigh alike and none is held back."""
 
     @property
     def are_distinct(self) -> bool:
@@ -363,5 +369,7 @@ class LinkListener(Protocol):
         ...
 
     def unreachable(self, link: Link) -> None:
-        """Handle that the worker of a broken stream could not be reached, or that another one was in its place."""
+        """Handle the loss of a worker that could not be reached again after its stream broke, or was replaced by
+        another one.
+        """
         ...

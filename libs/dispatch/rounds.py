@@ -122,7 +122,7 @@ class Attempts:
         return ([], []) if attempts is None else (list(attempts.running.values()), list(attempts.reserved))
 
     def carry_out(self, generation: Generation, effect: WorkerEffect) -> None:
-        """Carry an effect out. A lost worker receives no call."""
+        """Carry out an effect. Effects on a lost worker are dropped."""
         if isinstance(effect, Submit):
             self._submit(generation, effect)
         elif isinstance(effect, Forget):

@@ -89,7 +89,7 @@ class Suspects:
                 self._first_tries.came(generation, _key(generation), now_ns)
 
     def first_tries(self) -> Callable[[Generation], bool]:
-        """Return a test for one round of whether a waiting choice may start, given others with its prompt.
+        """Return a predicate for one round: whether a waiting choice may start, given the others with its prompt.
 
         Choices on trial pass: other rules apply to them.
         """
@@ -226,7 +226,7 @@ class Suspects:
         return HeldChoice(_fingerprint(generation), request, stage, attempt.tokens)
 
     def _exposed(self, generation: Generation) -> bool:
-        """Return whether a choice is on a worker that it may kill."""
+        """Return whether a choice is on a worker at a stage at which it may kill it."""
         held = (self._held(generation, attempt) for attempt in _attempts(generation))
         return any(seen is not None and seen.exposed for seen in held)
 

@@ -35,7 +35,10 @@ MOST_PACES: Final = 256
 
 
 class WaitingQueue:
-    """The queue, bounded for new choices only: one that lost its worker always finds its place again."""
+    """The queue of one gateway.
+
+    Its bound applies to new choices only: a choice that lost its worker always returns to it.
+    """
 
     def __init__(self, max_waiting: int, tenants: Tenancy | None = None) -> None:
         """Create the queue; `tenants` share it. With None, all requests are alike."""
@@ -93,7 +96,7 @@ class WaitingQueue:
         return line.hopeful_tokens if line else 0
 
     def batch_of(self, model: str) -> tuple[int, int]:
-        """Return how many batch lines wait for one model, and their prompt tokens."""
+        """Return (number of batch lines that wait for one model, their prompt tokens)."""
         return self._batch[model], self._batch_tokens[model]
 
     @property
@@ -117,7 +120,7 @@ class WaitingQueue:
             raise QueueFull(message, retry_after_s=self._come_back_s(key, count, now_ns))
 
     def kept(self, key: bytes) -> None:
-        """Record the admission of a request that may have had a promised time."""
+        """Drop the promised time, if any, of a request that was admitted."""
         self._promises.kept(key)
 
     def _come_back_s(self, key: bytes, count: int, now_ns: int) -> float:

@@ -1,4 +1,4 @@
-"""The workers to which this gateway is connected. They are found in the registry and kept while their streams last."""
+"""The workers to which this gateway is connected. The registry lists them, and each is kept while its stream lasts."""
 
 import asyncio
 from collections import Counter
@@ -27,7 +27,7 @@ _WITHOUT_MODEL = (WORKER_STATE_LOADING, WORKER_STATE_ASLEEP)
 
 
 class WorkerLinks:
-    """The links to registered workers, one each. A worker that leaves the registry keeps its link until its stream
+    """The links to registered workers, one for each. A worker that leaves the registry keeps its link until its stream
     breaks.
     """
 

@@ -148,7 +148,7 @@ class WorkerLink:
 
     @property
     def model(self) -> str:
-        """Return the model assigned to the worker; empty while the stream is down."""
+        """The model assigned to the worker; empty while the stream is down."""
         return self._worker.assignment.model if self._worker else ""
 
     @property
@@ -208,7 +208,7 @@ class WorkerLink:
 
     @property
     def overdue_ms(self) -> float:
-        """Return the time since the last frame, scaled down for idle workers, which send fewer frames."""
+        """The milliseconds since the last frame, scaled down for idle workers, which send fewer frames."""
         return self.silent_ms * (1.0 if self.running else SIGN_OF_LIFE_MS / RESTING_SIGN_OF_LIFE_MS)
 
     def leave(self) -> None:

@@ -13,7 +13,7 @@ from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RefusedRequests
 MAX_REASONS: Final = 32
 """The maximum number of reasons counted separately. Error codes are the gateway's own, so there are few."""
 OTHER: Final = (0, "other")
-"""The row of all further reasons."""
+"""The row that counts all further reasons."""
 FAILURES: Final = frozenset({FulcrumError.code, AnswerFailed.code, SequenceFailed.code})
 """Error codes of requests that were admitted and failed."""
 MAX_BODY_BYTES: Final = 16_384

@@ -91,7 +91,7 @@ class GatewayPorts:
     responses: ResponseStore | None = None
     """The store of tenants' responses; None keeps them in this process's memory."""
     random_bytes: RandomBytes = token_bytes
-    """Draws names of KV. Only a simulation, which must be repeatable, replaces the system's."""
+    """The source of random names for KV blocks. Only a simulation, which must be repeatable, replaces the system's."""
 
 
 @dataclass(frozen=True, slots=True)

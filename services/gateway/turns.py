@@ -1,4 +1,6 @@
-"""The turns for which requests wait in one gateway: for intake, and for a few slots that tenants share fairly."""
+"""The turns that requests wait for in one gateway: turns to be read, and turns at a few slots that tenants share
+fairly.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -23,7 +23,7 @@ _TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number"
 @dataclass(frozen=True, slots=True)
 class Marks:
     name: tuple[str, str] | None
-    """The marks around the name; None if it extends from the start to the first key or the end."""
+    """The marks around the name. None means that the name extends from the start to the first key or the end."""
     key: tuple[str, str]
     value: tuple[str, str]
     """The marks around a value. The first is empty if a value directly follows its key."""
@@ -216,7 +216,7 @@ class QwenCoderCalls(MarkedCalls):
 
 
 class SeedCalls(MarkedCalls):
-    """The form of Qwen3-Coder between Seed-OSS's own tags."""
+    """Seed-OSS's form: that of Qwen3-Coder between tags of its own."""
 
     opens = ("<seed:tool_call>",)
     specials = ("</seed:tool_call>",)

@@ -1,4 +1,4 @@
-"""The answer formats of model families: harmony's, those with tags, and the choice of one for a model. Pure.
+"""The answer formats of model families, harmony's and those with tags, and the detection of a model's format. Pure.
 
 The format is detected from the special tokens and the chat template, or set by hand.
 
@@ -50,7 +50,7 @@ class _HarmonyState(Enum):
 
 
 class HarmonyParser:
-    """The Parser of harmony. Markers and headers are not returned."""
+    """The parser of harmony, which returns neither markers nor headers."""
 
     def __init__(self, *, calls: bool) -> None:
         """Create a parser; without `calls`, tools may not be called and calls are dropped."""
@@ -60,7 +60,7 @@ class HarmonyParser:
         self._header = "assistant"
         self._channel: str | None = None
         self._kind: PartKind | None = None
-        """The kind of the message's text; None hides it."""
+        """The kind of the message's text; None if the text is not returned."""
         self._empty_call = False
 
     @property
@@ -69,7 +69,7 @@ class HarmonyParser:
 
     @property
     def held(self) -> str:
-        """Return the start of the answer while it may become a recipient."""
+        """The start of the answer, as long as it may turn out to be a recipient."""
         return self._opening
 
     def text(self, text: str) -> list[AnswerPart]:
@@ -105,7 +105,7 @@ class HarmonyParser:
         return parts
 
     def end(self) -> list[AnswerPart]:
-        """Return an opening that did not become a header, as content."""
+        """Return held-back text that did not become a header, as content."""
         opening, self._opening = self._opening, ""
         return [AnswerPart(PartKind.CONTENT, opening)] if opening else self._close()
 
@@ -177,7 +177,7 @@ class _Mode(Enum):
 
 
 class TaggedParser:
-    """The Parser of tagged answers. White space around tags is dropped, and tags are never returned."""
+    """The parser of tagged answers, which drops tags and the white space around them."""
 
     def __init__(self, thinking: Tags | None, calls: CallFormat | None, tools: Tools, *, thinks: bool) -> None:
         """Create a parser. `calls` is None if no tool may be called. With `thinks`, the prompt has already opened the
@@ -203,11 +203,11 @@ class TaggedParser:
 
     @property
     def held(self) -> str:
-        """Return text that may belong to a tag, or white space around one."""
+        """The text that may belong to a tag, or be white space around one."""
         return self._held
 
     def text(self, text: str) -> list[AnswerPart]:
-        """Return the parts that are certain so far."""
+        """Return the parts of the answer that later text cannot change."""
         self._held += text
         parts: list[AnswerPart] = []
         while self._held and self._step(parts):

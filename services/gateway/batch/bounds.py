@@ -76,7 +76,7 @@ class TenantBounds:
         return NO_LIMITS if self._table is None else self._table.limits_of(tenant)
 
     def deleted_unix_ns(self, tenant: str) -> int:
-        """Return when the tenant was deleted; 0 if it was not."""
+        """Return the time at which the tenant was deleted, in Unix ns; 0 if it was not."""
         return 0 if self._table is None else self._table.deleted_unix_ns(tenant)
 
     def is_gone(self, job: Job) -> bool:
@@ -88,7 +88,7 @@ class TenantBounds:
         return tenant if self._table is None else self._table.home(tenant)
 
     async def file_room(self, files: FileStore, view: JobView, tenant: str, most_bytes: int) -> FileRoom:
-        """Return how large another file of the tenant may be. Raise QuotaUsed or StoreFull if there is no room for
+        """Return the largest size of another file of the tenant. Raise QuotaUsed or StoreFull if there is no room for
         any.
         """
         own, used = await self._stored(files, view, tenant)
@@ -127,13 +127,15 @@ class TenantBounds:
             raise StoreFull(f"{text}: delete some")
 
     def _room(self, most: int, used: int, own: int, tenant: str) -> int:
-        """Return how much more of the store's capacity `most` a tenant may take, leaving some to every other tenant."""
+        """Return the part of the store's capacity `most` that a tenant may still take, which leaves room for every
+        other tenant.
+        """
         if not self._tenants.are_distinct:
             return most - used
         return min(queue_room(most, used, own, self._tenants.weight(tenant)), most - used)
 
     async def _stored(self, files: FileStore, view: JobView, tenant: str) -> tuple[StoreTotals, StoreTotals]:
-        """Return what the tenant and what all tenants store, including files that unfinished batches will write."""
+        """Return the totals (of the tenant, of all tenants), including files that unfinished batches will write."""
         found = await files.of(tenant)
         if tenant == DEFAULT_TENANT:
             found += await files.of("")

@@ -230,7 +230,7 @@ class _LaneJobs:
         return new
 
     async def keep(self, job: Job) -> None:
-        """Work on a job from its present state to its end."""
+        """Run the job's remaining stages, from counting its lines to joining its answers."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         while not job.finished:
             try:
@@ -363,7 +363,7 @@ class _LaneJobs:
             log.warning("unneeded files of batch jobs could not be deleted yet", error=error.message)
 
     async def _seat(self, job: Job) -> AbstractAsyncContextManager[None]:
-        """Wait until the job's answers may be read; return a context to hold during reading."""
+        """Wait until the job's answers may be read. Return a context that must be open while they are."""
         while True:
             if not self._along.locked():
                 return self._along

@@ -29,7 +29,7 @@ from services.gateway.request.parse import MAX_TARGET_MS, Headers, ParsedRequest
 from services.gateway.request.prompt import ServedModel
 
 POLL_S = 0.02
-"""The interval between checks for free capacity: no event announces changes of credits."""
+"""The interval between checks for free capacity. Changes of credits cause no event."""
 
 WITHOUT_POLL_S = 0.25
 """The interval between checks by a line that waits for its model's workers."""
@@ -122,7 +122,7 @@ class ServedModels:
         return model in self._served
 
     def away_s(self, model: str) -> float:
-        """Return how long the model has had no workers while others had some, as far as look-ups show."""
+        """Return the seconds for which look-ups have found no workers for the model, but some for others."""
         if self.has(model) or not self._served:
             self._away.pop(model, None)
             return 0.0

@@ -107,7 +107,7 @@ class Repeats:
 class Counted:
     lines: int
     repeats: "array[int]"
-    """Places of lines that repeat an earlier custom_id, in order."""
+    """The indices of lines that repeat an earlier custom_id, in order."""
 
 
 async def count(files: FileStore, file_id: str) -> Counted:
@@ -259,7 +259,7 @@ def answered(job_id: str, line: BatchLine, reply: object) -> Result:
 
 
 def refused(job_id: str, line: BatchLine, error: FulcrumError) -> Result:
-    """Return the result of a line that failed: a response if the line was sent, else only the reason."""
+    """Return the result of a line that failed. It is a response if the line was sent, and otherwise only the reason."""
     ran = line.refusal is None and not isinstance(error, NotRun)
     reply = _shortened(error)
     response = _Response(error.http_status, request_id(job_id, line.place), reply) if ran else None

@@ -122,7 +122,7 @@ class Output:
             await self._flush()
 
     async def keep_part(self) -> AssembledFile:
-        """Store the lines since the last part as a new part, which stays once the result is published. Raise
+        """Store the lines since the last part as a new part, which is kept once the result is published. Raise
         StoreFull.
         """
         if self.open_bytes:

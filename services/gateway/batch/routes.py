@@ -230,7 +230,7 @@ def make_batch_router(
 
 
 class Shelf:
-    """The unexpired files that a caller may see."""
+    """The files that a caller may see, without expired ones."""
 
     def __init__(self, files: FileStore, clock: Clock, bounds: TenantBounds) -> None:
         self.files = files

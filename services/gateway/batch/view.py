@@ -320,7 +320,7 @@ class JobView:
             del self._awaited[token]
 
     def note(self, job_id: str, share: int, lines: int) -> ShareNote:
-        """Return the answered lines of a share, as far as this gateway knows."""
+        """Return the lines of a share that this gateway knows to be answered."""
         job = self._book.get(job_id)
         if job is not None and (job.finished or job.counts.whole(share)):
             return ShareNote(lines, answered=(1 << lines) - 1)

@@ -78,7 +78,7 @@ Render = Callable[[Pooled], object]
 
 
 class PooledExchange:
-    """The sending of one answer made of vectors."""
+    """The exchange of one request whose answer is made of vectors."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Images of a chat, as data URLs or fetched files: decoding, bounds, and their places in the prompt. Pure."""
+"""Images of a chat, from data URLs or fetched files: their decoding, bounds, and places in the prompt. Pure."""
 
 import re
 from base64 import b64decode

@@ -1,4 +1,4 @@
-"""The sending of one message as a stream of events or one JSON object, in Anthropic's order."""
+"""The exchange that sends one message, as a stream of events or one JSON object, in Anthropic's order."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""One choice from its client's point of view: the decoding of tokens, stop strings, and pieces that wait to be sent."""
+"""One choice as its client sees it: decoded tokens, stop strings, and pieces that wait to be sent."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from services.gateway.request.unchecked import AnswerRecord
 
 @dataclass(slots=True)
 class PromptShown:
-    """The parts of its prompt that a choice shows. Most choices show none."""
+    """The parts of the prompt that a choice's answer contains. Most answers contain none."""
 
     token_ids: Sequence[int]
     tokenizer: Tokenizer
@@ -25,7 +25,7 @@ class PromptShown:
     only: bool = False
     """True if the request wants only the prompt; the one generated token is dropped."""
     ids: bool = False
-    """True if the ids of prompt and answer are shown."""
+    """True if the answer contains the token ids of the prompt and of itself."""
     total_logprob: float = 0.0
     scored_tokens: int = 0
     logprobs: tuple[Logprob, ...] = ()
@@ -186,13 +186,13 @@ class ChoiceText:
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Return the reasoning tokens so far, or None for a model that writes none."""
+        """The number of reasoning tokens so far; None for a model that writes none."""
         parts = self._parts
         return parts.reader.reasoning_tokens if parts is not None and parts.reasons else None
 
     @property
     def stop_string(self) -> str | None:
-        """Return the stop string that ended the text, or None if the text ended in another way."""
+        """The stop string that ended the text; None if the text ended in another way."""
         return self._stops.matched
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:

@@ -48,7 +48,7 @@ SWEEP_S = 1.0
 
 
 class Stalled(Exception):
-    """The client has left its socket unread for too long."""
+    """Raised if the client has left its socket unread for too long."""
 
 
 class ReadDeadline:
@@ -292,7 +292,7 @@ class OutputSignal:
 
 
 class Exchange:
-    """The sending of one answer. A choice's error is raised only while nothing has been sent."""
+    """The exchange that sends one answer. A choice's error is raised only while nothing has been sent."""
 
     def __init__(self, choices: list[Choice], shape: Format, frame: Frame, signal: OutputSignal) -> None:
         self._choices = choices

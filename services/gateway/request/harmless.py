@@ -1,4 +1,4 @@
-"""The fields of a body that request nothing, which clients send all the same. Pure."""
+"""The fields of a body that have no effect, which clients send all the same. Pure."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -64,7 +64,7 @@ _FOREIGN_IN_CALLS: Final = frozenset({"provider_specific_fields", "extra_content
 def drop_harmless(
     body: dict[str, Any], served: frozenset[str], also: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the body without unserved fields that request nothing.
+    """Return the body without unserved fields that would have no effect.
 
     Whatever is left beside `served` is refused by name later. `also` has further defaults, of one route.
     """

@@ -45,7 +45,7 @@ class _TenantUse:
     refused: tuple[float, int, float] = (0.0, 0, 0.0)
     """The ledger's last refusal: the end of its validity here, the units needed, and its announced end."""
     left: int = 0
-    """The remainder over all gateways, as of the ledger's last answer."""
+    """The units left over all gateways, as of the ledger's last answer."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Allowance:
         """Count the answer's tokens, even beyond the limit."""
 
     def headers(self) -> Mapping[str, str]:
-        """Return the state of the limits in the headers that OpenAI's clients read."""
+        """Return the headers that tell OpenAI's clients the state of the limits."""
         return {}
 
     def end(self) -> None: ...

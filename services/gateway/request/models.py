@@ -111,7 +111,7 @@ class _Use:
 
 
 class LoadableModels:
-    """The gateway's task that follows the catalogue and reports use."""
+    """The catalogue's models at this gateway, with tasks that follow the catalogue and report use."""
 
     def __init__(
         self,

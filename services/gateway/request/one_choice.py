@@ -1,4 +1,4 @@
-"""The sending of an answer with one choice, in the form of its own API."""
+"""The exchange that sends an answer with one choice, in the form of its own API."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from services.gateway.request.unchecked import check_answers
 
 
 class OneChoiceExchange(ABC):
-    """The sending of one choice's answer, as one JSON object or as events of its own API.
+    """The exchange that sends one choice's answer, as one JSON object or as events of its own API.
 
     The choice's error is raised only while nothing has been sent.
     """

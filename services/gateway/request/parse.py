@@ -215,7 +215,7 @@ class ParsedRequest:
     rule: str = ""
     """A grammar rule that the answer has to match, used instead of a schema."""
     ordered: bool = False
-    """True if the answer keeps the order of its parts."""
+    """True if text, reasoning and calls must be sent in the order in which the model wrote them."""
     chat_field: str = ""
     """The field named by errors about the prompt; empty for a message of the chat route, or `prompt`."""
     echo: bool = False

@@ -151,7 +151,7 @@ MAX_UNSENT: Final = 256
 
 
 class Waiting(Protocol):
-    """The dispatcher from a reporter's point of view."""
+    """The properties of the dispatcher that are reported."""
 
     @property
     def live(self) -> int:
@@ -281,7 +281,7 @@ class DemandArrival:
     _admitted: bool = field(default=False, init=False)
 
     def read(self, body: bytes) -> bytes:
-        """Return the body after noting it, since retries are recognised by it."""
+        """Note the body, by which retries are recognised, and return it."""
         self._mark = xxhash.xxh3_128_digest(self._tenant.encode() + b"\0" + body)
         return body
 

@@ -1,4 +1,5 @@
-"""The sending of one response as a stream of events or one JSON object, stored before its end is announced.
+"""The exchange that sends one response, as a stream of events or one JSON object. It is stored before its end is
+announced.
 
 The answer's pieces become items and events in OpenAI's order.
 """
@@ -164,7 +165,7 @@ class ResponseOutput:
 
 
 class ResponseExchange(OneChoiceExchange):
-    """The sending of one response, which is stored before its end is announced."""
+    """The exchange that sends one response, and stores it before its end is announced."""
 
     def __init__(
         self,
