@@ -130,8 +130,8 @@ class CatalogueDown(Exception):
 class ModelCatalogue(Protocol):
     """The catalogue of models. All but `watch` and `watch_uses` raise CatalogueDown while the store is away."""
 
-    async def put(self, entry: ModelEntry) -> None:
-        """Add a model, or replace the one with that name."""
+    async def put(self, *entries: ModelEntry) -> None:
+        """Add models, or replace those of the same name, in one step."""
         ...
 
     async def remove(self, name: str) -> bool:
@@ -215,9 +215,11 @@ class RedisCatalogue:
         self._use = self._redis.register_script(_USE)
         self._prune = self._redis.register_script(_PRUNE)
 
-    async def put(self, entry: ModelEntry) -> None:
+    async def put(self, *entries: ModelEntry) -> None:
+        values = {entry.name: msgspec.json.encode(entry) for entry in entries}
+
         def act(pipe: Any) -> None:
-            pipe.hset(keys.models(self._cluster), entry.name, msgspec.json.encode(entry))
+            pipe.hset(keys.models(self._cluster), mapping=values)
             pipe.incr(keys.model_edits(self._cluster))
 
         await self._change(act)

@@ -30,8 +30,8 @@ class MemoryCatalogue:
         self._store = store
         self._cluster = cluster
 
-    async def put(self, entry: ModelEntry) -> None:
-        await self._ask(lambda: self._store.models.put(self._cluster, entry))
+    async def put(self, *entries: ModelEntry) -> None:
+        await self._ask(lambda: self._store.models.put(self._cluster, entries))
 
     async def remove(self, name: str) -> bool:
         """Remove a model and return whether it existed."""

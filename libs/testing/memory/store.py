@@ -1,7 +1,7 @@
 """The contents of one Redis behind several ports, with leases by the running loop's clock."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,9 +31,9 @@ class ModelTables:
     def clear(self) -> None:
         self._clusters.clear()
 
-    def put(self, cluster: str, entry: ModelEntry) -> None:
+    def put(self, cluster: str, entries: Sequence[ModelEntry]) -> None:
         tables = self._of(cluster)
-        tables.entries[entry.name] = entry
+        tables.entries |= {entry.name: entry for entry in entries}
         tables.edits += 1
         self._news.ring()
 

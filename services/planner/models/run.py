@@ -100,10 +100,11 @@ class ModelLoop:
             )
             self.news.set()
             with contextlib.suppress(CatalogueDown):
-                while left and self._leads():
-                    if left[0].name not in found.entries:
-                        await self._store.put(left[0])
-                    left.pop(0)
+                if left and self._leads():
+                    # In one step, since gateways answer 404 for a model that is missing from what they read.
+                    if missing := [each for each in left if each.name not in found.entries]:
+                        await self._store.put(*missing)
+                    left = []
 
     async def _follow_uses(self) -> None:
         async for uses in self._store.watch_uses():

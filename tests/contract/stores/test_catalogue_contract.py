@@ -38,8 +38,7 @@ async def eventually(found: Callable[[], Awaitable[Any]], expected: Any) -> None
 
 async def test_entries_are_read_as_they_were_last_put(catalogue: ModelCatalogue) -> None:
     assert (await catalogue.read()).entries == {}
-    await catalogue.put(A)
-    await catalogue.put(ModelEntry("b", "/elsewhere", 2))
+    await catalogue.put(A, ModelEntry("b", "/elsewhere", 2))
     await catalogue.put(B)
     assert (await catalogue.read()).entries == {"b": B, A.name: A}
 

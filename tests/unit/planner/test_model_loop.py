@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, PoolWorker, Worker
 from libs.runtime.clock import SystemClock
 from libs.runtime.settings import CommonSettings
 from libs.runtime.tasks import TaskOwner
 from libs.runtime.transport import SystemTransport
-from libs.stores.catalogue import CatalogueDown, ModelEntry, ModelUse
+from libs.stores.catalogue import ModelEntry, ModelUse
 from libs.testing.memory.models import MemoryCatalogue
 from libs.testing.memory.registry import MemoryRegistry
 from libs.testing.memory.store import MemoryStore
@@ -72,14 +72,13 @@ async def test_a_catalogue_that_was_emptied_with_its_redis_is_written_again() ->
         await rig.until(lambda: len(rig.keeper.found.entries) == 2)
         rig.server.kill()
         rig.server.start()
-        async with asyncio.timeout(20):
-            while True:
-                try:
-                    if (await rig.store.read()).entries.keys() == {"a", "b"}:
-                        break
-                except CatalogueDown:
-                    pass
-                await asyncio.sleep(0.02)
+        seen: list[set[str]] = []
+        async with asyncio.timeout(20), aclosing(rig.store.watch()) as catalogues:
+            async for found in catalogues:
+                seen.append(set(found.entries))
+                if seen[-1]:
+                    break
+        assert seen[-1] == {"a", "b"}, "no reader may take one of the models for removed"
 
 
 async def test_a_removed_last_model_stays_removed_if_the_loop_reads_before_the_keeper_forgets_it() -> None:
