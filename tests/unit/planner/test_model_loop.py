@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
+
+import pytest
 
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, PoolWorker, Worker
 from libs.runtime.clock import SystemClock
@@ -67,18 +69,22 @@ async def test_models_of_the_settings_are_put_into_the_catalogue_with_their_targ
         await rig.until(lambda: rig.keeper.outlooks(0))
 
 
-async def test_a_catalogue_that_was_emptied_with_its_redis_is_written_again() -> None:
+async def test_a_catalogue_that_was_emptied_with_its_redis_is_written_again_in_one_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with running(Rig()) as rig:
         await rig.until(lambda: len(rig.keeper.found.entries) == 2)
         rig.server.kill()
         rig.server.start()
-        seen: list[set[str]] = []
-        async with asyncio.timeout(20), aclosing(rig.store.watch()) as catalogues:
-            async for found in catalogues:
-                seen.append(set(found.entries))
-                if seen[-1]:
-                    break
-        assert seen[-1] == {"a", "b"}, "no reader may take one of the models for removed"
+        seen, ring = [], rig.server.news.ring
+
+        def note() -> None:
+            seen.append(set(rig.server.models.read("test").entries))
+            ring()
+
+        monkeypatch.setattr(rig.server.news, "ring", note)
+        await rig.until(lambda: {"a", "b"} in seen)
+        assert {"a"} not in seen and {"b"} not in seen, "no reader may take one of the models for removed"
 
 
 async def test_a_removed_last_model_stays_removed_if_the_loop_reads_before_the_keeper_forgets_it() -> None:
