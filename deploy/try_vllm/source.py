@@ -220,9 +220,9 @@ class Signature:
     required: frozenset[str]
     named_only: frozenset[str] = frozenset()
     more: bool = False
-    """True if it takes any further positional arguments."""
+    """True if the function takes any further positional arguments."""
     any_name: bool = False
-    """True if it takes arguments of any name."""
+    """True if the function takes arguments of any name."""
 
     @classmethod
     def of(cls, node: Function, *, bound: bool) -> "Signature":

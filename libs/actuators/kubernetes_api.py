@@ -33,7 +33,10 @@ class Pod:
     """The time of creation in RFC 3339, with a resolution of a second."""
     ending: bool
     started: int
-    """The progress of its start: 0 without a node, 1 on one, 2 running, 3 ready. A ReplicaSet ends the lowest first."""
+    """The progress of the pod's start: 0 without a node, 1 on one, 2 running, 3 ready.
+
+    A ReplicaSet ends the lowest first.
+    """
     cost: int
     """The deletion cost; 0 for a pod without one."""
     uid: str = ""

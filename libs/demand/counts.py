@@ -95,7 +95,7 @@ class AdmittedChoice(Hashable, Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """The number of cached tokens of its prompt; 0 until that is known."""
+        """The number of cached tokens of the choice's prompt; 0 until that is known."""
         ...
 
 

@@ -186,7 +186,7 @@ class Generation:
 
     @property
     def ttft_deadline_unix_ns(self) -> int:
-        """The deadline of its first token in Unix ns; 0 for none."""
+        """The deadline of the choice's first token in Unix ns; 0 for none."""
         return self.context.ttft_deadline_unix_ns
 
     @property
@@ -196,29 +196,29 @@ class Generation:
 
     @property
     def pooled(self) -> bool:
-        """Return whether its prompt becomes a vector, so that it needs no decode worker."""
+        """Return whether the choice's prompt becomes a vector, so that it needs no decode worker."""
         return self.pooling != pb.POOLING_UNSPECIFIED
 
     @property
     def placed_images(self) -> Sequence[PlacedImage]:
-        """The images of its prompt, in order."""
+        """The images of the choice's prompt, in order."""
         if not self.images:
             return ()
         return [PlacedImage(first + tokens, digest) for first, tokens, digest in (each.span for each in self.images)]
 
     @property
     def answered(self) -> bool:
-        """Return whether it has a first token, or its vector."""
+        """Return whether the choice has a first token, or its vector."""
         return bool(self.output or self.vector)
 
     @property
     def decodes_next(self) -> bool:
-        """Return whether its prompt is computed and its blocks wait for a decode worker."""
+        """Return whether the choice's prompt is computed and its blocks wait for a decode worker."""
         return self.placement.blocks is not None
 
     @property
     def resumed(self) -> bool:
-        """Return whether it has been bound before and lost its worker, or its place there."""
+        """Return whether the choice has been bound before and lost its worker, or its place there."""
         return self.placement.resumed
 
     def token(self, token_id: int, logprob: Logprob | None, now_ns: int) -> ApiFinishReason | FulcrumError | None:

@@ -189,7 +189,7 @@ class Work(Protocol):
 
     @property
     def batch(self) -> bool:
-        """Return whether it is a line of a batch job rather than an interactive request."""
+        """Return whether the choice is a line of a batch job rather than an interactive request."""
         ...
 
     @property
@@ -209,7 +209,7 @@ class Work(Protocol):
 
     @property
     def placed_images(self) -> Sequence[PlacedImage]:
-        """Return the images of its prompt, in order."""
+        """Return the images of the choice's prompt, in order."""
         ...
 
     def message(self, attempt: Attempt, blocks: Blocks | None, epoch: int) -> pb.Submit:
@@ -237,7 +237,7 @@ class Link(Protocol):
 
     @property
     def model(self) -> str:
-        """The model of its assignment; empty while it cannot be reached."""
+        """The model of the worker's assignment; empty while it cannot be reached."""
         ...
 
     def partner(self) -> Partner | None:

@@ -198,7 +198,10 @@ class EngineRequest:
     adapter_source: str = ""
     """The folder of the adapter, if the engine was not started with it."""
     yields: bool = False
-    """True if it is background work, such as a batch line. Its prompt is computed only while no other prompt waits."""
+    """True if the request is background work, such as a batch line.
+
+    Its prompt is computed only while no other prompt waits.
+    """
     pooling: Pooling | None = None
     """The method that turns the prompt into one vector. The sequence then ends without a token or a handle. None
     generates tokens. `chain_root` must be empty unless it is `Pooling.LAST`.

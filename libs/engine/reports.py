@@ -112,7 +112,7 @@ class KvTransferReport:
 
     @property
     def wait_unknown(self) -> bool:
-        """Return whether its time includes a wait for the prompt that an older sender did not measure."""
+        """Return whether the transfer's time includes a wait for the prompt that an older sender did not measure."""
         return self.named and not self.ready_ns
 
     def link_ns(self, chunk_tokens: int) -> int:

@@ -111,7 +111,7 @@ class Sequence:
 
     @property
     def yields(self) -> bool:
-        """True if its prompt waits while one that does not yield can be computed."""
+        """True if the sequence's prompt waits while one that does not yield can be computed."""
         return self.request.yields
 
     @property
@@ -168,17 +168,17 @@ class Sequence:
 
     @property
     def blocks_now(self) -> int:
-        """The number of blocks that its current tokens need."""
+        """The number of blocks that the sequence's current tokens need."""
         return self._blocks_for(self.length)
 
     @property
     def has_room(self) -> bool:
-        """True if its blocks can hold its current tokens."""
+        """True if the sequence's blocks can hold its current tokens."""
         return self.length <= self._room_tokens
 
     @property
     def may_grow(self) -> bool:
-        """True if it may still need more blocks than it holds."""
+        """True if the sequence may still need more blocks than it holds."""
         return max(len(self.blocks), self.blocks_now) < self.blocks_at_most
 
     def reusable_hashes(self) -> list[bytes]:
@@ -262,7 +262,7 @@ class Sequence:
 
     @property
     def lacks_images(self) -> bool:
-        """True if its prompt cannot be computed here, since its images are elsewhere."""
+        """True if the sequence's prompt cannot be computed here, since its images are elsewhere."""
         return any(not image.data for image in self.request.images)
 
     def advance(self, tokens: int) -> int:

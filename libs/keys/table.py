@@ -52,7 +52,7 @@ class Caller:
     """The models that the caller may use; empty for all."""
     service_class: str = ANY
     priority: int | None = None
-    """The highest priority of its batch jobs; None for any."""
+    """The highest priority of the caller's batch jobs; None for any."""
     expires_unix_s: float = float("inf")
     name: str = ""
     """The key's id; empty if callers need no key."""

@@ -113,7 +113,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     @property
     def nodes(self) -> int:
-        """The number of machines that it needs."""
+        """The number of machines that the profile needs."""
         return max(worker.node for worker in self.workers) + 1
 
     def of(self, role: str) -> list[ProfileWorker]:

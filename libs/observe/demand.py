@@ -143,7 +143,7 @@ class _CountedServer:
     to_ns: int = 0
     """The end of the last known stretch; 0 before there is one."""
     gone_ns: int = 0
-    """The end of its last known stretch once it has left the list; 0 while it is in the list."""
+    """The end of the server's last known stretch once it has left the list; 0 while it is in the list."""
 
 
 @dataclass(slots=True)

@@ -92,7 +92,7 @@ class Channel(msgspec.Struct, frozen=True):
 
     @property
     def node(self) -> str:
-        """The host of its endpoint; empty if that is not an address like tcp://host:port."""
+        """The host of the channel's endpoint; empty if that is not an address like tcp://host:port."""
         with suppress(ValueError):
             parts = urlsplit(self.endpoint)
             if parts.scheme == "tcp" and parts.hostname and parts.port and self.endpoint.isprintable():

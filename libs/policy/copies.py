@@ -81,7 +81,7 @@ class UnreachableBroker(NamedTuple):
     node: int
     address: str
     leads: int
-    """The partitions of this suite that it leads."""
+    """The partitions of this suite that the broker leads."""
 
 
 @dataclass(frozen=True, slots=True)

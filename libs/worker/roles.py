@@ -66,17 +66,17 @@ class HostedSequence:
 
     @property
     def yields(self) -> bool:
-        """True if its prompt waits while another's can be computed."""
+        """True if the sequence's prompt waits while another's can be computed."""
         return self.request.yields
 
     @property
     def awaits_prompt(self) -> bool:
-        """True if its prompt is to be computed here and is not finished."""
+        """True if the sequence's prompt is to be computed here and is not finished."""
         return self.phase in PROMPT_PHASES and not self.new_tokens
 
     @property
     def decodes(self) -> bool:
-        """True if its prompt is complete and it generates tokens here."""
+        """True if the sequence's prompt is complete and it generates tokens here."""
         return self.phase != pb.PHASE_PREFILL and self.new_tokens > 0
 
 

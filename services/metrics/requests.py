@@ -51,7 +51,7 @@ class FinishedRequest:
 
     @property
     def computed_tokens(self) -> int:
-        """The tokens of its prompt; 0 if the prompt was not computed."""
+        """The tokens of the request's prompt; 0 if the prompt was not computed."""
         return self.prompt_tokens if is_computed(ok=self.outcome == OK, ttft_ns=self.ttft_ns) else 0
 
 

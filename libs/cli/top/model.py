@@ -82,23 +82,23 @@ class GroupRow:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names by which a filter finds it, those of its ranks included."""
+        """The names by which a filter finds it, those of the group's ranks included."""
         return (self.name, *(name for rank in self.ranks for name in rank.names))
 
     @property
     def life(self) -> str:
-        """The state of its first rank that is not simply running."""
+        """The state of the group's first rank that is not simply running."""
         return next((rank.life for rank in self.ranks if rank.life), "")
 
     @property
     def node(self) -> str:
-        """The node of its ranks, or the number of their nodes."""
+        """The node of the group's ranks, or the number of their nodes."""
         nodes = {rank.node for rank in self.ranks}
         return next(iter(nodes)) if len(nodes) == 1 else f"{len(nodes)} nodes"
 
     @property
     def role(self) -> str:
-        """The role of its first rank, according to the planner."""
+        """The role of the group's first rank, according to the planner."""
         return self.ranks[0].role
 
     @property

@@ -41,7 +41,7 @@ class ConnectorKind:
     required: str = ""
     """A key that the connector's configuration must contain."""
     pins: bool = False
-    """True if it gives the pages of the KV pool to network cards or other processes.
+    """True if the connector gives the pages of the KV pool to network cards or other processes.
 
     A sleeping engine frees these pages, and the connector would continue to read them.
     """

@@ -268,7 +268,7 @@ class TrialStep:
         return [request.request_id for request in self.requests]
 
     def begun(self) -> None:
-        """Record that its step has been decided."""
+        """Record that the trial's step has been decided."""
         self._runs = True
 
     def is_of(self, scheduled: dict[str, int]) -> bool:

@@ -285,7 +285,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         )
 
     def _comes_back(self, request: Request) -> bool:
-        """Return whether it has had its KV before: preempted here, or left in a store by another engine."""
+        """Return whether the request has had its KV before: preempted here, or left in a store by another engine."""
         return request.num_preemptions > 0 or self._paced[request.request_id].stored
 
     def _order(self, request: Request) -> tuple[bool, bool, int]:

@@ -74,7 +74,7 @@ class CountedSequence(Sequence):
 
     @property
     def room_tokens(self) -> int:
-        """The number of tokens that its blocks can hold."""
+        """The number of tokens that the sequence's blocks can hold."""
         return self._room_tokens
 
     def reusable_hashes(self) -> list[bytes]:

@@ -165,7 +165,7 @@ class SeenSequence:
     """The request's `SeenRequest.number`."""
     worker: int
     kv_tokens: int
-    """The tokens of its prompt and its answer so far."""
+    """The tokens of the request's prompt and its answer so far."""
     output_tokens: int
     tpot_ns: float
     """The mean time per token since the first one; 0 with a single token."""

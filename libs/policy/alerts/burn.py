@@ -147,7 +147,7 @@ class JudgedRequest:
     failed: bool
     """True if a fault of the service, rather than of the client, ended it."""
     shed: bool
-    """True if it was refused because no room or worker was free, rather than for its content."""
+    """True if the request was refused because no room or worker was free, rather than for its content."""
     arrival_unix_ns: int
     ttft_ns: int
     """The time to the first token; 0 if no token was sent."""

@@ -80,7 +80,7 @@ class Rule:
     for_ns: int
     """The time for which the condition must hold without a break."""
     clear_ns: int
-    """The time for which it must be clear without a break; longer if it has fired often recently."""
+    """The time for which the condition must be clear without a break; longer if the alert fired often recently."""
 
 
 def make_rules(limits: AlertLimits) -> dict[Name, Rule]:
@@ -148,7 +148,7 @@ class PhasePool:
     """
 
     places: int
-    """The number of sequences that its workers can run at once; 0 if they do not report it."""
+    """The number of sequences that the pool's workers can run at once; 0 if they do not report it."""
     taken: int
 
     @property
@@ -171,15 +171,15 @@ class WorkerReport(NamedTuple):
     silent_ns: int
     """The time since its telemetry ended, beyond the usual delay."""
     left: bool
-    """True if it announced the end of its telemetry."""
+    """True if the worker announced the end of its telemetry."""
     at_hand: int
-    """The number of sequences that it holds, running or not."""
+    """The number of sequences that the worker holds, running or not."""
     since_step_ns: int
-    """The time from the end of its last finished step to the end of its telemetry."""
+    """The time from the end of the worker's last finished step to the end of its telemetry."""
     reader: str
     """The instance that reads its telemetry; empty for this one."""
     kv_used: float | None
-    """The share of its KV blocks that sequences hold; None if it does not report it."""
+    """The share of the worker's KV blocks that sequences hold; None if it does not report it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,7 +285,7 @@ class Silence:
 
     @property
     def is_ack(self) -> bool:
-        """Return whether it is the acknowledgement of one alert."""
+        """Return whether the silence is the acknowledgement of one alert."""
         return bool(self.alert_id)
 
     def holds(self, now_ns: int) -> bool:

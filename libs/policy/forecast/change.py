@@ -132,7 +132,7 @@ class ChangeCause:
     before: float
     after: float
     tokens_per_s: float
-    """The change that it contributes; the causes add up to the whole change."""
+    """The change that the cause contributes; the causes add up to the whole change."""
 
 
 def causes(

@@ -116,7 +116,7 @@ class DemandModel:
     """The fitted models of all series, made by `DemandForecaster`."""
 
     fitted: int
-    """The number of bins of the history that it was fitted on."""
+    """The number of bins of the history that the model was fitted on."""
     start_s: float
     step_s: float
     horizons: tuple[int, ...]

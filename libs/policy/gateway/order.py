@@ -66,7 +66,7 @@ class QueuedRequest(NamedTuple):
     number: int
     flow: Hashable
     prefill_ns: int
-    """The prefill time of its prompt on the fastest worker."""
+    """The prefill time of the request's prompt on the fastest worker."""
     latest_ns: float
     """The latest start in time; inf if it has no deadline.
 
@@ -138,12 +138,12 @@ class Ordered(Protocol):
 
     @property
     def resumed(self) -> bool:
-        """Return whether it already ran and lost its worker or its place there."""
+        """Return whether the request already ran and lost its worker or its place there."""
         ...
 
     @property
     def batch(self) -> bool:
-        """Return whether it is a batch line, which nobody waits for interactively."""
+        """Return whether the request is a batch line, which nobody waits for interactively."""
         ...
 
 

@@ -24,7 +24,7 @@ class Attempt:
     sequence_id: int
     phase: Phase
     known: int
-    """The number of output tokens that its submit carried."""
+    """The number of output tokens that the attempt's submit carried."""
     tokens: int = 0
     """The output tokens generated on this worker."""
 

@@ -30,12 +30,12 @@ class Queued(Protocol):
 
     @property
     def decodes_next(self) -> bool:
-        """Return whether its prompt is computed and its blocks wait for a decode worker."""
+        """Return whether the request's prompt is computed and its blocks wait for a decode worker."""
         ...
 
     @property
     def pooled(self) -> bool:
-        """Return whether its prompt becomes a vector, so that it needs no decode worker."""
+        """Return whether the request's prompt becomes a vector, so that it needs no decode worker."""
         ...
 
 
@@ -125,7 +125,7 @@ class Awaiting(Protocol):
 
     @property
     def ttft_deadline_unix_ns(self) -> int:
-        """The deadline of its first token; 0 for none."""
+        """The deadline of the choice's first token; 0 for none."""
         ...
 
 

@@ -90,7 +90,7 @@ class _Accusation:
     """An accusation of one request, pending until its workers return or die."""
 
     prompts: frozenset[Prompt]
-    """The prompts of its choices that were exposed."""
+    """The prompts of the accused request's choices that were exposed."""
     losses: dict[Worker, WorkerLoss]
     since_ns: int
 

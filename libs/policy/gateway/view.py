@@ -86,9 +86,9 @@ class BindingRequest:
     avoid: frozenset[str] = frozenset()
     """The ids of workers that failed it, used only if there are no others."""
     batch: bool = False
-    """True if it is a batch line, which nobody waits for interactively."""
+    """True if the request is a batch line, which nobody waits for interactively."""
     pooled: bool = False
-    """True if its prompt becomes a vector, so that it needs no decode worker."""
+    """True if the request's prompt becomes a vector, so that it needs no decode worker."""
     images: Sequence[PlacedImage] = ()
     due_ns: int = 0
     """The Unix time at which its first token is due; 0 if it has no deadline, or can no longer meet it."""

@@ -146,12 +146,12 @@ class PlannedWorker(NamedTuple):
     pinned: bool = False
     """True if an operator set its role and budget, which stay."""
     keeps_budget: bool = False
-    """True if its role and budget were set at its start or by an operator.
+    """True if the worker's role and budget were set at its start or by an operator.
 
     Then only budgets that the planner added are removed.
     """
     own_budget_tokens: int = 0
-    """The budget it had before the planner changed it, to which it returns."""
+    """The budget that the worker had before the planner changed it, and to which it returns."""
 
 
 class RoleOrder(NamedTuple):

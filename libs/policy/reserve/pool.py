@@ -42,7 +42,7 @@ class PoolWorker:
     id: str
     stage: WorkerStage
     model: str = ""
-    """The model that it holds or loads; empty if none."""
+    """The model that the worker holds or loads; empty if none."""
     since_s: float = 0.0
     """The time that the worker has been in this stage with this model."""
     left_s: float = 0.0

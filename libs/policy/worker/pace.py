@@ -320,17 +320,17 @@ class Paced(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Return whether its blocks have room for all its tokens so far."""
+        """Return whether the sequence's blocks have room for all its tokens so far."""
         ...
 
     @property
     def transferred(self) -> bool:
-        """Return whether its prompt was computed on another worker."""
+        """Return whether the sequence's prompt was computed on another worker."""
         ...
 
     @property
     def yields(self) -> bool:
-        """Return whether its prompt waits while another one can be computed."""
+        """Return whether the sequence's prompt waits while another one can be computed."""
         ...
 
     @property
@@ -340,7 +340,7 @@ class Paced(Protocol):
 
     @property
     def line(self) -> TokenLine | None:
-        """The due times of its tokens; None without a target, or before its first token."""
+        """The due times of the sequence's tokens; None without a target, or before its first token."""
         ...
 
     @property
@@ -358,7 +358,7 @@ class Paced(Protocol):
 
     @property
     def first_token_due_ns(self) -> int:
-        """The time at which its first token is due; 0 if it was sent or has no deadline."""
+        """The time at which the sequence's first token is due; 0 if it was sent or has no deadline."""
         ...
 
 

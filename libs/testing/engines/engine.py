@@ -114,7 +114,7 @@ class SequenceLog:
     pulled: int = 0
     """The number of times that a request for its first block was reported."""
     streamed_handle: KvHandle | None = None
-    """The handle by which its blocks can be pulled while its prompt is computed."""
+    """The handle by which the sequence's blocks can be pulled while its prompt is computed."""
     end: SequenceOutput | None = None
 
 

@@ -156,7 +156,7 @@ class BrokerSite:
     enter: tuple[str, ...] = ()
     """The words before a command that run it in the broker's network."""
     data: Path | None = None
-    """The existing folder of its records; None for one beside its log."""
+    """The existing folder of the broker's records; None for one beside its log."""
 
 
 @contextlib.contextmanager

@@ -176,11 +176,11 @@ class LocalWorker:
     step_times: RecordingStepTimes
 
     def batches(self) -> list[StepBatch]:
-        """The step telemetry that it has published."""
+        """The step telemetry that the worker has published."""
         return [value for value in self.bus.published if isinstance(value, StepBatch)]
 
     def steps(self, first: int = 0) -> list[StepRow]:
-        """Return the steps of its batches from batch `first` on."""
+        """Return the steps of the worker's batches from batch `first` on."""
         return [row for batch in self.batches()[first:] for row in step_rows(batch.steps)]
 
 

@@ -235,7 +235,7 @@ class Job:
         return self.started is not None and self.completed + self.failed >= self.started.lines
 
     def stopped(self, now_ns: int) -> NotRun | None:
-        """Return the reason why no more of its lines run, or None while they do."""
+        """Return the reason why no more of the job's lines run, or None while they do."""
         return stopped(self.created.expires_unix_ns, now_ns, cancelled=bool(self.cancel_unix_ns))
 
     def standing(self, now_ns: int) -> OpenJob | None:

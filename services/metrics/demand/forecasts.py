@@ -48,7 +48,7 @@ class _ReportedWorker:
     max_sequences: int
     kv_tokens: int
     images: RecentCounts
-    """The images of its prompts and the nanoseconds of encoding them."""
+    """The images of the worker's prompts and the nanoseconds of encoding them."""
 
 
 @dataclass(slots=True)

@@ -68,15 +68,18 @@ class RequestDetail(FinishedRequest):
     """The reason for a normal end; empty after any other end."""
     error_code: str
     max_output_tokens: int | None
-    """The maximum number of tokens that it was allowed."""
+    """The maximum number of tokens that the request was allowed."""
     predicted_ttft_ns: int | None
     """The TTFT predicted when the request was first bound; null if it never was."""
     reroutes: int
-    """The number of times that it was sent to other workers, because its worker failed or had changed its role."""
+    """The number of times that the request was sent to other workers, because its worker failed or had changed its
+    role.
+    """
     moves: int
-    """The number of times that it continued on another worker with its KV, because its own changed its role."""
+    """The number of times that the request continued on another worker with its KV, because its own changed its role.
+    """
     recomputes: int
-    """The number of times that its prompt was computed again after the first token."""
+    """The number of times that the request's prompt was computed again after the first token."""
     traceparent: str
     stages: list[RequestStage]
 

@@ -111,7 +111,7 @@ class WorkerAnswer:
     """The data-parallel group whose ranks share one role; empty for a single worker."""
     coverage: float
     cpu_wait: float | None
-    """The share of its time in which it waits for a CPU, 0 to 1; null if it does not report it."""
+    """The share of the worker's time in which it waits for a CPU, 0 to 1; null if it does not report it."""
     life: str
     """The same as in `/v1/status`: starting, running, silent, restarting, gone or back. `state` is what it
     registered.

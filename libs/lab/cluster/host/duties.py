@@ -117,17 +117,17 @@ class LabSequence:
 
     @property
     def yields(self) -> bool:
-        """Return whether its prompt gives way to others that can be computed."""
+        """Return whether the sequence's prompt gives way to others that can be computed."""
         return self.request.yields
 
     @property
     def awaits_prompt(self) -> bool:
-        """Return whether its prompt is computed here and is still incomplete."""
+        """Return whether the sequence's prompt is computed here and is still incomplete."""
         return self.request.phase is not EnginePhase.DECODE and not self.new_tokens
 
     @property
     def decodes(self) -> bool:
-        """Return whether it is past its prompt and continues here token by token."""
+        """Return whether the sequence is past its prompt and continues here token by token."""
         return self.request.phase is not EnginePhase.PREFILL and self.new_tokens > 0
 
 
