@@ -43,7 +43,7 @@ class _Pull:
     export: KvExport
     in_place: bool
     ahead_bytes: int = 0
-    """Bytes sent that the receiver has not reported as taken in."""
+    """The number of bytes sent that the receiver has not yet reported as received."""
     sent_lately: bool = True
     """True if anything was sent since the last tick."""
     drained: bool = True

@@ -270,7 +270,7 @@ class ReportedChange(msgspec.Struct, frozen=True):
 
 
 class ReportedCandidate(msgspec.Struct, frozen=True):
-    """A split of the model's workers with its predictions; pressures above 1 grow into a queue."""
+    """A split of the model's workers, with its predicted pressures. Above 1, a queue grows."""
 
     prefill: int
     decode: int

@@ -134,7 +134,7 @@ class HistoryFile:
             return self._opened(cluster)
 
     def _is_ours(self) -> bool:
-        """Report whether the file is new or a database.
+        """Return whether the file is new or a database.
 
         A file that a setting names by mistake keeps its mode.
         """

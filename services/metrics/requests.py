@@ -277,7 +277,7 @@ MAX_REQUESTS: Final = 50_000
 report.
 """
 REPORT_NS: Final = 1_000_000_000
-"""The time for which a report is reused. Every open page requests one each two seconds."""
+"""The time for which a report is reused. Every open page requests one every two seconds."""
 NOBODY_WAITS: Final[Mapping[str, AwaitedTokens]] = MappingProxyType({})
 MAX_REPORTS: Final = 8  # windows whose report is cached
 MAX_ID: Final = 140

@@ -67,7 +67,10 @@ class VllmEngine:
         self._tasks = TaskOwner(on_failure=self._events.end)
         self._outbox: deque[Send] = deque()
         self._unread: deque[tuple[LiveSequence, Any]] = deque()
-        """Sequences whose images have yet to be read, with their requests. Bounded as all sequences are."""
+        """The sequences whose images have yet to be read, with their requests.
+
+        The bound on all sequences limits them.
+        """
         self._wake, self._took, self._wake_reader = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._started: _Parts | None = None
         self._report = NOTHING

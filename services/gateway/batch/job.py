@@ -239,7 +239,9 @@ class Job:
         return stopped(self.created.expires_unix_ns, now_ns, cancelled=bool(self.cancel_unix_ns))
 
     def standing(self, now_ns: int) -> OpenJob | None:
-        """Return the job's entry for dealing; None before its lines are counted and after all are answered."""
+        """Return the facts by which the job's shares are dealt; None before its lines are counted and after all are
+        answered.
+        """
         left = self.lines - self.completed - self.failed
         if self.finished is not None or not left:
             return None

@@ -303,7 +303,7 @@ class JobView:
         return self._rate.per_s(now_ns) if self._working else None
 
     def standings(self, now_ns: int) -> dict[str, OpenJob]:
-        """Return the entries for dealing of jobs with unanswered lines, by id."""
+        """Return the facts by which shares are dealt, by id of each job with unanswered lines."""
         return {job.id: standing for job in self._book if (standing := job.standing(now_ns)) is not None}
 
     def cancelled(self, job_id: str) -> bool:

@@ -314,7 +314,7 @@ def _parts(spent: Sequence[WorkerTime], name: Callable[[WorkerFacts], str]) -> l
 
 WINDOW_NS: Final = 2_000_000_000
 HELD_NS: Final = 1_000_000_000
-"""The time for which one computed cluster is reused. Every open page requests its figures each two seconds."""
+"""The time for which one computed cluster is reused. Every open page requests its figures every two seconds."""
 _OF_WORKER: Final[dict[str, Callable[[WorkerOccupancy], set[str]]]] = {
     "model": lambda worker: {worker.model},
     "pool": lambda worker: {worker.role, *(each.role for each in worker.by_role)},

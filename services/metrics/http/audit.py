@@ -86,7 +86,7 @@ class AuditFilter:
     refused: bool = False
 
     def has(self, event: AuditEvent) -> bool:
-        """Report whether the event matches; an actor matches regardless of the name given with it."""
+        """Return whether the event matches. An actor matches regardless of the name given with it."""
         return (
             changed_nothing(event.status) == self.refused
             and self.actor in ("", event.actor, event.actor.partition(" ")[0])
@@ -197,7 +197,7 @@ class AuditLog:
         return AuditPage([_answer(each) for each in found[:limit]], bool(given_up_ns), since_ms)
 
     async def read_back(self, limit: int, wanted: AuditFilter, since_ms: int, before: int | None) -> AuditPage:
-        """Read the topic back to a time, the newest first.
+        """Return the matching events of the topic, from the newest back to a time.
 
         Raise QueueFull if too many readers do so now, and StoreUnavailable if the broker does not answer.
         """
