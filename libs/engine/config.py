@@ -1,4 +1,4 @@
-"""A worker's settings for its engine, and the GPUs and nodes that a vLLM engine spans by its arguments. Pure."""
+"""A worker's settings for its engine, and the parallelism that vLLM's engine arguments ask for. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,72 +11,74 @@ DEFAULT_CHUNK_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """A worker's settings for its engine. The defaults suit a laptop; 0 leaves the choice to the engine."""
+    """A worker's settings for its engine. The defaults suit a laptop. A 0 lets the engine choose."""
 
     model_path: Path | None
-    """Folder with config.json, safetensors and tokenizer.json; None selects the sim engine's built-in model."""
+    """The folder with config.json, safetensors and tokenizer.json; None selects the sim engine's built-in model."""
     model_name: str
     device: str = "auto"
     dtype: str = "auto"
-    """Type of weights and KV: float32, bfloat16 or auto, which is bfloat16 on GPUs that compute in it."""
+    """The type of weights and KV: float32, bfloat16 or auto. With auto, GPUs that support bfloat16 use it."""
     gpu_share: float = 1.0
-    """Fraction of its GPUs' memory that this engine may use."""
+    """The fraction of the GPUs' memory that this engine may use."""
     threads: int = 0
     block_size_tokens: int = 16
     kv_memory_mb: int = 512
     max_sequences: int = 64
     max_waiting: int = 1024
-    """Upper bound of the engine's own queue. Credits keep it far shorter."""
+    """The upper bound of the engine's own queue. Credits limit the queue to far fewer sequences."""
     prefill_chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     kv_lease_ms: int = 30_000
-    """The time for which the blocks of a prefilled sequence are held for their receiver."""
+    """The time for which a prefill worker holds a sequence's blocks for the receiver."""
     kv_shared_dir: Path | None = None
-    """In-memory folder for a file with the KV pool, from which other workers of the host can copy; None for private
+    """The in-memory folder for the file of the KV pool, which other workers of the host can map. None selects private
     memory.
     """
     adapters: Mapping[str, Path] = field(default_factory=dict)
-    """LoRA adapters by name: folders in PEFT's layout."""
+    """The folders of LoRA adapters in PEFT's layout, by adapter name."""
     max_adapters: int = 8
-    """Upper bound of adapters with weights on the device."""
+    """The upper bound of adapters with weights on the device."""
     image_cache_mb: int = 256
-    """Upper bound of the memory for images' embeddings that are kept for later prompts. The latest is always kept."""
+    """The upper bound of memory for cached image embeddings. The latest embedding is cached whatever its size."""
     vllm_connector: str = "NixlConnector"
     """vLLM's name of the connector that moves KV between vllm engines."""
     vllm_connector_config: Mapping[str, Any] = field(default_factory=dict)
-    """Extra configuration of that connector, under the connector's own names."""
+    """Extra configuration of the connector, under the connector's own names."""
     vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Extra engine arguments of vLLM, under vLLM's names."""
     vllm_start_limit_s: float = 1800.0
-    """Upper bound of vLLM's start, from its import to a serving EngineCore."""
+    """The upper bound of vLLM's start, from its import to a serving EngineCore."""
     vllm_sleeps: bool = False
     """True to start vLLM so that it can sleep, if device and connector allow it."""
     vllm_asleep_mb: int = 0
-    """Memory of each GPU reserved for engines that sleep on it."""
+    """The memory of each GPU reserved for engines that sleep on it."""
     sim_profile: str = "llama-8b-h100"
-    """Name of the sim engine's step-time model."""
+    """The name of the sim engine's step-time model."""
     sim_speedup: float = 1.0
-    """Speed of the sim engine relative to the modelled device."""
+    """The speed of the sim engine relative to the modelled device."""
     sim_kv_memory_mb: int = 0
-    """Modelled KV memory; 0 selects that of the profile."""
+    """The modelled KV memory; 0 selects that of the profile."""
     sim_weights_bytes: int = 0
-    """Modelled size of the model's weights; 0 means that loading takes no time."""
+    """The modelled size of the model's weights. With 0, loading takes no time."""
     sim_memory_bytes: int = 80_000_000_000
-    """Modelled memory of the device. Larger weights fail to load."""
+    """The modelled memory of the device. Larger weights fail to load."""
     sim_load_gb_per_s: float = 4.0
-    """Modelled speed of loading weights: sequential reads of one NVMe drive."""
+    """The modelled speed of loading weights. The default is that of sequential reads from one NVMe drive."""
     sim_wake_gb_per_s: float = 25.0
-    """Modelled speed between host memory and device: PCIe 4.0 x16, pinned."""
+    """The modelled speed of copies from host memory to the device. The default is that of PCIe 4.0 x16 with pinned
+    memory.
+    """
     sim_load_overhead_s: float = 0.5
-    """Modelled fixed cost of each load, added to the time of the bytes."""
+    """The modelled fixed cost of each load, added to the time that the weights take."""
     sim_link_gbps: float = 100.0
-    """Modelled bandwidth of the KV link, in gigabits per second."""
+    """The modelled bandwidth of the KV link, in gigabits per second."""
     sim_faults: Path | None = None
-    """File with the faults of simulated devices, by worker; None for no faults."""
+    """The file with the faults of simulated devices, by worker; None for no faults."""
 
 
 SETTING: Final = "FULCRUM_WORKER_VLLM_ARGUMENTS"
 PORT: Final = "data_parallel_rpc_port"
-# The default of vLLM.
+# vLLM's default.
 RENDEZVOUS_PORT: Final = 29_550
 
 
@@ -84,9 +86,9 @@ RENDEZVOUS_PORT: Final = 29_550
 class Parallel:
     """The degrees of parallelism of one engine, under vLLM's names.
 
-    A worker is one replica: a tensor and pipeline parallel group with its own scheduler and KV. vLLM has
-    data-parallel groups for models with experts. Each of their ranks is a process that registers as a worker under the
-    group's name. Their steps are in lockstep, and the planner treats a group as one worker.
+    A worker is one replica: a tensor and pipeline parallel group with its own scheduler and KV. vLLM runs a
+    mixture-of-experts model as a data-parallel group of replicas that step together. Each rank of the group is a
+    process that registers as a worker under the group's name. The planner treats a group as one worker.
     """
 
     tensor: int = 1
@@ -97,7 +99,8 @@ class Parallel:
     nodes: int = 1
     node_rank: int = 0
     group: str = ""
-    """Name of the data-parallel group: the unique address at which its ranks meet. Empty without a group."""
+    """The name of the data-parallel group, which is the unique address at which its ranks meet. Empty without a group.
+    """
 
     @property
     def gpus(self) -> int:
@@ -106,12 +109,12 @@ class Parallel:
 
     @property
     def gpus_here(self) -> int:
-        """The number of GPUs on each of its nodes."""
+        """The number of GPUs on each node."""
         return self.gpus // self.nodes
 
 
 def parallel_of(arguments: Mapping[str, Any], node: str = "") -> Parallel:
-    """Read the degrees of parallelism from vLLM's engine arguments. `node` is the worker's.
+    """Read the degrees of parallelism from vLLM's engine arguments. `node` is the name of the worker's node.
 
     Raise ValueError for a combination that no worker can have.
     """
@@ -133,7 +136,7 @@ def parallel_of(arguments: Mapping[str, Any], node: str = "") -> Parallel:
 
 
 def rendezvous_port(arguments: Mapping[str, Any]) -> int:
-    """Return the port at which a data-parallel group's ranks find their first one; they agree on the rest."""
+    """Return the port at which the ranks of a data-parallel group reach rank 0, which assigns the other ports."""
     return _number(arguments, PORT, RENDEZVOUS_PORT)
 
 

@@ -1,11 +1,11 @@
 """The engine core: queue, blocks and batches of one engine. Pure: sync, no clock, no I/O, no randomness.
 
-`plan` composes the next step; `begin` and `apply` bracket the model call. Results of steps, and of anything between
-them, are collected by `take_event`.
+`plan` composes the next step; `begin` and `apply` bracket the model call. `take_event` returns the results of steps and
+of all other calls.
 
-When KV runs out, older sequences take the blocks of the youngest one, which is computed again later. Progress is
-guaranteed: the oldest running sequence is never preempted, and whatever fits the pool alone can finish. Thrashing is
-bounded, because a sequence is admitted only while each running one can still take a whole block.
+When KV runs out, older sequences take the blocks of the youngest one, which is computed again later. The oldest running
+sequence is never preempted, so every sequence that fits the pool alone can finish. A sequence is admitted only while
+each running one can still take a whole block, which bounds thrashing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,11 +44,11 @@ def compose(
     *,
     whole: bool = False,
 ) -> Batch:
-    """Return every decode, then prompt chunks in order up to the budget, without sequences that lack space.
+    """Return the next step: every decode with room, then chunks of prompts with room, in order and up to the budget.
 
     A transferred sequence computes at least one token per step, since with budget 0 it would never start. Tokens lost
     by preemption have their own budget, `recompute_tokens`, and take nothing from other prompts. With `whole`, prompts
-    are not cut: one that exceeds the rest of the budget is computed alone in its own step.
+    are not cut. A prompt that exceeds the rest of the budget is then computed alone in a later step.
     """
     chunks = [sequence.chunk(1) for sequence in decodes if sequence.has_room]
     for sequence in prompts:
@@ -63,7 +63,7 @@ def compose(
         tokens = min(sequence.pending, max(budget_tokens, 1 if sequence.request.kv else 0))
         if whole and 0 < tokens < sequence.pending:
             if chunks:
-                break  # it is first in the next step, so that shorter prompts do not overtake it forever
+                break  # first in the next step, so that shorter prompts cannot overtake it forever
             tokens = sequence.pending
         if tokens:
             chunks.append(sequence.chunk(tokens))
@@ -74,7 +74,7 @@ def compose(
 def blocks_to_spare(admitted: Sequence, holding: Iterable[Sequence], enough: int) -> int:
     """Return the number of blocks that must stay free when a sequence is admitted: one for each sequence that may grow.
 
-    Counting stops at `enough`, which a pool with few free blocks reaches after a few of many sequences.
+    Counting stops at `enough`, so a nearly full pool is checked without a look at every sequence.
     """
     return sum(islice((1 for sequence in chain((admitted,), holding) if sequence.may_grow), enough))
 
@@ -83,8 +83,8 @@ class Core:
     """The sequences of one engine, from `submit` to their last output.
 
     Prompts are admitted first come, first served. Transferred sequences go before them, since their first token has
-    been sent and their blocks wait under a lease. Preempted sequences go before both. Within each kind, sequences that
-    yield are admitted last and preempted first. Blocks are allocated as sequences grow, until preemption takes them.
+    been sent and their blocks have a lease. Preempted sequences go before both. Within each kind, sequences that yield
+    are admitted last and preempted first. Blocks are allocated as sequences grow.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Core:
         self._pool = BlockPool(capabilities.kv_blocks)
         lease_ns = config.kv_lease_ms * 1_000_000
         self.offers = Offers(self._pool, identity, capabilities, lease_ns=lease_ns, random_bytes=random_bytes)
-        """KV that other workers can pull, by handle."""
+        """The KV that other workers can pull, by handle."""
         self._kv_wait = KvWait()
         self._sequences = Roster()
         self._preemptions = 0
@@ -139,7 +139,7 @@ class Core:
         self.admit(now_ns)
 
     def abort(self, sequence_id: int, now_ns: int) -> None:
-        """End a sequence, or the lease that it left behind. A sequence in the running step ends with that step."""
+        """End a sequence, or the lease it left. A sequence in the running step ends with that step."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
             self.offers.end_sequence(sequence_id)
@@ -150,8 +150,7 @@ class Core:
         self.admit(now_ns)
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...], now_ns: int) -> None:
-        """Continue `sequence_id` from the tokens sampled by the worker that computed its streamed prompt. Other ids are
-        ignored.
+        """Continue `sequence_id` from the tokens that another worker sampled after its prompt. Ignore other ids.
 
         Raise InvalidRequest for tokens from which the sequence cannot continue.
         """
@@ -227,7 +226,7 @@ class Core:
         return batch if batch.chunks else None
 
     def begin(self, batch: Batch, now_ns: int) -> StepReport:
-        """Record that a step starts now, and return its announcement."""
+        """Record that a step starts now, and return the report that announces it."""
         for chunk in batch.chunks:
             sequence = self._sequences[chunk.sequence_id]
             sequence.in_step = True
@@ -244,7 +243,7 @@ class Core:
         return self._step
 
     def apply(self, batch: Batch, sampled: Mapping[int, Sampled], now_ns: int) -> StepReport:
-        """Record that the step ended now with these tokens, and return its report."""
+        """Record that the step ended now and sampled these tokens, and return its report."""
         assert self._step is not None
         self._kv_wait.stepping(False, now_ns)
         for chunk in batch.chunks:
@@ -266,11 +265,11 @@ class Core:
         return self._sequences.report(batch.work, started.start_unix_ns, now_ns)
 
     def begin_encode(self, images: int, now_ns: int) -> StepReport:
-        """Record that a step that encodes images begins now, and return its announcement."""
+        """Record that a step starts now that encodes images, and return the report that announces it."""
         return replace(self.begin_trial(StepWork(), now_ns), encoded_images=images)
 
     def end_encode(self, faults: Mapping[bytes, str], now_ns: int) -> None:
-        """Record that the step ended, and end the sequences that have an image with a fault, given by digest."""
+        """Record that the encoding step ended, and fail the sequences with images in `faults` (reasons by digest)."""
         self._kv_wait.stepping(False, now_ns)
         for sequence in list(self._sequences) if faults else ():
             digests = [image.span.digest for image in sequence.request.images if image.data]
@@ -281,21 +280,21 @@ class Core:
     # ------------------------------------------------------------------ measuring
 
     def lend_blocks(self, tokens: int, now_ns: int) -> list[int] | None:
-        """Allocate blocks for a measured step of `tokens` tokens, which the caller gives back.
+        """Allocate blocks for a trial step of `tokens` tokens. The caller frees them with `give_back`.
 
-        Return None without room, or if decoding sequences cannot wait for the step.
+        Return None if there is no room, or if decoding sequences would miss their targets.
         """
         if not self._pace.has_time_for_trial(tokens, list(self._sequences.at(Stage.DECODE)), now_ns):
             return None
         return self._pool.allocate(blocks_for(tokens, self._capabilities.block_size_tokens))
 
     def begin_trial(self, work: StepWork, now_ns: int) -> StepReport:
-        """Record that a measured step begins now, since its time is not KV wait, and return its announcement."""
+        """Record that a trial step starts now, which ends any KV wait, and return the report that announces it."""
         self._kv_wait.stepping(True, now_ns)
         return self._sequences.report(work, now_ns, 0)
 
     def give_back(self, blocks: list[int], now_ns: int) -> None:
-        """Free the blocks of a measured step that ends now."""
+        """Free the blocks of a trial step that ends now."""
         self._kv_wait.stepping(False, now_ns)
         self._pool.release(blocks)
         self.admit(now_ns)
@@ -308,11 +307,11 @@ class Core:
         return [sequence for sequence in fetches if sequence.stage is Stage.FETCHING]
 
     def kv_requested(self, sequence: Sequence) -> None:
-        """Publish that the first block was requested, which fixes the decode worker."""
+        """Publish that the first block was requested, after which the decode worker no longer changes."""
         self._news.outputs.append(SequenceOutput(sequence.sequence_id, pulling=True))
 
     def kv_arrived(self, sequence: Sequence, received: ReceivedTotals, started_ns: int, now_ns: int) -> None:
-        """Record that all blocks of the sequence's handle are in the pool."""
+        """Record that all blocks of the sequence's handle have been received into the pool."""
         kv = sequence.request.kv
         assert kv is not None
         sequence.kv_bytes_received = received.data_bytes
@@ -334,29 +333,29 @@ class Core:
             self.kv_failed(sequence, FinishReason.FAILED, error.message, now_ns)
 
     def kv_is_ready(self, sequence: Sequence, ready: bool, now_ns: int) -> None:
-        """Record whether the source has ready KV that has not arrived here."""
+        """Record whether the source has ready KV that has not been received here."""
         if sequence.kv_ready is not ready:
             sequence.kv_ready = ready
             self._note_awaiting(now_ns)
 
     def kv_failed(self, sequence: Sequence, reason: FinishReason, detail: str, now_ns: int) -> None:
-        """End a sequence whose blocks will not arrive."""
+        """End a sequence whose blocks cannot be received."""
         self._finish(sequence, reason, detail=detail)
         self.admit(now_ns)
 
     def release(self, opaque: bytes, now_ns: int) -> None:
-        """Free the blocks behind a handle, whose receiver now has them."""
+        """Free the blocks behind a handle. Its receiver has its own copy."""
         self.offers.end(opaque)
         self.admit(now_ns)
 
     # ------------------------------------------------------------------ results
 
     def take_event(self, step: StepReport | None = None) -> EngineEvent | None:
-        """Return everything since the last call, with the step that produced it; None if nothing happened."""
+        """Return all news since the last call together with `step`; None if there are none."""
         return self._news.take(step, self._kv_wait, self._pool)
 
     def load(self, *, reported_to_ns: int = 0, pool_faults: int = 0) -> EngineLoad:
-        """Return current depths. The surrounding engine supplies `reported_to_ns` and `pool_faults`."""
+        """Return the current depths. The calling engine supplies `reported_to_ns` and `pool_faults`."""
         fetching = self._sequences.at(Stage.FETCHING)
         ready_since = [each.kv_ready_since_ns for each in fetching if each.kv_ready_since_ns and not each.kv_arrived]
         return EngineLoad(
@@ -390,8 +389,7 @@ class Core:
         return bool(self._sequences or len(self.offers))
 
     def pool_fault(self) -> str:
-        """Describe how the pool's reference counts differ from the blocks of sequences and handles; empty if they
-        agree.
+        """Describe a mismatch of the pool's reference counts with the blocks of sequences and handles; empty if none.
         """
         return self._pool.fault(chain((b for each in self._sequences for b in each.blocks), self.offers.blocks()))
 
@@ -409,9 +407,9 @@ class Core:
     def _give_blocks(self, sequence: Sequence, running: int) -> bool:
         shared = self._pool.match(sequence.reusable_hashes())
         needed, spare = sequence.blocks_now - len(shared), 0
-        # With a free block left for each, it does not matter which of them may grow.
+        # With a free block left for each running sequence, it does not matter which of them may grow.
         if running and self._pool.available <= needed + len(shared) + running:
-            # One more than could stay free refuses the sequence, no matter which others may grow.
+            # Counting one block more than could stay free is enough to refuse the sequence.
             enough = max(self._pool.available - needed + 1, 0)
             spare = blocks_to_spare(sequence, self._sequences.holding(), enough)
         blocks = self._pool.allocate(needed, shared, spare=spare)
@@ -486,7 +484,7 @@ class Core:
         self._news.outputs.append(sequence.last_output(reason, token, handle, detail, pooled))
 
     def _note_awaiting(self, now_ns: int) -> None:
-        # A sequence whose KV has arrived and that only awaits the token sampled elsewhere awaits no KV.
+        # A sequence that has its KV and only lacks the token sampled elsewhere does not wait for KV.
         awaiting = [each for each in self._sequences.at(Stage.FETCHING) if not each.kv_arrived]
         for each in awaiting:
             each.note_kv_ready(now_ns)

@@ -2,7 +2,7 @@
 
 A guide is a grammar in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance), in which `%json` embeds a
 JSON schema. The mask depends only on the guide and the generated tokens, so a sequence that moves or is recomputed
-continues exactly. State kept between steps only avoids reading those tokens again.
+continues exactly. Matchers are cached between steps only to save the engine from reading those tokens again.
 """
 
 from collections import OrderedDict
