@@ -1,6 +1,6 @@
-"""KV blocks: the pool with its reference counts, handles under a lease, and the time lost waiting for KV. Pure.
+"""The pool of KV blocks with its reference counts, handles under a lease, and the time lost to waiting for KV. Pure.
 
-Time and randomness are passed in.
+The caller passes in time and randomness.
 """
 
 from collections import Counter, OrderedDict
@@ -11,16 +11,19 @@ from itertools import chain
 
 @dataclass(slots=True)
 class _Block:
-    """A block that is free, referenced, or unreferenced but kept for its hash."""
+    """A block that is free, referenced, or unreferenced with content that can be reused."""
 
     references: int = 0
     content: bytes | None = None
-    """Chained hash of the tokens whose KV is in the block; None if it cannot be reused."""
+    """The chained hash of the tokens whose KV is in the block; None if the block cannot be reused."""
 
 
 @dataclass(slots=True)
 class BlockChanges:
-    """Net changes of the reusable hashes. A hash stored and removed between two calls appears in neither."""
+    """The net changes of reusable hashes between two calls of `take_changes`.
+
+    A hash that was stored and removed in between appears in neither set.
+    """
 
     stored: dict[bytes, None] = field(default_factory=dict)
     removed: dict[bytes, None] = field(default_factory=dict)
@@ -51,7 +54,7 @@ class BlockPool:
         self._free = list(range(blocks - 1, -1, -1))
         self._by_content: dict[bytes, int] = {}
         self._evictable: OrderedDict[int, None] = OrderedDict()
-        """Unreferenced blocks with a hash, least recently used first."""
+        """The unreferenced blocks with a hash, least recently used first."""
         self.changes = BlockChanges()
 
     @property
@@ -68,11 +71,14 @@ class BlockPool:
         return self.size - self.available
 
     def references(self, block: int) -> int:
-        """Return how many sequences and handles hold a block."""
+        """Return the number of sequences and handles that reference a block."""
         return self._blocks[block].references
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """Return the blocks of the longest known prefix of a hash chain. They are not held until they are shared."""
+        """Return the blocks of the longest known prefix of a hash chain.
+
+        The blocks can be evicted until `allocate` references them.
+        """
         found: list[int] = []
         for content in hashes:
             block = self._by_content.get(content)
@@ -84,7 +90,7 @@ class BlockPool:
     def allocate(self, count: int, shared: Sequence[int] = (), *, spare: int = 0) -> list[int] | None:
         """Reference `shared` blocks (from `match`) and `count` new ones, and return both.
 
-        Return None and change nothing if fewer than `spare` blocks would stay available.
+        Return None and change nothing if fewer than `spare` blocks would remain available.
         """
         idle = sum([not self._blocks[block].references for block in shared]) if shared else 0
         if count + spare > self.available - idle:
@@ -97,7 +103,7 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each block of a sequence, first to last. Raise ValueError on a double release."""
-        # Last first, so that the end of a chain is evicted before its start, without which it could not be found.
+        # The end of a chain is evicted before its start, because no sequence could find the end without the start.
         for block in reversed(blocks):
             entry = self._blocks[block]
             if entry.references < 1:
@@ -111,7 +117,7 @@ class BlockPool:
                 self._evictable[block] = None
 
     def register(self, block: int, content: bytes) -> None:
-        """Make a held, full and computed block reusable, unless another block has the same content."""
+        """Make a referenced, full and computed block reusable, unless another block has the same content."""
         if content in self._by_content:
             return
         self._blocks[block].content = content
@@ -119,8 +125,9 @@ class BlockPool:
         self.changes.store(content)
 
     def fault(self, held: Iterable[int]) -> str:
-        """Describe how the reference counts differ from `held`, which names a block once for each holder; empty if they
-        agree.
+        """Describe the first mismatch of the reference counts with `held`; empty if there is none.
+
+        `held` names a block once for each of its references.
         """
         counts = Counter(held)
         if self.referenced != len(counts):
@@ -149,22 +156,22 @@ class BlockPool:
         return block
 
 
-# Handles are random, so that blocks cannot be pulled without the handle.
+# Handles are random, so that no process can guess one and pull the blocks.
 HANDLE_BYTES = 16
 
 RandomBytes = Callable[[int], bytes]
-"""A function that returns the given number of unpredictable bytes. A simulation seeds them."""
+"""A function that returns the given number of unpredictable bytes. The simulator's are seeded."""
 
 
 @dataclass(slots=True)
 class Offer:
-    """Blocks that other workers can pull by a handle, with the state of their transfer."""
+    """The blocks that other workers can pull by a handle, with the state of their transfer."""
 
     opaque: bytes
     sequence_id: int
     blocks: list[int]
     ready: int
-    """The number of leading blocks that contain all their KV."""
+    """The number of leading blocks whose KV is complete."""
     expires_ns: int | None = None
     """The end of the lease in Unix nanoseconds; None while the prompt is being computed."""
     pulls: int = 0
@@ -172,7 +179,9 @@ class Offer:
     token_ids: tuple[int, ...] = ()
     """The tokens sampled after a prompt, for the receiver of a named handle."""
     checksums: list[int | None] = field(init=False)
-    """The checksum of each block, once computed. A ready block behind a handle no longer changes."""
+    """The checksum of each block; None until it is computed. The content of a ready block behind a handle never
+    changes.
+    """
 
     def __post_init__(self) -> None:
         self.checksums = [None] * len(self.blocks)
@@ -188,26 +197,26 @@ class Offer:
 
 @dataclass(slots=True)
 class ReceivedTotals:
-    """The totals of blocks received through one handle."""
+    """The totals of the blocks received through one handle."""
 
     blocks: int = 0
     data_bytes: int = 0
     shared: bool = False
-    """True if they were copied from the sender's memory on this host."""
+    """True if the blocks were copied from the sender's memory on this host."""
     token_ids: tuple[int, ...] = ()
-    """The tokens sampled at the sender, if they came along."""
+    """The tokens sampled by the sender; empty if it sent none."""
     first_waited_ns: int = 0
-    """The time for which the sender of a named handle had no block to send; 0 if unknown."""
+    """The time for which the sender of a named handle had not yet a first block to send; 0 if unknown."""
     waited_ns: int = 0
-    """The same, with the times in which it had no further one."""
+    """The total time for which the sender of a named handle had no block to send, including `first_waited_ns`."""
 
 
 class HandleTable:
-    """The handles by their opaque bytes. A handle is opened when a prompt begins, and sealed under a lease when the
-    prompt is computed.
+    """The offers by handle.
 
-    A handle whose receiver left without releasing it has a shorter lease than one that waits for its first receiver.
-    Leases of a kind have equal lengths, so they expire in the order of their last use.
+    A handle is opened when its prompt begins, and sealed under a lease when its prompt is computed. Once its last
+    receiver has left without releasing it, a shorter lease applies. Leases of a kind have equal lengths, so they expire
+    in the order of their last use.
     """
 
     def __init__(self, *, random_bytes: RandomBytes, lease_ns: int, left_lease_ns: int) -> None:
@@ -232,20 +241,23 @@ class HandleTable:
         return opaque in self._open or opaque in self._sealed or opaque in self._left
 
     def open(self, sequence_id: int, blocks: list[int], name: bytes = b"") -> Offer:
-        """Create a handle without a lease, for blocks that are being filled. `name` is unused or empty."""
+        """Create a handle without a lease for blocks that are being filled.
+
+        `name` must be unused; if empty, a random one is made.
+        """
         opaque = name or self._random_bytes(HANDLE_BYTES)
         offer = self._open[opaque] = Offer(opaque, sequence_id, blocks, ready=0)
         self._by_id[sequence_id] = opaque
         return offer
 
     def seal(self, offer: Offer, now_ns: int) -> None:
-        """Start the lease of an open handle, all of whose blocks are now ready."""
+        """Start the lease of an open handle, whose blocks are now all ready."""
         offer.ready = len(offer.blocks)
         offer.expires_ns = now_ns + self._lease_ns
         self._sealed[offer.opaque] = self._open.pop(offer.opaque)
 
     def use(self, opaque: bytes, now_ns: int) -> Offer | None:
-        """Return a live handle and renew its lease, which thus ends a fixed time after the last block was read."""
+        """Return the offer behind a live handle and renew its lease; None if there is none."""
         offer = self._open.get(opaque)
         if offer is not None:
             return offer
@@ -259,40 +271,40 @@ class HandleTable:
         return offer
 
     def leave(self, offer: Offer, now_ns: int) -> None:
-        """Record that a receiver stopped reading. After the last one, a handle has the shorter lease."""
+        """Record that a receiver stopped reading. After the last one, the handle gets the shorter lease."""
         offer.pulls -= 1
         if not offer.pulls and offer.opaque in self._sealed:
             self._leave(offer, now_ns)
 
     def drop(self, opaque: bytes) -> Offer | None:
-        """End a lease and return its handle; None if there is no such handle."""
+        """End a lease and return its offer; None if the handle is unknown."""
         offer = self._open.pop(opaque, None) or self._sealed.pop(opaque, None) or self._left.pop(opaque, None)
         if offer is not None and self._by_id.get(offer.sequence_id) == opaque:
             del self._by_id[offer.sequence_id]
         return offer
 
     def leave_unread(self, opaque: bytes, now_ns: int) -> None:
-        """Shorten the lease of blocks that have no reader."""
+        """Apply the shorter lease to a handle that has no reader."""
         offer = self._sealed.get(opaque)
         if offer is not None and not offer.pulls:
             self._leave(offer, now_ns)
 
     def drop_sequence(self, sequence_id: int) -> Offer | None:
-        """End the lease of the sequence that had this id."""
+        """End the lease of the sequence's handle and return its offer; None if it has none."""
         opaque = self._by_id.get(sequence_id)
         return self.drop(opaque) if opaque is not None else None
 
     def forget_sequence(self, sequence_id: int) -> None:
-        """Detach an id that now names another sequence. The old handle stays valid."""
+        """Detach the handle of an earlier sequence from its id, which a new sequence takes. The handle stays valid."""
         self._by_id.pop(sequence_id, None)
 
     def blocks(self) -> Iterator[int]:
-        """Iterate over the blocks behind all handles, one handle after the other."""
+        """Iterate over the blocks of all offers, one offer after the other."""
         for offer in chain(self._open.values(), self._sealed.values(), self._left.values()):
             yield from offer.blocks
 
     def expire(self, now_ns: int) -> list[Offer]:
-        """End the expired leases, and return their handles."""
+        """End the expired leases, and return their offers."""
         over: list[Offer] = []
         for leased in (self._sealed, self._left):
             while leased:
@@ -304,7 +316,7 @@ class HandleTable:
         return over
 
     def drop_all(self) -> list[Offer]:
-        """End every lease, and return all handles."""
+        """End every lease, and return all offers."""
         offers = [*self._open.values(), *self._sealed.values(), *self._left.values()]
         for table in (self._open, self._sealed, self._left):
             table.clear()
@@ -318,7 +330,7 @@ class HandleTable:
 
 
 class _Spans:
-    """Intervals, in Unix nanoseconds, in which a condition held."""
+    """The intervals, in Unix nanoseconds, in which a condition was true."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[int, int]] = []
@@ -338,10 +350,10 @@ class _Spans:
 
 
 class KvWait:
-    """A clock that cuts time without a step, in which some sequence awaits KV, into KV wait and starvation.
+    """A clock that measures KV wait and starvation: the time between steps in which a sequence lacks its KV.
 
-    Such time is KV wait while some of that KV is ready at its source but has not arrived. It is starvation while all
-    of it is still to be computed. All times are exact nanoseconds.
+    The time is KV wait if some of the KV is ready at its source but not here. It is starvation if all of the KV is
+    still to be computed. All times are exact nanoseconds.
     """
 
     def __init__(self) -> None:
@@ -353,26 +365,26 @@ class KvWait:
 
     @property
     def ended(self) -> list[tuple[int, int]]:
-        """Intervals of KV wait (start, end) that ended since `take_ended`; none is empty."""
+        """The non-empty intervals (start, end) of KV wait that ended since `take_ended`."""
         return self._waits.ended
 
     @property
     def since_ns(self) -> int:
-        """Start of the KV wait in progress; 0 if there is none."""
+        """The start of the current KV wait; 0 if there is none."""
         return self._waits.since_ns
 
     @property
     def starved_ended(self) -> list[tuple[int, int]]:
-        """Intervals of starvation that ended since `take_starved`."""
+        """The intervals of starvation that ended since `take_starved`."""
         return self._starved.ended
 
     @property
     def starved_since_ns(self) -> int:
-        """Start of the starvation in progress; 0 if there is none."""
+        """The start of the current starvation; 0 if there is none."""
         return self._starved.since_ns
 
     def awaiting(self, some: bool, now_ns: int, *, ready: bool = True) -> None:
-        """Record whether any sequence awaits KV from now on, and whether any of that KV is ready at its source."""
+        """Record whether any sequence lacks its KV from now on, and whether some of that KV is ready at its source."""
         self._awaiting, self._ready = some, ready
         self._settle(now_ns)
 

@@ -1,8 +1,8 @@
 """A KV pool's memory as a file that other workers of the host can map: layout, ownership, sweeping.
 
-A file belongs to the process that holds its lock (flock), which the kernel releases however the process ends. The next
-sweep of any worker on the host removes files without an owner. Unlinking the file at once would save the sweep. But the
-file could then be reached only through its owner's /proc, which containers that share the folder do not share.
+A file belongs to the process that has its lock (flock). The kernel releases the lock however the process ends. The next
+sweep by any worker on the host removes files without an owner. Unlinking a file right after its creation would make the
+sweep unnecessary. Its only path would then be in the owner's /proc, which containers that share the folder cannot see.
 """
 
 import fcntl
@@ -27,12 +27,12 @@ _HEADER = struct.Struct("<8s16s36sQQ")
 _MAGIC = b"FULKV\0\0\1"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux only
-# A sweep may remove a new file just before it is locked. Another one is created then.
+# A sweep may remove a new file just before its creator has locked it. The creator then makes another.
 MAX_TRIES = 3
 
 
 class PoolFileError(Exception):
-    """A pool file that cannot be used; the message gives the reason in one line."""
+    """A pool file that cannot be used. The message gives the reason in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +40,25 @@ class PoolHeader:
     """The header of a pool file, which fills its first page."""
 
     nonce: bytes
-    """16 random bytes. Only a process that has this file mapped can know them."""
+    """16 random bytes. Only a process that maps this file can read them."""
     blocks: int
     block_bytes: int
 
     @property
     def size(self) -> int:
-        """Return the size of the whole file in bytes, including the header."""
+        """The size of the whole file in bytes, including the header."""
         return HEADER_BYTES + self.blocks * self.block_bytes
 
 
 def file_name(worker_id: str, incarnation: int) -> str:
-    """Return the file name of a worker's pool, which its peers derive from a KV handle."""
+    """Return the file name of a worker's pool. Peers derive it from a KV handle."""
     return f"{PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', worker_id)[:64]}-{incarnation:x}"
 
 
 def read_header(memory: mmap.mmap) -> PoolHeader:
     """Read the header of a mapped pool file.
 
-    Raise PoolFileError if it is not a pool file, or is from another host or an earlier boot of this one.
+    Raise PoolFileError if the file is no pool, or if another host or an earlier boot of this host wrote it.
     """
     if len(memory) < HEADER_BYTES:
         raise PoolFileError("too short for a KV pool")
@@ -77,7 +77,10 @@ class PoolFile:
     """The memory of a pool in a file, owned by this process until `close`."""
 
     def __init__(self, folder: Path, name: str, *, blocks: int, block_bytes: int) -> None:
-        """Allocate all of the memory, so that no later write can fail. Raise PoolFileError if there is no room."""
+        """Create the file and allocate all its memory, so that no later write can fail.
+
+        Raise PoolFileError if there is no room.
+        """
         self.header = PoolHeader(secrets.token_bytes(16), blocks, block_bytes)
         self._path = folder / name
         try:
@@ -87,7 +90,7 @@ class PoolFile:
             raise PoolFileError(f"{error.strerror}: {error.filename}") from None
         try:
             os.posix_fallocate(self._fd, 0, self.header.size)
-            # Without MAP_POPULATE, the first writes of a hand-off would be page faults.
+            # Without MAP_POPULATE, the first write to each page would be a page fault during a hand-off.
             self.memory = mmap.mmap(self._fd, self.header.size, flags=mmap.MAP_SHARED | _POPULATE)
         except OSError as error:
             self._path.unlink(missing_ok=True)
@@ -96,10 +99,10 @@ class PoolFile:
         _HEADER.pack_into(self.memory, 0, _MAGIC, self.header.nonce, boot_id, blocks, block_bytes)
 
     def close(self) -> None:
-        """Release the file. Its memory is freed once it is no longer mapped anywhere. Idempotent."""
+        """Release the file. The kernel frees its memory once no process maps it. Idempotent."""
         if self._fd >= 0:
             self._path.unlink(missing_ok=True)
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map holds a duplicate of the descriptor, and so the lock
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map has a duplicate of the descriptor, which would keep the lock
             os.close(self._fd)
             self._fd = -1
 
@@ -115,7 +118,7 @@ def is_owned(fd: int) -> bool:
 
 
 def sweep(folder: Path) -> list[str]:
-    """Remove pool files whose owners have died, and return their names. Files of other users are left alone."""
+    """Remove pool files whose owners have died, and return their names. Skip files of other users."""
     removed = []
     for path in folder.glob(f"{PREFIX}*"):
         try:
@@ -123,7 +126,7 @@ def sweep(folder: Path) -> list[str]:
         except OSError:
             continue
         try:
-            # Unlinked under the lock, so that a creator that gets the lock next sees that the file has lost its name.
+            # The unlink comes before the unlock, so a creator that gets the lock next sees that its file has no name.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
             removed.append(path.name)
@@ -151,15 +154,15 @@ def _read_boot_id() -> bytes:
     return _BOOT_ID.read_bytes().strip()[:36]
 
 
-# The number of pools kept mapped; the least recently used is dropped first.
+# The upper bound of mapped pools; the least recently used is dropped first.
 MAX_MAPS = 64
 
 
 class PoolMap:
-    """The pool of another process, readable while this object or a view of a block lives, even after its owner has
-    ended.
+    """A read-only map of another process's pool, even after that process has ended.
 
-    There is no `close`, since a transfer may still read after the cache of maps has dropped the pool.
+    There is no `close`, because a transfer may still read a view after the cache has dropped the map. The memory is
+    unmapped once no view is left.
     """
 
     def __init__(self, path: Path) -> None:
@@ -179,7 +182,7 @@ class PoolMap:
 
     @property
     def nonce(self) -> bytes:
-        """Return the nonce in the file, which identifies the owner's pool."""
+        """The nonce in the file, which identifies the owner's pool."""
         return self._header.nonce
 
     @property
@@ -195,27 +198,27 @@ class PoolMap:
 
 
 class PoolMaps:
-    """The pools of other workers by incarnation, mapped at first use."""
+    """A cache of other workers' pools, mapped at first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: OrderedDict[str, PoolMap | None] = OrderedDict()
-        """The maps by file name; None for pools that are not on this host. An engine's file exists before its first
-        handle, so a missing file is searched for only once between sweeps.
+        """The maps by file name; None for pools that are not on this host. A worker's file exists before its first
+        handle. One search between two sweeps is therefore enough.
         """
 
     def __len__(self) -> int:
         return len(self._maps)
 
     def get(self, worker_id: str, incarnation: int) -> PoolMap | None:
-        """Return the pool of a worker on this host, or None if its bytes can only be sent."""
+        """Return the pool of a worker on this host; None if its bytes can only be sent."""
         name = file_name(worker_id, incarnation)
         found = self._maps[name] if name in self._maps else self._open(name)
         put_newest(self._maps, name, found, MAX_MAPS)
         return found
 
     def drop_unowned(self) -> None:
-        """Drop the pools of ended workers, whose memory would otherwise stay allocated."""
+        """Drop the pools of ended workers, whose memory the kernel cannot free while it is mapped."""
         for name in [name for name, pool in self._maps.items() if pool is None or not pool.owned]:
             del self._maps[name]
 

@@ -1,6 +1,6 @@
-"""The transfer of KV blocks into and out of a pool, in chunks of bounded size, copied and summed on threads.
+"""The transfer of KV blocks into and out of a pool, in chunks of bounded size.
 
-Threads leave the event loop free and use more than one core.
+Threads copy blocks and compute checksums, so the event loop stays free and more than one core is used.
 """
 
 import asyncio
@@ -19,31 +19,31 @@ from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 
 # Threads per engine. Two cores copy nearly twice as fast as one.
 COPY_THREADS = 2
-# Bytes that a thread copies or sums at a time. `stop` waits for at most one slice, about 2 ms. With smaller slices, a
-# fifth of the time would go into handing work to threads.
+# The bytes that a thread copies or sums at a time. `stop` waits for one slice, about 2 ms. With smaller slices, a fifth
+# of the time would go into handing work to threads.
 SLICE_BYTES = 8 * 1024 * 1024
-# Up to this size a chunk is copied on the caller's thread, since another thread would not wake sooner.
+# A chunk up to this size is copied on the caller's thread, which takes no longer than waking another thread.
 INLINE_BYTES = 256 * 1024
 
 
 def block_checksum(data: memoryview) -> int:
-    """Return the 64-bit XXH3 of a block. It is computed faster than a copy, and other threads can run.
+    """Return the 64-bit XXH3 of a block. It is faster than a copy and runs without the interpreter's lock.
 
-    It detects damage, and blocks overwritten during their copy. It is no defence against malicious peers, since workers
-    trust one another.
+    It detects damage, and blocks that were overwritten during their copy. It is no defence against malicious peers;
+    workers trust one another.
     """
     checksum = xxhash.xxh3_64()
-    checksum.update(data)  # the one-shot function keeps the interpreter's lock
+    checksum.update(data)  # the one-shot function would not release the interpreter's lock
     return checksum.intdigest()
 
 
 class BlockCopies:
-    """The threads on which one engine copies and sums blocks."""
+    """The threads on which one engine copies blocks and computes checksums."""
 
     def __init__(self, runner: Runner, block_bytes: int) -> None:
         self._runner = runner
         self.slice_blocks = max(SLICE_BYTES // block_bytes, 1)
-        """The number of blocks copied or summed at a time."""
+        """The number of blocks that a thread copies or sums at a time."""
         self._threads = ThreadPoolExecutor(
             COPY_THREADS, thread_name_prefix="kv-copy", initializer=ask_slice, initargs=(USUAL_SLICE_NS,)
         )
@@ -52,12 +52,12 @@ class BlockCopies:
         return BlockWriter(self._runner, self._threads, self.slice_blocks)
 
     async def checksums(self, blocks: list[int]) -> list[int]:
-        """Return the checksums of blocks of a pool in host memory. They must not be written during the call."""
+        """Return the checksums of blocks of a pool in host memory. Nothing may write to the blocks meanwhile."""
         data = self._runner.read_blocks(np.array(blocks, dtype=np.int32))
         return await asyncio.get_running_loop().run_in_executor(self._threads, _checksums, data)
 
     def close(self) -> None:
-        """End the threads once their current slices are done. Idempotent."""
+        """Stop the threads after their current slices. Idempotent."""
         self._threads.shutdown(cancel_futures=True)
 
 
@@ -71,9 +71,7 @@ class BlockWriter:
         self._under_way: list[Future[None]] = []
 
     async def write(self, blocks: list[int], chunk: KvChunk) -> None:
-        """Write a chunk into `blocks`. After an error, which is as in `Runner.write_blocks`, nothing more is
-        written.
-        """
+        """Write a chunk into `blocks`. Raise the errors of `Runner.write_blocks`, after which no write is running."""
         if sum(view.nbytes for view in chunk.data) <= INLINE_BYTES:
             self._runner.write_blocks(np.array(blocks, dtype=np.int32), chunk.data, chunk.checksums)
             return
@@ -92,7 +90,7 @@ class BlockWriter:
             self.stop()
 
     def stop(self) -> None:
-        """Block until all writes have ended, so that the blocks can be freed. Idempotent.
+        """Cancel pending writes and block until running ones have ended, so that the blocks can be freed. Idempotent.
 
         This takes at most as long as one slice.
         """
@@ -104,18 +102,17 @@ def _checksums(data: tuple[memoryview, ...]) -> list[int]:
     return [block_checksum(view) for view in data]
 
 
-# The upper bound of a chunk that is sent, so that transfers take turns. A single larger block is still sent as one
-# chunk.
+# The upper bound of a chunk that is sent, so that transfers take turns. A larger block is sent as one chunk.
 MAX_CHUNK_BYTES = 1024 * 1024
-# The upper bound of a chunk that is read in place and whose checksums are unknown. Computing them holds the sender's
-# event loop for a millisecond. With known checksums, chunks are unbounded.
+# The upper bound of a chunk that is read in place and lacks checksums. Computing them occupies the sender's event loop
+# for a millisecond. A chunk whose checksums are all known is unbounded.
 MAX_IN_PLACE_BYTES = 8 * 1024 * 1024
-# The first chunk is small, so that the receiver can begin early. Each later one is twice as large, up to the bound.
+# The first chunk is small, so that the receiver can start early. Each later one is twice as large, up to the bound.
 FIRST_IN_PLACE_BYTES = 2 * 1024 * 1024
 
 
 class BlockExport:
-    """A `KvExport` of a handle's blocks in order, as far as they are ready."""
+    """A `KvExport` that returns a handle's blocks in order as they become ready."""
 
     def __init__(
         self,
@@ -129,11 +126,11 @@ class BlockExport:
         left: Callable[[], None],
         now_ns: Callable[[], int] | None = None,
     ) -> None:
-        """Create the export, which begins at `from_block`. `offer` is called for each chunk, and raises KvLost if the
-        handle is gone. It returns None while the handle's prompt has not begun.
+        """Create an export that begins at `from_block`.
 
-        `waits` is called whenever no block is ready, and `left` once at the end. With `now_ns`, chunks report for how
-        long that was.
+        `offer` is called for each chunk. It returns None while the handle's prompt has not begun, and raises KvLost if
+        the handle is gone. `waits` is called whenever no block is ready, and `left` once at the end. With `now_ns`,
+        chunks report the total time without a ready block.
         """
         self.done = False
         self._runner = runner
@@ -149,7 +146,7 @@ class BlockExport:
         self._closed = False
 
     def take(self) -> KvChunk | None:
-        """Return the next blocks that are ready; None while there are none."""
+        """Return the next ready blocks; None while no block is ready."""
         offer = self._offer()
         if offer is None:
             self._wait()
@@ -188,7 +185,7 @@ class BlockExport:
             self._waits_since_ns = self._now_ns()
 
     def _waited(self) -> int:
-        """Return the time so far in which no block was ready; now one is. 0 if it is not measured."""
+        """Return the total time for which no block was ready, up to now; 0 if it is not measured."""
         if self._now_ns is None:
             return 0
         if self._waits_since_ns:
@@ -220,11 +217,10 @@ async def receive_blocks(
     found: int,
     on_ready: Callable[[bool], None] = lambda _: None,
 ) -> ReceivedTotals:
-    """Write a handle's blocks into the pool as they arrive. The first `found` blocks are already present and are
-    skipped.
+    """Write a handle's blocks into the pool as they arrive, except the first `found`, which the pool already has.
 
-    `on_ready` receives whether the sender has ready blocks that have not arrived. Raise KvLost if blocks are missing or
-    damaged, KvMismatch if they have another layout.
+    `on_ready` receives True while the sender has ready blocks that have not arrived. Raise KvLost if blocks are missing
+    or damaged, KvMismatch if they have another layout.
     """
     received, at = ReceivedTotals(), found
     chunks = fetcher.fetch(handle, capabilities.kv_layout, found)
@@ -250,14 +246,14 @@ async def receive_blocks(
             on_ready(not chunk.ready_blocks or chunk.ready_blocks > at)
     finally:
         if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()  # a generator that is left early would keep its connection until it is collected
+            await chunks.aclose()  # otherwise the generator would not close its connection until it is collected
     if at != handle.blocks or at * capabilities.block_size_tokens < handle.tokens:
         raise KvLost(f"{at} KV blocks came for {handle.tokens} tokens in {handle.blocks} blocks")
     return received
 
 
 def _offer_checksums(offer: Offer, first: int, data: tuple[memoryview, ...]) -> tuple[int, ...]:
-    """Return the checksums of blocks from `first` on, computing those that are unknown."""
+    """Return the checksums of blocks from `first` on, and compute the unknown ones."""
     for at, view in enumerate(data, first):
         if offer.checksums[at] is None:
             offer.checksums[at] = block_checksum(view)
