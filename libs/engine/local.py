@@ -1,6 +1,6 @@
 """The engine port over the pure core and a runner: one loop of steps, one task per KV fetch, one queue of events.
 
-Engines are created by name. Heavy packages are imported only at start, so a sim worker needs no torch.
+`make_engine` creates engines by name. They import heavy packages only at start, so a sim worker needs no torch.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from libs.runtime.clock import Clock
 from libs.runtime.tasks import TaskOwner
 
 T = TypeVar("T")
-# The duration from which a step is announced, so that telemetry can show it before it ends.
+# A step that takes longer is announced, so that telemetry shows it before it ends.
 ANNOUNCE_AFTER_S = 0.1
-# Steps between two checks of the pool's reference counts. They are also checked whenever nothing holds blocks.
+# The number of steps between two checks of the pool's reference counts. An idle pool is checked as well.
 POOL_CHECK_STEPS = 1000
-# The number of KV fetches at a time; others wait in order. Most of them wait for a prompt, not for bytes.
+# The upper bound of concurrent KV fetches; others wait in order. Most of them wait for a prompt, not for bytes.
 MAX_FETCHES = 64
 
 
 class PoolFault(RuntimeError):
-    """The block pool's reference counts differ from the blocks held. After such a defect, answers cannot be trusted."""
+    """A mismatch of the block pool's reference counts with the blocks in use. Answers after it cannot be trusted."""
 
 
 class LocalEngine:
@@ -50,7 +50,7 @@ class LocalEngine:
     def __init__(
         self, runner: Runner, config: EngineConfig, clock: Clock, *, random_bytes: RandomBytes = token_bytes
     ) -> None:
-        # `random_bytes` makes KV handles. Only a simulation, which must be repeatable, replaces the system's.
+        # `random_bytes` makes KV handles. Only simulations replace the system's source, so that they can be repeated.
         self._runner = runner
         self._config = config
         self._clock = clock
@@ -62,16 +62,17 @@ class LocalEngine:
         self._fetch_slots = asyncio.Semaphore(MAX_FETCHES)
         self._fetches: dict[int, tuple[asyncio.Task[None], BlockWriter]] = {}
         self._filled = asyncio.Event()
-        """Set when blocks may have become ready whose checksums can be computed."""
+        """Set when blocks without a checksum may have become ready."""
         self._kv_waiting: dict[Callable[[], None], None] = {}
-        """Callbacks for when blocks have become ready for other workers, or never will, in the order of their addition
-        so that a simulation repeats."""
+        """Callbacks for when blocks have become ready for other workers, or never will. They are in order of addition,
+        so that a simulation can be repeated.
+        """
         self._unannounced_ns = 0
-        """The start of the running step while it is not announced; otherwise 0."""
+        """The start of the running step until it is announced, then 0."""
         self._trial: tuple[int, asyncio.Future[int | None]] | None = None
-        """A pending measurement: its tokens and the future of its result."""
+        """The pending measurement, as its tokens and the future of its result."""
         self._encoded: set[bytes] = set()
-        """Digests of images that were encoded since the last step."""
+        """The digests of images that were encoded since the last step."""
         self._encode_ns = 0
         self._pool_faults = 0
         self._closed = False
@@ -86,7 +87,6 @@ class LocalEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Features and limits, valid after `start` has returned."""
         return self._parts[1]
 
     @property
@@ -100,18 +100,15 @@ class LocalEngine:
         return self._started
 
     async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Load the runner and start the loop. Raise StartupError if that fails."""
         self._begin(await self._runner.load(identity, progress), identity, fetcher)
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Abort running sequences, end the events and move the weights to host memory. Idempotent."""
         assert keep_weights, "capabilities say so"
         if not self._closed:
             await self._stop()
             await self._runner.sleep()
 
     async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Start again from host memory with an empty pool. Raise StartupError if that fails."""
         capabilities = await self._runner.wake(identity, progress)
         self._events = EventQueue()
         self._tasks = TaskOwner(on_failure=self._events.end)
@@ -134,13 +131,11 @@ class LocalEngine:
             self._tasks.spawn("KV checksums", self._sum(core, copies))
 
     def submit(self, request: EngineRequest) -> None:
-        """Queue a sequence. Raise InvalidRequest if it can never run here, QueueFull if the queue is at its bound."""
         self._core.submit(request, self._clock.now_ns())
         self._settle()
 
     def abort(self, sequence_id: int) -> None:
-        """End a sequence, or the lease of its blocks. Unknown ids are ignored."""
-        if sequence_id in self._fetches:  # the fetch must stop writing before its blocks are freed
+        if sequence_id in self._fetches:  # must stop writing before the blocks are freed
             fetch, writer = self._fetches.pop(sequence_id)
             writer.stop()
             fetch.cancel()
@@ -148,36 +143,25 @@ class LocalEngine:
         self._settle()
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
-        """Continue a streamed sequence from tokens sampled by the prefill worker. Raise InvalidRequest if it cannot
-        continue from them.
-        """
         self._core.proceed(sequence_id, token_ids, self._clock.now_ns())
         self._settle()
 
     def hand_over(self, sequence_id: int) -> None:
-        """Hand a sequence over with its KV at its next step boundary. Unknown ids are ignored."""
         self._core.hand_over(sequence_id, self._clock.now_ns())
         self._settle()
 
     def set_prefill_budget(self, tokens: int) -> None:
-        """Set the prompt tokens that a step may compute, at most `prefill_chunk_tokens`. At 0, prompts wait."""
         self._core.set_prefill_budget(tokens)
         self._wake.set()
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Set the upper bound of prompt tokens per step, regardless of the budget. It is configured at first."""
         self._core.set_prefill_chunk(tokens)
         self._wake.set()
 
     def set_step_time(self, model: StepTimeModel) -> None:
-        """Set the model by which prompt chunks and new decodes are limited to meet running TPOT targets."""
         self._core.set_step_time(model)
 
     async def measure_prefill(self, tokens: int) -> int | None:
-        """Return the nanoseconds of one step of made-up prompts, run between other steps.
-
-        Return None without room, or if the step would hold up decoding sequences. Raise QueueFull.
-        """
         if self._trial is not None:
             raise QueueFull("another measurement waits")
         done: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -190,9 +174,9 @@ class LocalEngine:
                 self._trial = None
 
     async def events(self) -> AsyncIterator[EngineEvent]:
-        """Iterate over events until the engine is closed. Iterating again continues where the last iteration stopped.
+        """Iterate over events until the engine is closed. A second call continues where the first stopped.
 
-        Raise the error that made the engine fail.
+        Raise the error that ended the engine.
         """
         while (event := await self._events.get()) is not None:
             yield event
@@ -207,7 +191,6 @@ class LocalEngine:
         in_place: bool = False,
         named: bool = False,
     ) -> KvExport:
-        """Open the blocks behind a handle as they fill; each chunk renews the lease. Raise KvLost or KvMismatch."""
         core, capabilities, _, _ = self._parts
         if kv_layout != capabilities.kv_layout:
             raise KvMismatch(f"KV layout {kv_layout!r} was asked for, this engine has {capabilities.kv_layout!r}")
@@ -228,7 +211,7 @@ class LocalEngine:
         def left() -> None:
             if pulled is not None:
                 core.offers.leave(pulled, self._clock.now_ns())
-                self._wake.set()  # its lease may end sooner than the loop expects
+                self._wake.set()  # the handle's lease may end sooner than the loop expects
 
         return BlockExport(
             self._runner,
@@ -242,17 +225,15 @@ class LocalEngine:
         )
 
     def release(self, opaque: bytes) -> None:
-        """Free the blocks behind a handle once the receiver has them. Unknown handles are ignored."""
         self._core.release(opaque, self._clock.now_ns())
         self._settle()
 
     def abandon(self, opaque: bytes) -> None:
-        """Shorten the lease of blocks that may no longer have a receiver."""
         self._core.offers.leave_unread(opaque, self._clock.now_ns())
         self._settle()
 
     def load(self) -> EngineLoad:
-        """Return current depths, and the time up to which the events read so far account for this engine."""
+        """Return current depths, and the time up to which the events read so far cover this engine."""
         starts = (self._unannounced_ns, self._events.oldest_start_ns())
         reported_to_ns = min((ns for ns in starts if ns), default=0)
         load = self._core.load(reported_to_ns=reported_to_ns, pool_faults=self._pool_faults)
@@ -270,11 +251,9 @@ class LocalEngine:
         )
 
     def integrity(self) -> EngineIntegrity:
-        """Return the counters that must be zero when nothing runs."""
         return replace(self._core.integrity(), pool_faults=self._pool_faults)
 
     async def close(self) -> None:
-        """Abort running sequences, end the events and free the device. Idempotent."""
         if not self._closed:
             await self._stop()
         await self._runner.close()
@@ -300,7 +279,7 @@ class LocalEngine:
             batch = self._core.plan(self._clock.now_ns())
             if self.capabilities.images:
                 if batch is not None and await self._encode_for(batch):
-                    continue  # plan the next step anew, whatever has happened in the meantime
+                    continue  # plan again, since sequences may have come or ended meanwhile
                 self._encoded.clear()
             if batch is None:
                 self._settle(wake=False)
@@ -321,7 +300,7 @@ class LocalEngine:
             raise PoolFault(f"the KV block pool's books are wrong, so that answers could mix: {fault}")
 
     async def _idle(self) -> None:
-        """Wait for work, at most until the next lease ends."""
+        """Wait for work, but not beyond the end of the next lease."""
         expiry_ns = self._core.offers.next_expiry_ns
         if expiry_ns is None:
             await self._wake.wait()
@@ -343,10 +322,9 @@ class LocalEngine:
         self._publish(report)
 
     async def _encode_for(self, batch: Batch) -> bool:
-        """Encode the batch's images whose embeddings are not kept, as a separate step. Return False if there are none.
+        """Encode the batch's images without cached embeddings in a step of their own. Return False if there are none.
 
-        Embeddings that the cache has dropped since the last step are left to the step itself, which guarantees
-        progress.
+        The next step encodes images whose embeddings were evicted since, so that the loop makes progress.
         """
         unencoded = self._runner.unencoded(batch.images)
         missing = [each for each in unencoded if each.span.digest not in self._encoded]
@@ -366,7 +344,7 @@ class LocalEngine:
         return True
 
     async def _announced(self, work: Awaitable[T], announcement: StepReport) -> T:
-        """Await the work of a step that has begun, and announce the step if it takes long."""
+        """Await the work of a step that has begun, and announce the step after `ANNOUNCE_AFTER_S`."""
         timer = asyncio.get_running_loop().call_later(ANNOUNCE_AFTER_S, self._announce, announcement)
         try:
             return await work
@@ -374,7 +352,7 @@ class LocalEngine:
             timer.cancel()
 
     async def _measure(self, tokens: int, done: "asyncio.Future[int | None]") -> None:
-        """Run a measured step and report it as one that computes prompt tokens."""
+        """Run a trial step, and report it as one that computes prompt tokens."""
         core, capabilities, _, _ = self._parts
         self._trial = None
         blocks = core.lend_blocks(tokens, self._clock.now_ns())
@@ -401,7 +379,7 @@ class LocalEngine:
         self._unannounced_ns = 0
 
     def _settle(self, *, wake: bool = True) -> None:
-        """Carry out the core's decisions: start fetches, publish events, wake the loop."""
+        """Perform what the core decided: start fetches, publish events, wake the loop."""
         for sequence in self._core.take_fetches():
             writer = self._parts[3].writer()
             self._fetches[sequence.sequence_id] = self._tasks.spawn("KV fetch", self._fetch(sequence, writer)), writer
@@ -419,7 +397,7 @@ class LocalEngine:
             self._events.put(event)
 
     async def _sum(self, core: Core, copies: BlockCopies) -> None:
-        """Compute checksums of ready blocks while steps run, so that no receiver waits for them."""
+        """Compute checksums of ready blocks while steps run, so that receivers need not wait for them."""
         while True:
             await self._filled.wait()
             self._filled.clear()
@@ -455,22 +433,22 @@ class LocalEngine:
         self._settle()
 
 
-# Runners under the engine core; vllm has its own core.
+# The runners that work under the engine core. vllm has its own core.
 RUNNERS: Final[Mapping[str, Callable[[EngineConfig], Runner]]] = MappingProxyType(
     {"torch": TorchRunner, "sim": SimRunner}
 )
 
 
-# Modules that an engine imports at start, if that takes seconds.
+# The modules that an engine imports at start, if the import takes seconds.
 HEAVY: Final[Mapping[str, str]] = MappingProxyType(
     {"torch": "libs.engine.torch.step", "vllm": "libs.engine.vllm.launch"}
 )
 
 
 def import_heavy(name: str) -> None:
-    """Import the modules that the engine needs at start, so that no model's load includes that time.
+    """Import an engine's heavy modules early, so that loading a model does not include their import.
 
-    A missing package is left to `start`, which says what to install.
+    A missing package raises no error here; the engine's `start` reports it.
     """
     if name in HEAVY:
         with suppress(ImportError):
@@ -487,8 +465,8 @@ def make_engine(
 ) -> Engine:
     """Return an engine that has not been started. Raise StartupError for an unknown name.
 
-    Missing packages are reported by `start`. `random_bytes` makes the KV handles of all engines but vllm, which makes
-    its own. Sim engines with the same `sim_gpu` share it.
+    The engine's `start` reports missing packages. `random_bytes` makes the KV handles of all engines but vllm, which
+    makes its own. Sim engines with the same `sim_gpu` share it.
     """
     if name == "vllm":
         return VllmEngine(config, clock, VllmCore())

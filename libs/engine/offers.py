@@ -1,4 +1,4 @@
-"""KV offered to other workers: handles over pool blocks, from a prompt's first step until the lease ends. Pure."""
+"""The KV offered to other workers, by handle: from a prompt's first step until the handle's lease ends. Pure."""
 
 from collections.abc import Iterator
 
@@ -8,15 +8,15 @@ from libs.engine.kv_port import KvHandle
 from libs.engine.port import Capabilities, EngineIdentity
 from libs.engine.sequence import Sequence
 
-# The time for which blocks wait for another receiver after theirs has left, or for any receiver after their gateway has
-# left. A gateway notices the loss much sooner, and its decode worker arrives much sooner.
+# The lease of blocks whose receiver or gateway has left. A gateway notices a lost worker, and another decode worker
+# comes for the blocks, in much less time.
 RETRY_MS = 5_000
-# The time for which a receiver may wait for the prompt of its named handle, which arrives on another stream.
+# The time for which a receiver may ask for a named handle before its prompt arrives, which comes on another stream.
 MAX_UNKNOWN_MS = 5_000
 
 
 class Offers:
-    """Handles with their own references to blocks, so that a sequence and its offer end independently."""
+    """The offers of one engine. Each has its own references to blocks, so that it can outlive its sequence."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class Offers:
         self._capabilities = capabilities
         self._handles = HandleTable(random_bytes=random_bytes, lease_ns=lease_ns, left_lease_ns=RETRY_MS * 1_000_000)
         self._to_sum: dict[bytes, Offer] = {}
-        """Handles that may have ready blocks without a checksum."""
+        """The offers that may have ready blocks without a checksum, by handle."""
         self._expected: set[bytes] = set()
-        """Names of prompts that have not begun; at most as many as sequences."""
+        """The names reserved for prompts that have not begun; at most one per sequence."""
 
     def __len__(self) -> int:
         return len(self._handles)
@@ -44,7 +44,7 @@ class Offers:
 
     @property
     def next_expiry_ns(self) -> int | None:
-        """The time at which the next lease ends; None without leases."""
+        """The time at which the first lease ends; None without leases."""
         return self._handles.next_expiry_ns
 
     def expect(self, name: bytes) -> None:
@@ -54,25 +54,25 @@ class Offers:
         self._expected.add(name)
 
     def expects(self, name: bytes) -> bool:
-        """Return whether a prompt that has not begun will be offered under this name."""
+        """Return whether the name is reserved for a prompt that has not begun."""
         return name in self._expected
 
     def stream(self, sequence: Sequence) -> KvHandle:
-        """Offer the blocks of a prompt that begins to be computed. Cached blocks are ready at once."""
+        """Offer the blocks of a prompt before it is computed. Cached blocks are ready at once."""
         sequence.streamed = self._new(sequence, sequence.length)
         self.progress(sequence)
         return self._handle(sequence.streamed, tokens=sequence.length, streamed=True)
 
     def progress(self, sequence: Sequence) -> None:
-        """Mark the blocks of an open prompt that are now computed as ready."""
+        """Mark the computed blocks of a streamed prompt as ready."""
         if sequence.streamed is not None:
             sequence.streamed.ready = sequence.computed // self._capabilities.block_size_tokens
             self._to_sum[sequence.streamed.opaque] = sequence.streamed
 
     def seal(self, sequence: Sequence, now_ns: int, token_ids: tuple[int, ...] = ()) -> KvHandle:
-        """Put the blocks of a computed prompt, or of a running sequence that leaves, under a lease.
+        """Offer all computed blocks of a sequence that ends here, and start their lease.
 
-        `token_ids` go to the receiver of a named handle.
+        The receiver of a named handle also gets `token_ids`.
         """
         offer = sequence.streamed or self._new(sequence, sequence.computed)
         offer.token_ids = token_ids if sequence.request.kv_name else ()
@@ -82,7 +82,7 @@ class Offers:
         return self._handle(offer, tokens=sequence.computed, streamed=False)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """End the offer of a prompt that ends without a hand-off. A sealed offer is left alone."""
+        """End the offer of a sequence that ends without a hand-off. A sealed offer remains."""
         self._expected.discard(sequence.request.kv_name)
         if sequence.streamed is not None:
             self.end(sequence.streamed.opaque)
@@ -95,7 +95,7 @@ class Offers:
         return offer
 
     def pull(self, opaque: bytes, now_ns: int) -> Offer:
-        """Find an offer for a receiver that stays until `leave`; raise as `find` does."""
+        """Return an offer and add a receiver to it, which must call `leave`. Raise KvLost like `find`."""
         offer = self.find(opaque, now_ns)
         offer.pulls += 1
         return offer
@@ -105,7 +105,7 @@ class Offers:
         self._handles.leave(offer, now_ns)
 
     def to_sum(self, most: int) -> tuple[Offer, int, int] | None:
-        """Return (handle, first, end) of at most `most` ready blocks without checksums; None if there are none."""
+        """Return (offer, first, end) of at most `most` ready blocks without checksums; None if there are none."""
         while self._to_sum:
             offer = next(iter(self._to_sum.values()))
             first = offer.unsummed()
@@ -119,19 +119,19 @@ class Offers:
         self._free(self._handles.drop(opaque))
 
     def leave_unread(self, opaque: bytes, now_ns: int) -> None:
-        """Shorten the lease of a handle whose gateway is gone. A receiver that knows the handle may still arrive."""
+        """Shorten the lease of a handle whose gateway is gone. A receiver that has the handle may still pull."""
         self._handles.leave_unread(opaque, now_ns)
 
     def end_sequence(self, sequence_id: int) -> None:
-        """Free the blocks that a finished sequence left behind."""
+        """Free the blocks that a finished sequence still offers."""
         self._free(self._handles.drop_sequence(sequence_id))
 
     def forget_sequence(self, sequence_id: int) -> None:
-        """Detach an id that now names another sequence. The old handle stays valid."""
+        """Detach the handle of an earlier sequence from its id, which a new sequence takes. The handle stays valid."""
         self._handles.forget_sequence(sequence_id)
 
     def expire(self, now_ns: int) -> None:
-        """Free the blocks whose leases have ended."""
+        """Free the blocks of handles whose leases have ended."""
         for offer in self._handles.expire(now_ns):
             self._free(offer)
 
@@ -140,14 +140,14 @@ class Offers:
             self._free(offer)
 
     def blocks(self) -> Iterator[int]:
-        """Iterate over the blocks behind all handles, one handle after the other."""
+        """Iterate over the blocks of all offers, one offer after the other."""
         return self._handles.blocks()
 
     def _new(self, sequence: Sequence, tokens: int) -> Offer:
-        # A running sequence may hold one more block, for tokens still to come.
+        # A running sequence may have a further block, for the tokens that it samples next.
         blocks = self._pool.allocate(0, sequence.blocks[: -(-tokens // self._capabilities.block_size_tokens)])
         assert blocks is not None
-        # A running sequence that leaves gets another handle than its prompt had.
+        # Only the prompt's own offer takes the name. A decoding sequence that is handed over gets a random handle.
         name = sequence.request.kv_name if sequence.request.kv_name in self._expected else b""
         self._expected.discard(name)
         return self._handles.open(sequence.sequence_id, blocks, name)

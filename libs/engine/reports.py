@@ -20,13 +20,13 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORTED = "aborted"
     PREFILLED = "prefilled"
-    """Phase PREFILL is done, and the blocks are held under `SequenceOutput.handle`."""
+    """The prompt is computed. `SequenceOutput.handle` refers to its blocks."""
     HANDED_OVER = "moved"
-    """All blocks are held under `SequenceOutput.handle` for the worker on which the sequence continues."""
+    """The sequence continues on another worker. `SequenceOutput.handle` refers to all its blocks."""
     KV_LOST = "kv_lost"
     """The blocks could not be fetched completely from their source."""
     FAILED = "failed"
-    """This engine cannot continue the sequence; `SequenceOutput.detail` gives the reason."""
+    """This engine cannot continue the sequence. `SequenceOutput.detail` gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Logprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     prompt: "tuple[Logprob, ...]" = ()
-    """The logprobs of the prompt's second to last token, if requested, on the sequence's first output."""
+    """The logprobs of the prompt's second to last token, if requested; only on the sequence's first output."""
 
 
 @dataclass(slots=True)
 class SequenceOutput:
-    # Treat as immutable: a frozen dataclass would make the creation of one per token five times as expensive.
+    # Treat as immutable. Creating a frozen dataclass for every token would take five times as long.
 
     sequence_id: int
     token_ids: tuple[int, ...] = ()
@@ -56,25 +56,25 @@ class SequenceOutput:
     """The number of prompt tokens computed here; set with `finish`."""
     kv_bytes_received: int = 0
     pulling: bool = False
-    """True if the first block was just requested, which fixes the decode worker."""
+    """True if the first block was just requested, after which the decode worker no longer changes."""
     pooled: bytes = b""
     """The prompt's vector as packed little-endian float32, not normalised; with `finish` of a pooled sequence."""
     streamed_handle: KvHandle | None = None
-    """Handle of a prompt whose computation has begun. Each block can be pulled as soon as it is full."""
+    """The handle of a prompt whose computation has begun. Each block can be pulled as soon as it is full."""
 
     @property
     def only_tokens(self) -> bool:
-        """True if the output carries tokens and no other event."""
+        """True if the output has tokens and nothing else."""
         return self.finish is None and self.streamed_handle is None and not self.pulling
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The measurements of one step. Times are Unix nanoseconds around the model call."""
+    """The measurements of one step. The times are Unix nanoseconds around the model call."""
 
     start_unix_ns: int
     end_unix_ns: int
-    """The end of the step; 0 if it was announced and still runs."""
+    """The end of the step; 0 in the announcement of a running step."""
     prefill_tokens: int
     prefill_sequences: int
     prefill_context_tokens: int
@@ -83,9 +83,9 @@ class StepReport:
     waiting: int
     waiting_prefill_tokens: int
     encoded_images: int = 0
-    """The images that the step encoded. Such a step computes nothing else."""
+    """The number of images that the step encoded. Such a step computes nothing else."""
     prefill_squared_tokens: int = 0
-    """The sum, over chunks, of the increase that each caused in the square of its prompt's length (libs/perfmodel)."""
+    """The sum over chunks of the increase in the square of the computed prompt length (libs/perfmodel)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +100,28 @@ class KvTransferReport:
     end_unix_ns: int
     prompt_tokens: int
     prompt_tokens_computed: int
-    """Prompt tokens that this engine computes because their KV did not arrive: 0 or 1."""
+    """The number of prompt tokens that this engine computes because their KV was not sent: 0 or 1."""
     shared: bool = False
     """True if the blocks were copied from the sender's memory on the same host rather than sent."""
     ready_ns: int = 0
-    """The part of the time from start to end in which ready KV was in transit; 0 if unknown. In the rest, the sender
-    was still computing the prompt.
+    """The part of the transfer in which ready KV was in transit; 0 if unknown. In the rest, the sender was still
+    computing the prompt.
     """
     named: bool = False
-    """True if the blocks had a gateway's name. The start is then when the first were ready, if that is known."""
+    """True if a gateway named the blocks. The transfer then starts when the first block is ready, if that time is
+    known.
+    """
 
     @property
     def wait_unknown(self) -> bool:
-        """Return whether the transfer's time includes a wait for the prompt that an older sender did not measure."""
+        """True if the transfer's time includes a wait for the prompt, because an older sender did not measure it."""
         return self.named and not self.ready_ns
 
     def link_ns(self, chunk_tokens: int) -> int:
-        """Return the time that the link took; 0 if the transfer does not show it."""
+        """Return the time that the link took; 0 if it is unknown."""
         if self.wait_unknown:
             return 0
-        # The KV of a single step arrives at once, before the receiver is notified.
+        # The KV of a prompt computed in one step arrives before the receiver is notified.
         if self.ready_ns and self.prompt_tokens > chunk_tokens:
             return self.ready_ns
         whole_ns = self.end_unix_ns - self.start_unix_ns
@@ -128,7 +130,7 @@ class KvTransferReport:
 
 @dataclass(frozen=True, slots=True)
 class BlockEvents:
-    """Chained hashes of the blocks that became reusable here, and of those evicted."""
+    """The chained hashes of the blocks that became reusable here, and of those evicted."""
 
     stored: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
@@ -136,98 +138,102 @@ class BlockEvents:
 
 @dataclass(frozen=True, slots=True)
 class EngineEvent:
-    """Everything since the last event: one event per step, and one for everything between two steps."""
+    """All reports since the last event. There is one event per step, and one for everything between two steps."""
 
     outputs: tuple[SequenceOutput, ...] = ()
     step: StepReport | None = None
     kv_waits: tuple[tuple[int, int], ...] = ()
-    """Ended (start, end) in Unix ns without a step in which some awaited KV was ready at its source."""
+    """The ended intervals (start, end) of KV wait in Unix nanoseconds. In a KV wait no step runs, and ready KV is in
+    transit.
+    """
     kv_transfers: tuple[KvTransferReport, ...] = ()
     blocks: BlockEvents = BlockEvents()
     starved: tuple[tuple[int, int], ...] = ()
-    """Ended (start, end) in Unix ns in which the sources had computed none of the awaited KV. Not in `kv_waits`."""
+    """The ended intervals (start, end) of starvation in Unix nanoseconds. In starvation no step runs, and all awaited
+    KV is still to be computed.
+    """
     dummy_steps: tuple[tuple[int, int], ...] = ()
-    """Ended steps (start, end) in Unix ns that computed no sequence of this engine, since another data-parallel rank
-    had work. They are not in any `step`, and may be reported some tenths of a second late.
+    """The ended steps (start, end), in Unix nanoseconds, that computed no sequence because only another data-parallel
+    rank had work. They are in no `step`, and may be reported some tenths of a second late.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Queue depths now, and counters since the start."""
+    """The current queue depths, and counters since the start."""
 
     running: int
     waiting: int
     waiting_prefill_tokens: int
     awaiting_kv: int
-    """Sequences that await KV, or the token sampled after it."""
+    """The number of sequences that wait for KV, or for the token sampled after it."""
     free_kv_blocks: int
     kv_wait_since_unix_ns: int = 0
-    """The start of the KV wait in progress; 0 if there is none."""
+    """The start of the current KV wait; 0 if there is none."""
     reported_to_unix_ns: int = 0
-    """The time in Unix ns up to which telemetry covers this engine; 0 means now.
+    """The Unix nanoseconds up to which the events read so far cover this engine; 0 means now.
 
-    Every step and ended KV wait that starts earlier has already been read from `events`. A running step counts as
-    read once it was announced.
+    Every step and KV wait that started earlier has been read from `events`. A running step counts as read once it has
+    been announced.
     """
     preemptions: int = 0
-    """The number of times since the start that a sequence lost its blocks to older ones."""
+    """The number of times since the start that a sequence lost its blocks to an older one."""
     recomputed_tokens: int = 0
-    """The tokens computed again since the start because of preemption."""
+    """The number of tokens computed again since the start, because of preemption."""
     pool_faults: int = 0
-    """1 if the block pool's reference counts were found wrong, as in `EngineIntegrity`."""
+    """1 if a mismatch of the block pool's reference counts was found, as in `EngineIntegrity`."""
     starved_since_unix_ns: int = 0
-    """The start of the starvation in progress (see `EngineEvent.starved`); 0 if there is none."""
+    """The start of the current starvation (see `EngineEvent.starved`); 0 if there is none."""
     awaiting_ready_kv: int = 0
-    """Sequences in `awaiting_kv` with at least one block that is ready at the source but has not arrived."""
+    """The number of sequences in `awaiting_kv` with a block that is ready at the source and has not arrived."""
     ready_kv_since_unix_ns: int = 0
-    """The time since which the oldest of them has waited; 0 if there are none."""
+    """The earliest time since which one of them has had such a block, in Unix nanoseconds; 0 if there are none."""
     images_used: int = 0
-    """Images since the start whose embeddings went into a prompt."""
+    """The number of images since the start whose embeddings became part of a prompt."""
     images_encoded: int = 0
-    """Images encoded since the start. The embeddings of the others were cached."""
+    """The number of images encoded since the start. The other used images were cached."""
     image_encode_ns: int = 0
-    """The time since the start in steps that encoded images."""
+    """The total time since the start of steps that encoded images."""
     image_cache_bytes: int = 0
-    """The bytes of embeddings that are kept."""
+    """The bytes of cached embeddings."""
     waiting_encode_ns: int = 0
-    """The time that encoding the images of waiting prompts will take; 0 before any image was encoded."""
+    """The predicted time to encode the images of waiting prompts; 0 before any image was encoded."""
     waiting_prefill_squares: int = 0
-    """The quadratic counterpart of `waiting_prefill_tokens`: the sum of each prompt's length squared less the square
-    of its computed length.
+    """The quadratic counterpart of `waiting_prefill_tokens`: the sum of each prompt's squared length less its squared
+    computed length.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class EngineIntegrity:
-    """Counters that must be zero when nothing runs."""
+    """The counters that must be zero when nothing runs."""
 
     live_sequences: int
     referenced_blocks: int
     leased_handles: int
     pool_faults: int = 0
-    """1 if the block pool's reference counts were found wrong, else 0.
+    """1 if a mismatch of the block pool's reference counts was found, else 0.
 
-    The engine stops on such a fault, since a block shared by mistake would mix the answers of two sequences.
+    The engine then stops, since a block shared by mistake would mix the answers of two sequences.
     """
 
 
-# The number of unread steps that stops the engine, since a dropped step would appear as idle time.
+# At this number of unread steps the engine pauses. A dropped step would appear as idle time.
 MAX_UNREAD_STEPS = 256
 _NO_BLOCKS: Final = BlockEvents()
 
 
 class EngineNews:
-    """Outputs and KV transfers since the engine's last event."""
+    """The outputs and KV transfers since the engine's last event."""
 
     def __init__(self) -> None:
         self.outputs: list[SequenceOutput] = []
         self.transfers: list[KvTransferReport] = []
 
     def take(self, step: StepReport | None, kv_wait: KvWait, pool: BlockPool) -> EngineEvent | None:
-        """Return everything as one event with the step that produced it; None if there is nothing.
+        """Return everything since the last call as one event with `step`; None if there is nothing.
 
-        Ended waits are taken from `kv_wait`, and changes of reusable blocks from `pool`.
+        The event includes the waits that ended in `kv_wait` and the changed hashes of `pool`.
         """
         if not (step or self.outputs or self.transfers or kv_wait.ended or kv_wait.starved_ended or pool.changes):
             return None
@@ -242,9 +248,9 @@ class EngineNews:
 
 
 class EventQueue:
-    """A queue in which each step stays a separate event, up to `MAX_UNREAD_STEPS`.
+    """A queue of events in which each step remains a separate event, up to `MAX_UNREAD_STEPS`.
 
-    Events from between steps are merged into the last unread event.
+    An event without a step is merged into the last unread one.
     """
 
     def __init__(self) -> None:
@@ -257,7 +263,7 @@ class EventQueue:
         self._error: BaseException | None = None
 
     def put(self, event: EngineEvent) -> None:
-        """Append an event. After `end` it is dropped."""
+        """Append an event. Drop it after `end`."""
         if self._ended:
             return
         if event.step is None and self._unread:
@@ -276,7 +282,7 @@ class EventQueue:
             self._changed.set()
 
     async def room(self) -> None:
-        """Wait until the consumer has caught up enough for another step."""
+        """Wait until the queue has room for another step."""
         await self._room.wait()
 
     async def get(self) -> EngineEvent | None:

@@ -1,4 +1,4 @@
-"""The sequences of one engine by stage: the queues in admission order, and what runs. Pure."""
+"""The sequences of one engine by stage, with the queues in admission order. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
@@ -10,16 +10,16 @@ from libs.engine.reports import StepReport
 from libs.engine.sequence import Sequence, Stage
 from libs.policy.step_time import StepWork
 
-# Queues in the order in which they are admitted.
+# The queues in the order in which their sequences are admitted.
 QUEUED: Final = (Stage.QUEUED_PREEMPTED, Stage.QUEUED_TRANSFER, Stage.QUEUED_PROMPT)
-# Stages in which sequences hold blocks.
+# The stages in which sequences hold blocks.
 HOLDING: Final = (Stage.FETCHING, Stage.PREFILL, Stage.DECODE)
 
 
 def unless_others_wait(prompts: Iterable[Sequence]) -> list[Sequence]:
-    """Return the prompts without those that yield, if any other prompt can be computed.
+    """Return the prompts that do not yield, or all prompts if every one yields.
 
-    In a shared step, prompts that yield would lengthen the wait of the others.
+    A prompt that yields would make a shared step longer for the others.
     """
     every = list(prompts)
     first = [sequence for sequence in every if not sequence.request.yields and sequence.has_room]
@@ -31,11 +31,11 @@ class Roster:
 
     def __init__(self) -> None:
         self._all: dict[int, Sequence] = {}
-        """Sequences by id, in order of arrival."""
+        """The sequences by id, in order of arrival."""
         self._at: Mapping[Stage, dict[int, Sequence]] = {stage: {} for stage in Stage}
         self._views = {stage: there.values() for stage, there in self._at.items()}
         self._waiting = 0
-        # Updated with each change, because a worker reports its depths after every step, however many prompts wait.
+        # Kept up to date with each change, because a worker reports its depths after every step.
         self._queued_prompt_tokens = 0
         self._queued_prompt_squares = 0
 
@@ -98,7 +98,7 @@ class Roster:
     # ------------------------------------------------------------------ order
 
     def head(self, stage: Stage) -> Sequence | None:
-        # The youngest is preempted first, so the oldest preempted sequence may have entered its queue last.
+        # The youngest sequence is preempted first, so the oldest of this queue may have entered it last.
         queue = self._at[stage]
         if not queue:
             return None
@@ -108,7 +108,7 @@ class Roster:
         return next(sequence for sequence_id, sequence in self._all.items() if sequence_id in queue)
 
     def running(self) -> list[Sequence]:
-        """Return the sequences that compute prompts or tokens, oldest first; those that yield come last."""
+        """Return the sequences that compute prompts or tokens, oldest first. Sequences that yield come last."""
         running = self._at[Stage.PREFILL].keys() | self._at[Stage.DECODE].keys()
         oldest_first = [sequence for sequence_id, sequence in self._all.items() if sequence_id in running]
         return sorted(oldest_first, key=lambda sequence: sequence.request.yields)
@@ -138,17 +138,17 @@ class Roster:
         return self._queued_prompt_squares + sum([each.length**2 - each.computed**2 for each in self._begun_prompts()])
 
     def waiting_images(self) -> list[PromptImage]:
-        """Return the images of prompts that have tokens still to compute, each once."""
+        """Return the distinct images of prompts that have tokens still to compute."""
         prompts = (each for each in chain(self.at(Stage.QUEUED_PROMPT), self._begun_prompts()) if each.request.images)
         found = {image.span.digest: image for each in prompts for image in each.images_left}
         return list(found.values())
 
     def _begun_prompts(self) -> Iterator[Sequence]:
-        """Iterate over waiting prompts of which a part may be computed; only a pass over them can count that part."""
+        """Iterate over waiting prompts that may be partly computed, whose tokens are therefore counted one by one."""
         return chain(self.at(Stage.PREFILL), self.at(Stage.QUEUED_PREEMPTED))
 
     def report(self, work: StepWork, start_ns: int, end_ns: int) -> StepReport:
-        """Return the report of a step that computes `work`. `end_ns` is 0 for a step that has only begun."""
+        """Return the report of a step that computes `work`. `end_ns` is 0 for a step that has only started."""
         return StepReport(
             start_unix_ns=start_ns,
             end_unix_ns=end_ns,
@@ -164,10 +164,10 @@ class Roster:
 
 
 def grow(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
-    """Allocate blocks for the tokens of running sequences, oldest first, and return the sequences preempted for it.
+    """Allocate blocks for the tokens of running sequences, oldest first. Return the sequences that were preempted.
 
-    The oldest waits without room if only leases and transfers hold the blocks that it needs. A prompt that is pulled
-    while it is computed keeps its blocks. Taking them would free no memory while its receiver holds the handle.
+    If leases and transfers hold all other blocks, the oldest sequence waits. A prompt that a receiver pulls while it is
+    computed is not preempted, since the receiver's handle would keep the blocks in use.
     """
     victims, preempted = [sequence for sequence in running[1:] if sequence.streamed is None], []
     for sequence in running:

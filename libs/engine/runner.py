@@ -1,7 +1,7 @@
 """The runner port: the forward pass under the engine core.
 
-`torch` computes it; `sim` replaces it by a step-time model. Queue, blocks and batches (libs/engine/core.py and related
-modules) are the same code for both.
+The `torch` runner computes the forward pass. The `sim` runner replaces it by a step-time model. Both work under the
+same queue, blocks and batches (libs/engine/core.py).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from libs.policy.worker.saturation import trial_prompts
 
 @dataclass(slots=True)
 class Chunk:
-    """Tokens of one sequence to compute in this step. Not frozen, since one is created for every token."""
+    """The tokens of one sequence to compute in a step. Not frozen, since one is created for every token."""
 
     sequence_id: int
     token_ids: NDArray[np.int32]
@@ -41,7 +41,7 @@ class Chunk:
     adapter_source: str = ""
     """The folder of the adapter, if the engine was not started with it."""
     pooling: Pooling | None = None
-    """The way to make one vector of the prompt, computed instead of a token; None if the sequence generates."""
+    """The method that makes one vector of the prompt, instead of a token; None if the sequence generates."""
     images: tuple[PromptImage, ...] = ()
     """The images that have tokens in this chunk."""
     second_from: int = 0
@@ -54,7 +54,7 @@ class Chunk:
 
 
 def without_ends(chunk: Chunk, eos_token_ids: frozenset[int], vocab_size: int) -> NDArray[np.bool_] | None:
-    """Return [vocab] 1D bool, the tokens allowed before `min_tokens` is reached; None once it is."""
+    """Return [vocab] 1D bool: the tokens allowed before `min_tokens` is reached; None after that."""
     params = chunk.sampling
     if len(chunk.history) - chunk.prompt_tokens >= params.min_tokens:
         return None
@@ -72,14 +72,14 @@ class Batch:
 
     @property
     def work(self) -> StepWork:
-        """The batch in the terms of the step-time model and telemetry, computed once."""
+        """The batch as the step-time model and telemetry describe it, computed once."""
         if self._work is None:
             self._work = self._reckon()
         return self._work
 
     @property
     def images(self) -> tuple[PromptImage, ...]:
-        """The images that have tokens in this step, each once."""
+        """The distinct images that have tokens in this step."""
         found = {image.span.digest: image for chunk in self.chunks for image in chunk.images}
         return tuple(found.values())
 
@@ -104,25 +104,25 @@ class Sampled:
     token_id: int
     logprob: Logprob | None = None
     fault: str = ""
-    """The reason why there is no token. Only this sequence cannot continue."""
+    """The reason why there is no token; empty without a fault. Other sequences of the batch continue."""
     prompt: tuple[Logprob, ...] = ()
-    """Logprobs of the tokens in the chunk's `scored`."""
+    """The logprobs of the tokens in the chunk's `scored`."""
     pooled: NDArray[np.float32] | None = None
-    """1D float32: one token's [hidden] state, the sum of the chunk's, or the [1] output of a head. None unless it is
-    pooled.
+    """1D float32 for a pooled chunk, else None: a token's [hidden] state, the sum over the chunk's, or a head's [1]
+    output.
     """
 
     @property
     def logprobs(self) -> tuple[Logprob, ...]:
-        """The logprob in the form that an output carries."""
+        """The logprob as the tuple that an output contains."""
         return (self.logprob,) if self.logprob else ()
 
 
 class ImageCounts(NamedTuple):
-    """Counts of images since the start, and the embeddings that are kept."""
+    """The counts of images since the start, and the bytes of cached embeddings."""
 
     used: int = 0
-    """Images whose embeddings went into a prompt."""
+    """The number of images whose embeddings became part of a prompt."""
     encoded: int = 0
     cache_bytes: int = 0
 
@@ -142,11 +142,17 @@ class Runner(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
 
     async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """Load the weights and allocate the pool, shared under this identity if configured. Raise StartupError."""
+        """Load the weights and allocate the pool. Raise StartupError.
+
+        A shared pool's file is named after this identity.
+        """
         ...
 
     async def sleep(self) -> None:
-        """Keep the weights in host memory and free the device. Requires `Capabilities.sleeps` and no call of `run`."""
+        """Copy the weights to host memory and free the device.
+
+        Requires `Capabilities.sleeps`, and that no `run` is in progress.
+        """
         ...
 
     async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
@@ -154,11 +160,11 @@ class Runner(Protocol):
         ...
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Compute the batch and return tokens by sequence id. One call at a time.
+        """Compute the batch and return a `Sampled` by sequence id. Calls must not overlap.
 
-        Each chunk with `sample` gets a token. A chunk that only scores gets an arbitrary one, and so does a pooled one,
-        with its vector (for `Pooling.MEAN` every chunk, otherwise the chunk with `sample`). A cancelled call raises
-        only once the device is done with the batch's blocks, so that they can be freed.
+        Each chunk with `sample` gets a token. A chunk that is only scored or pooled gets an arbitrary one. With
+        `Pooling.MEAN` every chunk gets a vector, otherwise only the chunk with `sample`. A cancelled call raises only
+        after the device has finished with the batch's blocks, so that they can be freed.
         """
         ...
 
@@ -166,32 +172,33 @@ class Runner(Protocol):
     def image_counts(self) -> ImageCounts: ...
 
     def unencoded(self, images: Sequence[PromptImage]) -> list[PromptImage]:
-        """Return the images whose embeddings are not kept."""
+        """Return the images whose embeddings are not cached."""
         ...
 
     async def encode(self, images: Sequence[PromptImage]) -> dict[bytes, str]:
-        """Compute the images' embeddings for the next `run`. Return the faults by digest. Not during `run`."""
+        """Compute the images' embeddings for the next `run`, and return faults by digest.
+
+        Must not overlap with `run`.
+        """
         ...
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
         """Return the bytes of each block as views, valid until the block changes; empty if KV is only simulated.
 
-        This method and `write_blocks` are also called during `run`, for blocks that the running batch does not
-        write. `write_blocks` is called on its callers' threads as well. Nothing is locked, since the memory is
-        disjoint. Each call is small.
+        This method and `write_blocks` may be called during `run`, for blocks that its batch does not write. Several
+        threads may call `write_blocks` at once. No lock is needed, since no two calls share a block.
         """
         ...
 
     def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
-        """Write blocks for the next `run`, and compare the written bytes with the checksums. The inverse of
-        `read_blocks`.
+        """Write blocks before the next `run`, and compare the written bytes with the checksums.
 
-        Raise KvLost on a difference, with the block zeroed, and KvMismatch for a wrong number of bytes.
+        Raise KvLost on a difference, after zeroing the block, and KvMismatch for a wrong number of bytes.
         """
         ...
 
     async def transfer(self, data_bytes: int) -> None:
-        """Wait as long as a simulated link takes for the bytes. Return at once if the link is real."""
+        """Wait for the time that a simulated link takes for the bytes. Return at once if the link is real."""
         ...
 
     async def close(self) -> None:
@@ -203,12 +210,15 @@ _GREEDY: Final = SamplingParams(temperature=0.0)
 
 
 def blocks_for(tokens: int, block_size_tokens: int) -> int:
-    """Return the number of blocks that a measured step of `tokens` tokens writes."""
+    """Return the number of blocks that a trial step of `tokens` tokens writes."""
     return sum(-(-length // block_size_tokens) for length in trial_prompts(tokens))
 
 
 def trial_batch(tokens: int, blocks: list[int], capabilities: Capabilities) -> Batch:
-    """Return whole prompts of random tokens that add up to `tokens`. Ids are negative, so they match no sequence."""
+    """Return a batch of whole prompts of random tokens, `tokens` in total.
+
+    Their ids are negative, so no sequence has them.
+    """
     random = np.random.default_rng(tokens)
     table = np.array(blocks, dtype=np.int32)
     chunks = []

@@ -1,6 +1,6 @@
 """A sequence inside the engine, and the validation of requests. Pure.
 
-A sequence consists of its tokens, the number of them that have KV, and the blocks that contain that KV.
+A sequence consists of its tokens, the number of leading tokens with KV, and the blocks that contain that KV.
 """
 
 from dataclasses import replace
@@ -27,12 +27,12 @@ NO_IMAGES: Final = (
 
 
 class Stage(IntEnum):
-    """The stage of a sequence in the engine. Blocks are held from FETCHING on."""
+    """The stage of a sequence in the engine. A sequence has blocks from FETCHING on."""
 
     QUEUED_TRANSFER = auto()
     """The KV is at another worker, and the sequence waits for free blocks here."""
     QUEUED_PREEMPTED = auto()
-    """The blocks were given to other sequences. The KV will be recomputed from the tokens."""
+    """The sequence lost its blocks to another one. Its KV will be recomputed from the tokens."""
     QUEUED_PROMPT = auto()
     FETCHING = auto()
     """The blocks are allocated, and the KV is in transit."""
@@ -42,26 +42,28 @@ class Stage(IntEnum):
 
 
 class Sequence:
-    """A request's tokens, KV progress and blocks while the engine holds it."""
+    """A request's tokens, blocks and progress while it is in the engine."""
 
     _pooled: NDArray[np.float32] | None = None
-    """[hidden] 1D float32: the sum of the vectors of the chunks so far, if it is pooled."""
+    """[hidden] 1D float32: the sum of the vectors of the chunks so far; None before the first vector."""
 
     def __init__(self, request: EngineRequest, *, block_size_tokens: int, max_context_tokens: int) -> None:
         self.request = request
         self.stage: Stage | None = None
         self.length = len(request.token_ids)
-        """The number of tokens, prompt and generated ones together."""
+        """The number of tokens, of the prompt and generated."""
         self.computed = 0
         """The number of leading tokens that have KV here."""
         self.max_length = min(request.prompt_tokens + request.max_output_tokens, max_context_tokens)
         self.blocks: list[int] = []
         self.preempted = False
-        """True if it has ever lost its blocks. After that it is computed here, even if its prompt came from
+        """True if the sequence ever lost its blocks. From then on it is computed here, even if its KV once came from
         elsewhere.
         """
         self.reached = 0
-        """The most tokens that have had KV here. Computing them again counts as recomputation."""
+        """The highest number of leading tokens that ever had KV here. Computing one of them again counts as
+        recomputation.
+        """
         self.cached_tokens = 0
         self.computed_prompt_tokens = 0
         self.kv_bytes_received = 0
@@ -69,26 +71,28 @@ class Sequence:
         self.kv_ready = request.kv is not None and not request.kv.streamed
         """True if the source reports ready KV that has not arrived here."""
         self.kv_ready_since_ns = 0
-        """The time in Unix nanoseconds since which `kv_ready` holds; 0 while it does not."""
+        """The time in Unix nanoseconds since which `kv_ready` has been True; 0 while it is False."""
         self.kv_ready_ns = 0
-        """The time in which `kv_ready` held, up to its last end."""
+        """The total time for which `kv_ready` was True, without the current period."""
         self.found_blocks = 0
-        """Leading blocks that were already cached here, so that only the rest is fetched."""
+        """The number of leading blocks that were cached here. Only the rest is fetched."""
         self.sampled_elsewhere: tuple[int, ...] | None = None
-        """The tokens sampled by the worker that computed a streamed prompt; None until they are known."""
+        """The tokens sampled by the worker that computed the streamed prompt; None until `proceed`."""
         self.streamed: Offer | None = None
-        """The handle under which others can pull this prompt while it is computed."""
+        """The offer of this prompt while it is computed; None if nothing is streamed."""
         self.joined = False
-        """True if the sequence has decoded here. A decode that has begun is not held back."""
+        """True if the sequence has decoded here. It is then never held back again."""
         self.held_since_ns = 0
         """The time at which the sequence could first have decoded here, in Unix nanoseconds; 0 if not yet."""
         self.line_from_ns = 0
-        """The time at which its first token was known to exist, from which its TPOT is counted; 0 if not yet."""
+        """The time in Unix nanoseconds from which TPOT is measured, when the first token was known to exist; 0 if not
+        yet.
+        """
         self.line_from_length = 0
         self.prompt_logprobs: list[Logprob] = []
-        """Log-probabilities of the prompt's tokens so far, if requested."""
+        """The logprobs of the prompt's tokens so far, if requested."""
         self.in_step = False
-        """True if the running step computes the sequence. Its blocks may not change owner before that step ends."""
+        """True if the running step computes the sequence. Its blocks must not be freed before that step ends."""
         self.aborting = False
         self.handing_over = False
         """True if the sequence is handed over at its next step boundary."""
@@ -106,27 +110,26 @@ class Sequence:
 
     @property
     def transferred(self) -> bool:
-        """True if the prompt was computed by another worker."""
         return self.request.kv is not None
 
     @property
     def yields(self) -> bool:
-        """True if the sequence's prompt waits while one that does not yield can be computed."""
+        """True if the prompt is computed only while no prompt without this flag waits."""
         return self.request.yields
 
     @property
     def kind(self) -> str:
-        """Tenant and class whose answers predict its length."""
+        """The tenant and class whose past answers predict this sequence's length."""
         return self.request.kind
 
     @property
     def tpot_target_ns(self) -> int:
-        """Target time per output token; 0 for none."""
+        """The target time per output token; 0 for none."""
         return self.request.tpot_target_ns
 
     @property
     def line(self) -> TokenLine | None:
-        """Deadlines of its tokens; None without a TPOT target, or before its first token."""
+        """The due times of the sequence's tokens; None without a TPOT target, or before the first token."""
         target_ns = self.request.tpot_target_ns
         if not target_ns or not self.line_from_ns:
             return None
@@ -134,7 +137,7 @@ class Sequence:
 
     @property
     def output_tokens(self) -> int:
-        """The number of tokens sampled so far, including those sampled elsewhere."""
+        """The number of tokens sampled so far, here and elsewhere."""
         return self.length - self.request.prompt_tokens
 
     @property
@@ -144,7 +147,7 @@ class Sequence:
 
     @property
     def first_token_due_ns(self) -> int:
-        """Deadline of its first token in Unix nanoseconds; 0 if it has one already, or no deadline was given."""
+        """The deadline of the first token in Unix nanoseconds; 0 if the token was sampled, or if there is no deadline."""
         return 0 if self.output_tokens else self.request.first_token_due_ns
 
     @property
@@ -156,14 +159,14 @@ class Sequence:
     def pending_free(self) -> int:
         """The number of pending tokens exempt from the prompt budget.
 
-        These are the tokens whose KV was lost with the blocks, and one generated token after them.
+        These are the tokens whose KV was lost to preemption, and the one generated token after them.
         """
         decoding = self.reached >= self.request.prompt_tokens and self.reached + 1 == self.length
         return max(self.reached + decoding - self.computed, 0)
 
     @property
     def blocks_at_most(self) -> int:
-        """The number of blocks for all tokens that will ever be computed here. A last sampled token needs no KV."""
+        """The number of blocks for all tokens that will ever be computed here. The last sampled token needs no KV."""
         return self._blocks_for(self.length if self.request.phase is EnginePhase.PREFILL else self.max_length - 1)
 
     @property
@@ -178,13 +181,13 @@ class Sequence:
 
     @property
     def may_grow(self) -> bool:
-        """True if the sequence may still need more blocks than it holds."""
+        """True if the sequence may still need more blocks than it has."""
         return max(len(self.blocks), self.blocks_now) < self.blocks_at_most
 
     def reusable_hashes(self) -> list[bytes]:
-        """Return the hashes of blocks that may be taken from the pool.
+        """Return the hashes of blocks that may be reused from the pool.
 
-        Only full blocks qualify, and at least the last token is left to compute.
+        Only full blocks can be reused, and at least the last token remains to be computed.
         """
         if not self.request.chain_root:
             return []
@@ -192,7 +195,7 @@ class Sequence:
         return self._hashes[: self._known_elsewhere // self._block_size]
 
     def admit(self, blocks: list[int], shared: int) -> None:
-        """Assign blocks; the first `shared` of them hold KV found in the cache."""
+        """Assign blocks. The first `shared` of them were cached and contain KV."""
         if not self.preempted:
             tokens = np.empty(self.max_length, dtype=np.int32)
             tokens[: self.length] = self.request.token_ids
@@ -212,7 +215,7 @@ class Sequence:
         self._room_tokens = len(self.blocks) * self._block_size
 
     def preempt(self) -> list[int]:
-        """Release all blocks but keep the tokens, and return the blocks."""
+        """Take all blocks from the sequence and return them. Its tokens remain."""
         blocks, self.blocks = self.blocks, []
         self._room_tokens = 0
         self.computed = 0
@@ -222,7 +225,7 @@ class Sequence:
         return blocks
 
     def receive(self) -> None:
-        """Record that the KV of its handle has arrived."""
+        """Record that the KV behind the request's handle has arrived."""
         self.computed = self.reached = self._known_elsewhere
 
     def table(self, tokens: int) -> NDArray[np.int32]:
@@ -257,18 +260,18 @@ class Sequence:
 
     @property
     def images_left(self) -> tuple[PromptImage, ...]:
-        """The images with tokens that are still to compute."""
+        """The images with tokens that are still to be computed."""
         return self._images_in(self.computed, self.request.prompt_tokens)
 
     @property
     def lacks_images(self) -> bool:
-        """True if the sequence's prompt cannot be computed here, since its images are elsewhere."""
+        """True if the prompt cannot be computed here because this engine has no files of its images."""
         return any(not image.data for image in self.request.images)
 
     def advance(self, tokens: int) -> int:
-        """Record `tokens` computed tokens, and return how many of them were computed before."""
+        """Record `tokens` computed tokens, and return how many of them had been computed before."""
         start, self.computed = self.computed, self.computed + tokens
-        if start == self.reached and start >= self.request.prompt_tokens:  # true for nearly every token
+        if start == self.reached and start >= self.request.prompt_tokens:  # nearly every token
             self.reached = self.computed
             return 0
         again = max(min(self.computed, self.reached) - start, 0)
@@ -278,7 +281,7 @@ class Sequence:
         return again
 
     def start_line(self, now_ns: int, length: int) -> None:
-        """Count its TPOT from `now_ns`, at which it has `length` tokens. Only the first call has an effect."""
+        """Measure TPOT from `now_ns`, when the sequence has `length` tokens. Only the first call has an effect."""
         if not self.line_from_ns:
             self.line_from_ns, self.line_from_length = now_ns, length
 
@@ -287,14 +290,14 @@ class Sequence:
         self.length += 1
 
     def ended_by(self, token_id: int, eos_token_ids: frozenset[int]) -> FinishReason | None:
-        """Return why the sequence ends with its last token, `token_id`; None if it continues."""
+        """Return the reason why `token_id`, the last token, ends the sequence; None if the sequence continues."""
         sampling = self.request.sampling
         if token_id in sampling.stop_token_ids or (token_id in eos_token_ids and not sampling.ignore_eos):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.length >= self.max_length else None
 
     def give_prompt_logprobs(self, token: Sampled) -> None:
-        """Move the prompt's logprobs into that of the first token, if it has one."""
+        """Move the prompt's logprobs into the first token's, if there are any."""
         if self.prompt_logprobs and token.logprob is not None:
             token.logprob = replace(token.logprob, prompt=tuple(self.prompt_logprobs))
             self.prompt_logprobs = []
@@ -313,7 +316,7 @@ class Sequence:
     def last_output(
         self, reason: FinishReason, token: Sampled | None, handle: KvHandle | None, detail: str, pooled: bytes = b""
     ) -> SequenceOutput:
-        """Return the final output, with the totals of this sequence's stay."""
+        """Return the final output, with the sequence's totals on this engine."""
         return SequenceOutput(
             sequence_id=self.sequence_id,
             token_ids=(token.token_id,) if token else (),
@@ -351,7 +354,7 @@ class Sequence:
         )
 
     def note_kv_ready(self, now_ns: int) -> None:
-        """Update the time since which `kv_ready` holds, and the total time for which it held before."""
+        """Update `kv_ready_since_ns` and `kv_ready_ns` after a change of `kv_ready`."""
         if self.kv_ready:
             self.kv_ready_since_ns = self.kv_ready_since_ns or now_ns
         else:
@@ -362,7 +365,7 @@ class Sequence:
         return self.kv_ready_ns + (now_ns - since_ns if since_ns else 0)
 
     def register_full_blocks(self, pool: BlockPool) -> None:
-        """Register the blocks that are full and computed, so that other sequences can reuse them."""
+        """Make full, computed blocks reusable by other sequences."""
         full = self.computed // self._block_size
         if full <= self._registered or not self.request.chain_root:
             return
@@ -373,8 +376,9 @@ class Sequence:
 
     @property
     def _known_elsewhere(self) -> int:
-        """The upper bound of tokens whose KV can be found or fetched. The last one is computed here, to sample the
-        next.
+        """The upper bound of tokens whose KV can be found or fetched.
+
+        The last one is always computed here, to sample the next.
         """
         kv = self.request.kv
         return min(kv.tokens, self.length - 1) if kv and not self.preempted else self.length - 1

@@ -2,19 +2,19 @@
 
 Modelled:
 
-- how long a step takes by its prefill and decode work, including cached context (libs/perfmodel);
+- the duration of a step by its prefill and decode work, including cached context (libs/perfmodel);
 - the size of KV blocks and of the device's KV memory;
-- how long weights take to the device, by their size and a link's speed;
+- the time to load weights, by their size and a link's speed;
 - a KV link of limited bandwidth, shared by all transfers into this worker.
 
-Real, since it is the code of the other engines: queueing, blocks, prefix reuse, leases, batches, events.
+Shared with the other engines: queueing, blocks, prefix reuse, leases, batches, events.
 
 Not modelled:
 
-- what tokens mean: they follow from prompt, position, seed and guide; penalties, bias and cut-offs change nothing;
-- what vectors mean: equal prompts have equal ones, and all others are unrelated;
+- meaningful tokens: they follow from prompt, position, seed and guide; penalties, bias and cut-offs have no effect;
+- meaningful vectors: equal prompts have equal vectors, and all others are unrelated;
 - the end of an answer, except by guides, stop tokens and lengths;
-- link latency, and the sender's side of a link;
+- the latency of a link, and its use by the sender;
 - variance between equal steps, and steps shorter than a timer's tick except in the mean.
 """
 
@@ -45,18 +45,21 @@ if TYPE_CHECKING:
 class SimGpu:
     """A GPU shared by the runners that were created with it. A runner without one has its own GPU.
 
-    Turns are first come, first served: of n workers with work, each gets every n-th step.
+    Steps are served first come, first served. If n workers have work, each gets every n-th step.
     """
 
     def __init__(self) -> None:
         self.steps = asyncio.Lock()
-        """Held for the duration of a step."""
+        """The lock that a step takes for its duration."""
         self.link = asyncio.Lock()
-        """Held while weights are copied to the GPU or from it."""
+        """The lock that a copy of weights to or from the GPU takes."""
 
 
 class SimRunner:
-    """A device that only takes time. Its KV memory is the profile's; `kv_memory_mb` is ignored."""
+    """A device that computes nothing and takes the modelled time.
+
+    The profile sets its KV memory; `kv_memory_mb` is ignored.
+    """
 
     def __init__(self, config: EngineConfig, gpu: SimGpu | None = None) -> None:
         # Runners that are given the same `gpu` share it.
@@ -72,7 +75,7 @@ class SimRunner:
         self._link_pacer = Pacer()
         self._link = asyncio.Lock()
         self._guides: Guides | None = None
-        """The guides, read for the first guided answer."""
+        """The guides; None until the first guided answer."""
 
     @property
     def name(self) -> str:
@@ -80,13 +83,16 @@ class SimRunner:
 
     @property
     def device(self) -> str:
-        """The modelled device, e.g. "sim:llama-8b-h100". With a speed-up, it counts as a different device."""
+        """The modelled device, such as "sim:llama-8b-h100".
+
+        The name of a device with a speed-up includes its factor.
+        """
         speedup = self._config.sim_speedup
         return f"sim:{self._profile.name}" + (f"/x{speedup:g}" if speedup != 1 else "")
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """The model's end tokens, though none is ever sampled."""
+        """The model's end tokens. The runner never samples them."""
         return self._eos_token_ids
 
     async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
@@ -101,7 +107,7 @@ class SimRunner:
         return self._capabilities(info)
 
     async def sleep(self) -> None:
-        """Wait as long as a copy of the weights to host memory takes."""
+        """Wait for the time that a copy of the weights to host memory takes."""
         await self._copy(self._config.sim_wake_gb_per_s)
 
     async def _copy(self, gb_per_s: float) -> None:
@@ -111,7 +117,7 @@ class SimRunner:
             await asyncio.sleep(config.sim_weights_bytes / (gb_per_s * 1e9) / config.sim_speedup)
 
     async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """Wait for the time that the weights take from host memory."""
+        """Wait for the time that a copy of the weights from host memory takes."""
         await self._weights(self._config.sim_wake_gb_per_s, progress)
         return self._capabilities(load_model_info(self._config.model_path or BUILTIN_SIM))
 
@@ -192,7 +198,7 @@ class SimRunner:
         return ImageCounts()
 
     def unencoded(self, images: Sequence[PromptImage]) -> list[PromptImage]:
-        # Capabilities exclude images.
+        # The runner's capabilities exclude images, so there are none.
         return []
 
     async def encode(self, images: Sequence[PromptImage]) -> dict[bytes, str]:
@@ -203,12 +209,12 @@ class SimRunner:
         return ()
 
     def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
-        """Write nothing, and raise KvMismatch if there is data."""
+        """Write nothing. Raise KvMismatch if there is data."""
         if data:
             raise KvMismatch(f"the sim engine got bytes for {len(blocks)} KV blocks, it has no use for any")
 
     async def transfer(self, data_bytes: int) -> None:
-        """Wait for the link, then for the time that the bytes take on it."""
+        """Wait for the link, then for the time that it takes to send the bytes."""
         async with self._link:
             gbps = self._faults.link_gbps(self._config.sim_link_gbps)
             await self._link_pacer.spend(data_bytes * 8 / (gbps * 1e9 * self._config.sim_speedup))
@@ -219,7 +225,7 @@ class SimRunner:
 
 
 def sim_vector(token_ids: NDArray[np.int32], size: int) -> NDArray[np.float32]:
-    """Return [size] 1D float32: a unit vector that is determined by all tokens but has no meaning."""
+    """Return [size] 1D float32: a unit vector that depends on all tokens and has no meaning."""
     seed = crc32(token_ids.astype("<i4").tobytes())
     drawn = np.random.default_rng(seed).standard_normal(size)
     return (drawn / np.linalg.norm(drawn)).astype(np.float32)
@@ -232,13 +238,13 @@ def _special_token_ids(info: ModelInfo) -> frozenset[int]:
     return info.eos_token_ids | {entry["id"] for entry in added if entry.get("special")}
 
 
-# Shorter times are not slept but added to the next call.
+# Shorter times are added to the next call instead, since a sleep would overshoot them.
 MIN_SLEEP_S = 50e-6
 MAX_CARRY_S = 2e-3
 
 
 class Pacer:
-    """A sleeper for modelled durations. The error of each sleep is corrected in the next."""
+    """A sleeper for modelled durations. It corrects the error of each sleep in the next."""
 
     def __init__(self) -> None:
         self._carry_s = 0.0
@@ -254,14 +260,15 @@ class Pacer:
         self._carry_s = min(max(wanted, -MAX_CARRY_S), MAX_CARRY_S)
 
 
-# Interval between reads of the file.
+# The interval between two reads of the file.
 LOOK_S: Final = 0.1
 
 
 class SimFaults:
-    """The current faults of one worker: a slow GPU or a slow link. None for a missing file or invalid JSON.
+    """The faults of one simulated worker, read from a file: a slow GPU or a slow link.
 
-    The file may change while workers run. It serves demonstrations, and tests of the diagnosis.
+    A missing file and invalid JSON mean no faults. The file may change while workers run. Demonstrations and tests of
+    the diagnosis use it.
 
         {"decode-1": {"slow": 2.5}, "decode-2": {"link_gbps": 0.5}}
     """
@@ -278,7 +285,7 @@ class SimFaults:
         return self._number("slow", 1.0)
 
     def link_gbps(self, usual: float) -> float:
-        """Return the speed of the link over which KV arrives."""
+        """Return the speed of the link on which KV arrives, in gigabits per second."""
         return self._number("link_gbps", usual)
 
     def _number(self, name: str, usual: float) -> float:

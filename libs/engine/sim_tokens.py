@@ -1,4 +1,4 @@
-"""The tokens that the sim engine generates. They are determined by prompt, position, seed and guide."""
+"""The tokens that the sim engine generates, as a function of prompt, position, seed and guide."""
 
 import itertools
 import struct
@@ -18,8 +18,8 @@ LETTERS = frozenset(VOWELS + CONSONANTS)
 SPACE = 0x20
 CLOSING = b'"}]'
 CLOSE_EVERY = 4
-# The number of tokens at each end of the prompt on which its answer depends, so that long prompts cost no more than
-# short ones.
+# An answer depends on this number of tokens at each end of its prompt, so that a long prompt costs no more than a short
+# one.
 PROMPT_EDGE_TOKENS = 32
 
 
@@ -43,7 +43,7 @@ class TokenSource:
     def sample(self, chunk: Chunk, allowed: NDArray[np.bool_] | None = None) -> Sampled:
         """Return the token after a chunk's last position. Greedy requests ignore the seed.
 
-        `allowed` is [vocab] 1D bool if some tokens are excluded.
+        `allowed` is [vocab] 1D bool: the tokens that a guide allows; None for all.
         """
         seed = chunk.sampling.seed if chunk.sampling.temperature > 0 else 0
         if chunk.adapter:
@@ -56,7 +56,7 @@ class TokenSource:
         return Sampled(token, self._logprob(token, noise, chunk.sampling) if chunk.sampling.logprobs else None)
 
     def score(self, chunk: Chunk, tokens: NDArray[np.int32]) -> tuple[Logprob, ...]:
-        """Return made-up logprobs of `tokens`, each a function of the token, its position and the one before."""
+        """Return made-up logprobs of `tokens`, each a function of its token, position and previous token."""
         found = []
         most = min(chunk.sampling.prompt_top_logprobs, len(self._token_ids))
         for position, token in enumerate(tokens.tolist(), chunk.start + 1):
@@ -72,8 +72,9 @@ class TokenSource:
         return int(self._token_ids[noise % len(self._token_ids)])
 
     def _among(self, allowed: NDArray[np.bool_], token: int, noise: int, *, closes: bool) -> int:
-        """Return the token if it is allowed, otherwise another one. Occasionally close an open bracket, to end
-        answers.
+        """Return the token if it is allowed, otherwise another.
+
+        Sometimes close an open bracket, so that answers end.
         """
         if closes and self._words and noise % CLOSE_EVERY == 0:
             token = next((closing for closing in CLOSING if allowed[closing]), token)
@@ -97,7 +98,7 @@ def _prompt_digest(chunk: Chunk) -> int:
 
 
 def _next_letter(previous: int, noise: int) -> int:
-    """Return the next letter of words in which vowels and consonants alternate, a space after three or four."""
+    """Return the next letter of a word. Vowels and consonants alternate, and a space follows three or four letters."""
     choice, rest = noise % 100, noise // 100
     if previous not in LETTERS:
         return CONSONANTS[rest % len(CONSONANTS)] if choice < 75 else VOWELS[rest % len(VOWELS)]
