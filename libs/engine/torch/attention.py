@@ -1,10 +1,10 @@
-"""The KV pool, one tensor in which each block is contiguous, and paged attention on it.
+"""The KV pool, a tensor in which each block is contiguous, and paged attention on it.
 
 Any model that attends through transformers' AttentionInterface runs on the pool. All tokens of a step form one row [1,
-tokens]. A `StepPlan` contains their places, and reaches every layer as a keyword of the model's forward. A layer first
-writes the new keys and values to their slots, then attends. Sequences with one new token attend together, padded to a
-common number of blocks; prompt chunks attend one by one. Earlier KV is gathered from the pool into memory that all
-layers and steps share. Fresh memory of that size would cost more in page faults than the copy itself.
+tokens]. A `StepPlan` gives their positions and slots, and is passed to every layer as a keyword of the model's forward.
+A layer first writes the new keys and values to their slots, then attends. Sequences with one new token attend together,
+padded to a common number of blocks. Prompt chunks attend one by one. Earlier KV is gathered from the pool into memory
+that all layers and steps share. Fresh memory of that size would cost more in page faults than the copy itself.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ from libs.engine.runner import Chunk
 
 log = structlog.get_logger()
 
-# Fraction of the free memory that the pool may take at most.
+# The largest fraction of the free memory that the pool may take.
 MEMORY_HEADROOM = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """The shape of one block. Keys are stored rotated, as attention reads them."""
+    """The shape of one block. Keys are stored after their rotary embedding, as attention reads them."""
 
     layers: int
     block_size: int
@@ -48,7 +48,7 @@ class BlockShape:
 
     @property
     def layout(self) -> str:
-        """A name that is equal for pools that can exchange blocks."""
+        """The name of the layout, equal for pools that can exchange blocks."""
         dtype = str(self.dtype).removeprefix("torch.")
         return f"kv2/{dtype}/{self.layers}x{self.block_size}x2x{self.kv_heads}x{self.head_dim}"
 
@@ -56,18 +56,18 @@ class BlockShape:
 class KvPool:
     """A pool of blocks [blocks, layers, block_size, 2, kv_heads, head_dim] on one device, initially zero.
 
-    Keys and values of a position are adjacent. One copy gathers both, and positions of gathered blocks are evenly
+    The keys and values of a position are adjacent. One copy gathers both, and positions of gathered blocks are evenly
     spaced, as attention kernels require.
 
-    Attention reads whole blocks and masks positions that the sequence has not written. Those must be finite, since
-    a weight of zero times NaN is NaN. Initial zeros and KV of earlier sequences are.
+    Attention reads whole blocks and masks positions that the sequence has not written. Those must be finite, since a
+    weight of zero times NaN is NaN. They contain initial zeros or the KV of earlier sequences, which are finite.
     """
 
     def __init__(self, shape: BlockShape, memory_mb: int, device: torch.device, file: Path | None = None) -> None:
-        """Allocate the pool, for a CPU in `file`, if given, which other processes can map. If there is no room, the
-        pool is private.
+        """Allocate the pool.
 
-        Raise StartupError if `memory_mb` is too small for two blocks, or more than the device has free.
+        On a CPU, a pool with `file` is memory that other processes can map. If the folder has no room, the pool is
+        private. Raise StartupError if `memory_mb` is too small for two blocks, or more than the device has free.
         """
         self.shape = shape
         self.blocks = memory_mb * 2**20 // shape.block_bytes
@@ -103,7 +103,7 @@ class KvPool:
             self._file.close()
 
     def read(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
-        """Return the bytes of each block: views of the pool on a CPU, otherwise of a copy."""
+        """Return the bytes of each block: on a CPU views of the pool, otherwise a copy."""
         if self._host is not None:
             return tuple(self._host[block].data for block in blocks)
         with self._copying():
@@ -112,8 +112,8 @@ class KvPool:
     def write(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
         """Write bytes that `read` returned elsewhere into `blocks`, and compare the written bytes with the checksums.
 
-        Raise KvLost for a damaged block and zero it, since values that are not finite would spoil the block's next
-        user. Raise KvMismatch for a wrong number of bytes.
+        Raise KvLost for a damaged block after zeroing it, since NaN or infinity would spoil the answer of the block's
+        next sequence. Raise KvMismatch for a wrong number of bytes.
         """
         if len(data) != len(blocks) or any(view.nbytes != self.shape.block_bytes for view in data):
             raise KvMismatch(f"{len(data)} parts for {len(blocks)} KV blocks of {self.shape.block_bytes} bytes")
@@ -131,7 +131,10 @@ class KvPool:
             self._to_device(blocks, rows)
 
     def written(self) -> None:
-        """Order later reads after the step just passed to the device. Call it on the stream that computes."""
+        """Make later reads and writes wait for the step just queued on the device.
+
+        Call it on the stream that computes.
+        """
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._bytes.device))
 
@@ -157,7 +160,7 @@ def _share(file: Path, blocks: int, block_bytes: int) -> PoolFile | None:
 
 
 def _tensor_in(file: PoolFile | None, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros [*size], in the file's memory if there is a file."""
+    """Return zeros [*size]. With `file`, they are the file's memory."""
     if file is None:
         return torch.zeros(size, dtype=dtype, device=device)
     return torch.frombuffer(file.memory, dtype=dtype, offset=HEADER_BYTES).view(size)
@@ -176,12 +179,12 @@ def _free_bytes(device: torch.device) -> int | None:
 
 
 ATTENTION_NAME = "fulcrum_paged"
-# A sequence is padded to at most this many times its own blocks. Longer ones form a separate group.
+# A sequence is padded to at most this multiple of its own blocks. Longer sequences form a separate group.
 MAX_PADDING = 2
 
 
-# Options by which models request attention beyond a causal softmax. They are passed in every step, so the warm-up
-# step detects them.
+# The options by which models request attention beyond a causal softmax. Every step includes them, so the warm-up step
+# detects them.
 UNSUPPORTED_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
@@ -193,7 +196,7 @@ class PromptChunk:
     """The index of the chunk's first token in the row."""
     tokens: int
     context: int
-    """The number of visible positions: the earlier ones and the chunk's own."""
+    """The number of visible positions: the earlier ones and those of the chunk."""
     blocks: torch.Tensor
     """[blocks] int64: pool blocks of the positions [0, context)."""
     mask: torch.Tensor | None
@@ -202,10 +205,10 @@ class PromptChunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """A group of sequences with one new token each."""
+    """A group of sequences with one new token each, which attend together."""
 
     rows: torch.Tensor
-    """[sequences] int64: indices of their tokens in the row."""
+    """[sequences] int64: the indices of their tokens in the row."""
     blocks: torch.Tensor
     """[sequences x blocks] int64: pool blocks, padded with block 0."""
     mask: torch.Tensor
@@ -214,16 +217,16 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The place of each token of one step, which is the same in all layers."""
+    """The positions, slots and groups of the tokens of one step, which are the same in all layers."""
 
     positions: torch.Tensor
     """[tokens] int64: each token's position in its sequence."""
     pool: torch.Tensor
     """The pool's tensor [blocks, layers, block_size, 2, kv_heads, head_dim]."""
     gathered: torch.Tensor
-    """[blocks, block_size, 2, kv_heads, head_dim]: room for the blocks of any one chunk or group, in one layer."""
+    """[blocks, block_size, 2, kv_heads, head_dim]: memory for the blocks of any one chunk or group, in one layer."""
     slot_blocks: torch.Tensor
-    """[tokens] int64: the block that takes each token's KV."""
+    """[tokens] int64: the block to which each token's KV is written."""
     slot_offsets: torch.Tensor
     """[tokens] int64: the token's offset in that block."""
     prompts: tuple[PromptChunk, ...]
@@ -231,7 +234,7 @@ class StepPlan:
 
 
 class GatherMemory:
-    """Memory for the KV that one layer attends to. It is kept between steps and grows to the largest need so far."""
+    """Memory for the KV that one layer attends to. It is reused between steps, and grows to the largest need so far."""
 
     def __init__(self, pool: KvPool) -> None:
         self._like = pool.tensor
@@ -245,7 +248,7 @@ class GatherMemory:
 
 
 def plan_step(chunks: tuple[Chunk, ...], pool: KvPool, memory: GatherMemory) -> StepPlan:
-    """Build index tensors on the pool's device for chunks that follow each other in the row."""
+    """Build index tensors on the pool's device for chunks that form the step's row in order."""
     size = pool.shape.block_size
     device = pool.tensor.device
     dtype = pool.shape.dtype
@@ -284,7 +287,7 @@ def _plan_prompt(chunk: Chunk, first: int, size: int, device: torch.device, dtyp
 def _plan_decodes(
     singles: list[tuple[Chunk, int]], size: int, device: torch.device, dtype: torch.dtype
 ) -> list[DecodeGroup]:
-    """Group sequences by length, longest first, so that padding stays bounded."""
+    """Group sequences by length, longest first, so that each is padded by at most `MAX_PADDING` times."""
     ordered = sorted(singles, key=lambda single: -single[0].start)
     needed = [chunk.start // size + 1 for chunk, _ in ordered]
     cuts = [0]
@@ -324,7 +327,7 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """Compute one layer's attention of a step. Raise StartupError for an unsupported kind of attention.
 
-    query is [1, heads, tokens, head_dim], key and value are [1, kv_heads, tokens, head_dim]. Returns [1, tokens,
+    `query` is [1, heads, tokens, head_dim]; `key` and `value` are [1, kv_heads, tokens, head_dim]. Returns [1, tokens,
     heads, head_dim].
     """
     for name in UNSUPPORTED_OPTIONS:
@@ -363,8 +366,7 @@ def _attend_prompt(
     heads, tokens, head_dim = query.shape
     kv_heads, context, _ = keys.shape
     grouped = query.reshape(kv_heads, heads // kv_heads, tokens, head_dim)
-    # Query heads that share a KV head are one batch over an expanded view, so keys and values are not repeated in
-    # memory.
+    # Query heads that share a KV head form one batch over an expanded view, so keys and values are not copied.
     shape = (kv_heads, heads // kv_heads, context, head_dim)
     attended = functional.scaled_dot_product_attention(
         grouped,
@@ -383,7 +385,7 @@ def _attend_decodes(query: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor, s
     Returns [sequences, heads, head_dim].
     """
     heads, sequences, head_dim = query.shape
-    # Query heads that share a KV head take the place of the query's positions, because one token sees all of its
+    # Query heads that share a KV head take the dimension of query positions, because the one new token sees all of its
     # context.
     grouped = query.transpose(0, 1).reshape(sequences, kv.shape[3], -1, head_dim)
     keys, values = kv.transpose(1, 3).unbind(2)  # [sequences, kv_heads, positions, head_dim]

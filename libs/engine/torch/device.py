@@ -1,4 +1,4 @@
-"""The device: a CPU's name and measured peaks, and a GPU's peaks from data sheets."""
+"""A device's name and its peak rates, measured on a CPU and taken from data sheets for a GPU."""
 
 import platform
 import time
@@ -12,10 +12,10 @@ from libs.engine.torch.attention import BlockShape
 from libs.perfmodel.utilisation import Compute, gpu_peaks
 from libs.runtime.release import release
 
-# Time limit for measuring each peak of a CPU, after one pass.
+# The time limit for measuring each peak of a CPU, after one pass.
 MEASURE_S: Final = 0.1
 SQUARE: Final = 1024
-# Larger than caches, so that the copy measures memory.
+# Larger than any cache, so that the copy measures memory.
 COPIED_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -25,9 +25,7 @@ def device_name(device: torch.device) -> str:
 
 
 def variant_of(model: Any, device: torch.device) -> str:
-    """Return a text with everything other than model and device that affects step times, as in the port's
-    Capabilities.
-    """
+    """Return a text with everything except model and device that affects step times, as in the port's Capabilities."""
     parts = [str(model.dtype).removeprefix("torch."), f"torch {torch.__version__}", f"fulcrum {release()}"]
     if device.type == "cpu":
         parts += [f"{torch.get_num_threads()} threads", cpu_name()]
@@ -35,7 +33,7 @@ def variant_of(model: Any, device: torch.device) -> str:
 
 
 def device_peaks(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """Return (FLOP/s in the type, bytes/s of memory) with torch's current number of threads; zeros if unknown."""
+    """Return (FLOP/s in `dtype`, memory bytes/s) with torch's current number of threads; zeros if unknown."""
     if device.type == "cuda":
         flops_per_s, bytes_per_s = gpu_peaks(torch.cuda.get_device_name(device))
         return (flops_per_s if dtype.itemsize == 2 else 0.0), bytes_per_s
@@ -44,7 +42,10 @@ def device_peaks(device: torch.device, dtype: torch.dtype) -> tuple[float, float
 
 @cache
 def _cpu_peaks(_threads: int) -> tuple[float, float]:
-    """Measure (FLOP/s, bytes/s) in float32 at this number of threads: the best of a few large products and copies."""
+    """Measure (FLOP/s, bytes/s) in float32 by the fastest of repeated large products and copies.
+
+    The argument is only the key of the cache. torch already uses this number of threads.
+    """
     square = torch.ones(SQUARE, SQUARE)
     source, target = (torch.ones(COPIED_BYTES // 4) for _ in range(2))
     product_s = _best_s(lambda: torch.mm(square, square))
@@ -65,7 +66,9 @@ EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def compute_of(model: Any, shape: BlockShape, device: torch.device) -> Compute | None:
-    """Return the compute figures of a dense model; None for a mixture of experts, whose tokens use only part of it."""
+    """Return the compute figures of a dense model; None for a mixture of experts, where a token uses few of the
+    parameters.
+    """
     config = model.config.get_text_config()
     if any((getattr(config, name, None) or 0) > 1 for name in EXPERTS):
         return None
@@ -89,7 +92,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def cpu_name(info: Path = CPU_INFO) -> str:
-    """Return the CPU model that Linux reports, or else the architecture."""
+    """Return the CPU's name as Linux reports it, or else its architecture."""
     try:
         lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

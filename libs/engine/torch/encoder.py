@@ -1,6 +1,6 @@
-"""Encoders and cross-encoders in transformers: models whose tokens attend to those after them.
+"""Encoders and cross-encoders in transformers: models whose tokens attend to later ones.
 
-A prompt is computed as a whole, and nothing of it is kept. Blocks are counted to limit a step, but contain no bytes.
+Each prompt is computed as a whole, and no KV remains. Blocks contain no bytes; they only limit the tokens of a step.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from libs.engine.torch.device import device_name, variant_of
 from libs.engine.torch.model import pick_device, read_model
 from libs.model.info import Dense, ModelInfo
 
-# Rows of a forward pass are padded to the longest, which at most doubles its tokens.
+# Prompts of a forward pass are padded to the longest, which at most doubles the tokens of each.
 MAX_PADDING: Final = 2
 
 
@@ -37,7 +37,7 @@ class NoKv:
         return ()
 
     def write(self, blocks: NDArray[np.int32], data: Sequence[memoryview], _checksums: Sequence[int]) -> None:
-        """Raise KvMismatch if there is data."""
+        """Write nothing. Raise KvMismatch if there is data."""
         if data:
             raise KvMismatch(f"an encoder got bytes for {len(blocks)} KV blocks, it keeps none")
 
@@ -63,7 +63,7 @@ class Encoder:
 
 
 def load_encoder(info: ModelInfo, config: EngineConfig, progress: Progress) -> Encoder:
-    """Load the model and compute one prompt. Raise StartupError."""
+    """Load the model and compute one prompt as a warm-up. Raise StartupError."""
     assert info.path is not None
     if config.adapters:
         raise StartupError(f"{info.name!r} is an encoder, for which no adapters are served: start without them")
@@ -71,7 +71,8 @@ def load_encoder(info: ModelInfo, config: EngineConfig, progress: Progress) -> E
     scores = info.embedding.pooling == "score"
     progress("loading weights", 0.0)
     kind = AutoModelForSequenceClassification if scores else AutoModel
-    # The layer behind `pooler_output`, which no pooling here reads, is often not in the files of a sentence encoder.
+    # The layer that computes `pooler_output` is often missing from a sentence encoder's files. No pooling here reads
+    # it.
     spare = () if scores else ("pooler.",)
     model = read_model(kind, info.path, device, config.dtype, spare=spare).eval().requires_grad_(False)
     progress("loading weights", 1.0)
@@ -97,9 +98,7 @@ def load_encoder(info: ModelInfo, config: EngineConfig, progress: Progress) -> E
 
 
 def _load_dense(layers: Sequence[Dense], device: torch.device) -> torch.nn.Module | None:
-    """Return the layers in float32; None if there are none. Raise StartupError for files that are missing or do not
-    fit.
-    """
+    """Return the layers in float32; None if there are none. Raise StartupError if files are missing or do not fit."""
     parts: list[torch.nn.Module] = []
     for layer in layers:
         file = layer.folder / "model.safetensors"
@@ -118,8 +117,8 @@ def _load_dense(layers: Sequence[Dense], device: torch.device) -> torch.nn.Modul
 
 
 def encode_step(encoder: Encoder, batch: Batch) -> dict[int, Sampled]:
-    """Compute whole prompts, and return the vector or score of each by sequence id."""
-    most = encoder.info.max_context_tokens  # only prompts of measured steps are longer, and their vectors are not used
+    """Compute whole prompts, and return each one's vector or score by sequence id."""
+    most = encoder.info.max_context_tokens  # only prompts of trial steps are longer, and their vectors are not used
     prompts = [chunk.token_ids[:most] for chunk in batch.chunks]
     results: dict[int, Sampled] = {}
     for group in groups_of([len(each) for each in prompts]):
@@ -134,7 +133,7 @@ def encode_step(encoder: Encoder, batch: Batch) -> dict[int, Sampled]:
 
 
 def groups_of(lengths: Sequence[int]) -> list[list[int]]:
-    """Return the indices of `lengths` in groups, each padded to its longest by at most `MAX_PADDING` times. Pure."""
+    """Return the indices of `lengths` in groups. Padding makes each at most `MAX_PADDING` times as long. Pure."""
     groups: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         if not groups or lengths[groups[-1][0]] > MAX_PADDING * lengths[place]:
@@ -144,7 +143,7 @@ def groups_of(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _compute(encoder: Encoder, prompts: Sequence[NDArray[np.int32]], second_from: Sequence[int]) -> torch.Tensor:
-    """Return [prompts, longest, hidden] float32 last states, or [prompts, labels] of a head."""
+    """Return [prompts, longest, hidden] float32 last states, or a head's [prompts, labels]."""
     longest = max(map(len, prompts))
     shape = (len(prompts), longest)
     # [prompts, longest] 2D int64, padded on the right
@@ -163,18 +162,18 @@ def _compute(encoder: Encoder, prompts: Sequence[NDArray[np.int32]], second_from
 
 
 def _pooled(rows: torch.Tensor, chunk: Chunk, tokens: int, dense: torch.nn.Module | None) -> NDArray[np.float32] | None:
-    """Return the vector of one prompt, whose last states are [longest, hidden], or whose scores are [labels]."""
+    """Return the vector of one prompt from its last states [longest, hidden], or its head's output [labels]."""
     match chunk.pooling:
         case Pooling.SCORE:
             pooled = rows
         case Pooling.CLS:
             pooled = rows[0]
         case Pooling.MEAN:
-            pooled = rows[:tokens].sum(dim=0)  # the core divides by it
+            pooled = rows[:tokens].sum(dim=0)  # the core divides the sum
         case _:
             return None
     if dense is not None:
-        divisor = tokens if chunk.pooling is Pooling.MEAN else 1  # by which the core will divide
+        divisor = tokens if chunk.pooling is Pooling.MEAN else 1  # the core divides by it later
         with torch.inference_mode():
             pooled = dense(pooled / divisor) * divisor
     found: NDArray[np.float32] = pooled.cpu().numpy()

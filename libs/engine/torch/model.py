@@ -1,8 +1,8 @@
 """Models of Hugging Face folders in transformers, and their LoRA adapters.
 
 An adapter is a folder in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. The engine is started
-with it, or a sequence names its folder. Its weights are read in the first step that needs them. When there are too
-many, the least recently used adapter is dropped.
+with it, or a sequence names its folder. The first step that needs an adapter reads its weights. Beyond the limit, the
+least recently used adapter is dropped.
 """
 
 import json
@@ -27,26 +27,26 @@ from libs.engine.torch.attention import ATTENTION_NAME, BlockShape, paged_attent
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _SIDES: Final = (".lora_A.weight", ".lora_B.weight")
-# Config keys that request more than a low-rank addition with one scale.
+# Config keys that ask for more than a low-rank addition with one scale.
 _UNSERVED: Final = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication")
 
 
 class AdapterBroken(Exception):
-    """An adapter that cannot be read, or does not fit the model. Sequences that request it fail."""
+    """An adapter that cannot be read, or does not fit the model. A sequence that requests it fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """The addition to one layer's output: `x @ down @ up`."""
+    """A low-rank addition to one layer's output: `x @ down @ up`."""
 
     down: torch.Tensor
-    """[in, rank], in the layer's dtype and on its device."""
+    """[in, rank] in the layer's dtype and on its device."""
     up: torch.Tensor
-    """[rank, out], scaled by the adapter's scale."""
+    """[rank, out], multiplied by the adapter's scale."""
 
 
 _Loaded = Mapping[str, Addition]
-"""Additions by the layer's name in the model."""
+"""The additions of an adapter, by the name of the layer."""
 
 
 class Adapters:
@@ -55,30 +55,30 @@ class Adapters:
     def __init__(self, model: Any, folders: Mapping[str, Path], most: int) -> None:
         """Check the adapters in `folders`, given by name. Raise StartupError for one that is missing or unsupported.
 
-        At most `most` adapters keep their weights, or as many as a single step needs.
+        At most `most` adapters remain loaded, or as many as a single step needs.
         """
         self._folders = folders
         self._most = most
         for name, folder in folders.items():
             _scale(name, folder)
-        # Rows of a step are tokens, which a vision tower does not process.
+        # The rows of a step are tokens. A vision tower computes no tokens.
         modules = ((name, each) for name, each in model.named_modules() if not name.startswith(VISION_MODULES))
         self._layers = {name: each for name, each in modules if isinstance(each, torch.nn.Linear)}
         self._kept: OrderedDict[str, _Loaded] = OrderedDict()
         self._rows: list[tuple[slice, _Loaded]] = []
-        """Rows of the running step that use an adapter."""
-        # Hooks are added for the first adapter used, because each costs a call per layer and step.
+        """The rows of the running step that use an adapter, with its additions."""
+        # Hooks are registered with the first adapter, because each costs a call per layer and step.
         self._hooked = False
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The names of the adapters whose weights are loaded, the most recently used last."""
+        """The names of the loaded adapters, the most recently used last."""
         return tuple(self._kept)
 
     def use(self, chunks: Sequence[Chunk]) -> dict[int, str]:
-        """Load the adapters of the next step's chunks, which follow each other in its row of tokens.
+        """Load the adapters of the next step's chunks, which form its row in order.
 
-        Return, by index, the reason for each chunk whose adapter cannot be loaded.
+        Return the reason for each chunk whose adapter cannot be loaded, by index.
         """
         faults: dict[int, str] = {}
         self._rows, first = [], 0
@@ -96,7 +96,7 @@ class Adapters:
         return faults
 
     def drop(self) -> None:
-        """Drop all weights, because the device is released."""
+        """Drop all weights before the device is freed."""
         self._rows = []
         self._kept.clear()
 
@@ -139,7 +139,7 @@ class Adapters:
 
     def _hook(self, name: str) -> Any:
         def add(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            # inputs [1, tokens, in]; output [1, tokens, out] is changed in place.
+            # `inputs` is [1, tokens, in]. `output` [1, tokens, out] is changed in place.
             for rows, loaded in self._rows:
                 addition = loaded.get(name)
                 if addition is not None:
@@ -149,7 +149,7 @@ class Adapters:
 
 
 def _scale(name: str, folder: Path) -> float:
-    """Return the factor of the adapter's addition. Raise StartupError if the adapter is unsupported."""
+    """Return the adapter's scale. Raise StartupError if the adapter is unsupported."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
@@ -166,15 +166,14 @@ def _scale(name: str, folder: Path) -> float:
 
 
 DTYPES = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16})
-# The minimum compute capability of CUDA devices. Older ones emulate bfloat16, which is slower than computing in
-# float32.
+# The minimum compute capability of CUDA devices. Older ones emulate bfloat16, which is slower than float32.
 BFLOAT16_CAPABILITY = (8, 0)
-# Rotations that change with the longest sequence of a batch, which would make stored keys stale.
+# Rotary embeddings that change with the longest sequence of a batch, so stored keys would become wrong.
 CONTEXT_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 def pick_device(wanted: str) -> torch.device:
-    """Return the device named by a setting such as "auto", "cpu" or "cuda:1". Raise StartupError."""
+    """Return the device for a setting such as "auto", "cpu" or "cuda:1". Raise StartupError."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -191,9 +190,9 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """Return the type named by a setting. Raise StartupError for an unknown one.
+    """Return the type for a setting. Raise StartupError for an unknown one.
 
-    "auto" is bfloat16 on GPUs that compute in it, otherwise float32.
+    "auto" selects bfloat16 on GPUs that support it, otherwise float32.
     """
     if wanted == "auto":
         fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BFLOAT16_CAPABILITY
@@ -205,14 +204,14 @@ def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 # The attention of each part of a config with vision. The vision tower attends to one whole image, without the pool.
 ATTENTIONS = MappingProxyType({"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"})
-# Modules that a vision model has in addition to the text model and its head.
+# The modules that a vision model has in addition to the text model and its head.
 VISION_MODULES = ("model.vision_tower.", "model.multi_modal_projector.")
 
 
 def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto", *, images: bool = False) -> Any:
-    """Load the model on `device`, with attention through the pool and a type by `pick_dtype`. Raise StartupError.
+    """Load the model on `device` with attention through the pool. Raise StartupError.
 
-    With `images`, its vision tower is loaded too.
+    `wanted_dtype` is as in `pick_dtype`. With `images`, the vision tower is loaded too.
     """
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     kind = AutoModelForImageTextToText if images else AutoModelForCausalLM
@@ -226,9 +225,9 @@ def load_model(folder: Path, device: torch.device, wanted_dtype: str = "auto", *
 def read_model(
     kind: Any, folder: Path, device: torch.device, wanted_dtype: str, *, spare: tuple[str, ...] = (), **options: Any
 ) -> Any:
-    """Load a model of one of transformers' auto classes on `device`.
+    """Load a model with one of transformers' auto classes on `device`.
 
-    Raise StartupError if that fails or weights are missing, other than those whose names begin with one of `spare`.
+    Raise StartupError on failure, or if weights are missing whose names begin with no prefix in `spare`.
     """
     logging.disable_progress_bar()
     dtype = pick_dtype(wanted_dtype, device)
@@ -258,7 +257,7 @@ def block_shape(model: Any, block_size_tokens: int) -> BlockShape:
 
 
 def _refuse_unsupported(model: Any) -> None:
-    """Raise StartupError for unsupported features that the config shows. The warm-up step finds the others."""
+    """Raise StartupError for unsupported features that the config names. The warm-up step detects the others."""
     config = model.config.get_text_config()
     name = type(model).__name__
     if not model.is_backend_compatible():
@@ -275,13 +274,14 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-# Row counts at which oneDNN is up to twice as fast over a large vocabulary as the BLAS behind torch's linear. It reads
-# the weights once, in place. With fewer rows, BLAS is as fast; with more, the product is bound by arithmetic.
+# The row counts for which oneDNN is up to twice as fast over a large vocabulary as the BLAS behind torch's linear.
+# oneDNN reads the weights once and in place. With fewer rows BLAS is as fast, and with more the product is bound by
+# arithmetic.
 ONEDNN_ROWS = range(4, 33)
 
 
 class FewRowsHead(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """A linear layer over the same weights, computed by oneDNN where that is faster."""
+    """A linear layer with the same weights that uses oneDNN for the row counts in `ONEDNN_ROWS`."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -289,7 +289,7 @@ class FewRowsHead(torch.nn.Module):  # type: ignore[misc]  # torch is untyped he
         self.bias = linear.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        # hidden [..., features]; returns [..., vocab]
+        # `hidden` is [..., features]. The result is [..., vocab].
         if hidden.shape[:-1].numel() in ONEDNN_ROWS:
             result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self.weight, self.bias, "none", [], "")
             return result
@@ -297,7 +297,7 @@ class FewRowsHead(torch.nn.Module):  # type: ignore[misc]  # torch is untyped he
 
 
 def quicken_head(model: torch.nn.Module) -> None:
-    """Replace the output layer of a float32 model on a CPU if torch was built with oneDNN. Do nothing otherwise."""
+    """Replace the output layer of a float32 model on a CPU. Do nothing on other devices or without oneDNN."""
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or not torch.backends.mkldnn.is_available():
         return

@@ -1,6 +1,6 @@
 """The torch runner: transformers' model classes over a paged KV pool, on a CPU or one GPU.
 
-Importing torch takes seconds, so this module does not. `load` imports it on the thread that then computes.
+Importing torch takes seconds. `load` therefore imports it, on the thread that later computes.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 
 class TorchRunner:
-    """A runner that does all of torch's work on its own thread, so that the event loop stays free.
+    """A runner that does all of torch's work on one thread, so that the event loop stays free.
 
-    Block copies run on the caller's thread, since they touch blocks that no running step writes (see the port).
+    Block copies run on the caller's thread, since no running step writes the blocks that they touch (see the port).
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -35,7 +35,7 @@ class TorchRunner:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
         self._loaded: Loaded | Encoder | None = None
         self._weights: Weights | None = None
-        """The weights in host memory while the runner sleeps."""
+        """The weights in host memory while the runner sleeps, else None."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,6 @@ class TorchRunner:
         return self._ready.info.eos_token_ids
 
     async def load(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """Load weights, allocate the pool and warm up. Raise StartupError."""
         loop = asyncio.get_running_loop()
 
         def report(stage: str, fraction: float) -> None:
@@ -91,7 +90,7 @@ class TorchRunner:
         return Capabilities(
             block_size_tokens=self._config.block_size_tokens,
             kv_blocks=encoder.pool.blocks,
-            kv_block_bytes=1,  # no blocks are held or sent, but readers divide by the size
+            kv_block_bytes=1,  # no block has bytes, but readers divide by the size
             max_context_tokens=encoder.info.request_tokens,
             max_sequences=self._config.max_sequences,
             kv_layout=encoder.pool.layout,
@@ -104,12 +103,12 @@ class TorchRunner:
         )
 
     async def sleep(self) -> None:
-        """Move weights to host memory and free the pool. On a CPU the weights stay where they are."""
+        """Move the weights to host memory and free the pool. On a CPU the weights stay where they are."""
         self._weights = await self._on_thread(_put_away, cast("Loaded", self._ready))
         self._loaded = None
 
     async def wake(self, identity: EngineIdentity, progress: Progress) -> Capabilities:
-        """Move weights back to the device, allocate a new pool and warm up. Raise StartupError."""
+        """Move the weights back to the device, allocate a new pool and warm up. Raise StartupError."""
         if self._weights is None:
             raise RuntimeError("the runner does not sleep")
         loop = asyncio.get_running_loop()
@@ -122,7 +121,6 @@ class TorchRunner:
         return self._capabilities(self._loaded)
 
     async def run(self, batch: Batch) -> dict[int, Sampled]:
-        """Compute the batch, and return a token by sequence id for each chunk with `sample`."""
         return await self._on_thread(_step, self._ready, batch)
 
     @property
@@ -131,26 +129,23 @@ class TorchRunner:
         return images.counts if images else ImageCounts()
 
     def unencoded(self, images: Sequence[PromptImage]) -> list[PromptImage]:
-        """Return the images whose embeddings are not kept."""
         encoder = self._ready.images
         return [each for each in images if encoder is None or each.span.digest not in encoder]
 
     async def encode(self, images: Sequence[PromptImage]) -> dict[bytes, str]:
-        """Compute the images' embeddings, and return the faults by digest."""
         encoder = self._ready.images
         assert encoder is not None, "capabilities say so"
         return await self._on_thread(encoder.encode, images)
 
     def read_blocks(self, blocks: NDArray[np.int32]) -> tuple[memoryview, ...]:
-        """Return the bytes of each block, as views of the pool if it is in host memory."""
+        """Return the bytes of each block, as views of the pool on a CPU and as a copy otherwise."""
         return self._ready.pool.read(blocks)
 
     def write_blocks(self, blocks: NDArray[np.int32], data: Sequence[memoryview], checksums: Sequence[int]) -> None:
-        """Write blocks. Raise KvLost for damaged bytes, KvMismatch for a wrong number."""
         self._ready.pool.write(blocks, data, checksums)
 
     async def transfer(self, data_bytes: int) -> None:
-        # The link is real, so the bytes have already taken their time.
+        # The link is real: when the bytes are here, they have already taken their time.
         ...
 
     async def close(self) -> None:

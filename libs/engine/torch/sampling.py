@@ -1,7 +1,7 @@
-"""Sampling of tokens from logits. A token depends only on its own logits, parameters, seed and position.
+"""The sampling of tokens from logits. A token depends only on its own logits, parameters, seed and position.
 
-The order is vLLM's: logit bias, repetition, frequency and presence penalties, masks, then temperature, min-p, top-k
-and top-p. Log-probabilities are the model's own, before all of these.
+The order is vLLM's: logit bias, repetition, frequency and presence penalties, masks, temperature, min-p, top-k, top-p.
+Log-probabilities are those of the model, before any of these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,23 +24,23 @@ from libs.engine.port import SamplingParams
 from libs.engine.reports import Logprob
 from libs.engine.runner import Chunk, Sampled
 
-# Lower temperatures count as greedy, because logits divided by them overflow float32.
+# A lower temperature means greedy decoding, because logits divided by it would overflow float32.
 GREEDY_BELOW_TEMPERATURE = 1e-5
 
 Masks = Mapping[int, NDArray[np.bool_]]
 _NO_MASKS: Final[Masks] = MappingProxyType({})
 _Shaping = tuple[float, float, int, float]
-"""A tuple (temperature, min_p, top_k, top_p). Rows with equal values are processed together."""
+"""(temperature, min_p, top_k, top_p). Rows with equal values are processed together."""
 
 
 def sample(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks = _NO_MASKS) -> list[Sampled]:
-    """Sample one token for each row of `logits` [rows, vocab] float32. Row i follows the last token of
-    `chunks[i].history`.
+    """Sample one token for each row of `logits` [rows, vocab] float32.
 
-    `masks` holds [vocab] 1D bool of allowed tokens, by row, for constrained rows.
+    Row i follows the last token of `chunks[i].history`. `masks` has [vocab] 1D bool, the allowed tokens, for each
+    constrained row.
     """
     adjusted = _adjust(logits, chunks, masks)
-    # [rows] int64; argmax does the same, but takes three times as long on a CPU
+    # [rows] int64. argmax returns the same, but takes three times as long on a CPU.
     token_ids = adjusted.max(dim=-1).indices
     groups: dict[_Shaping, list[int]] = {}
     for row, chunk in enumerate(chunks):
@@ -56,13 +56,13 @@ def sample(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks = _NO_MAS
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, 1) that depends only on the arguments. With Philox, all positions cost the same."""
+    """Return a number in [0, 1) that depends only on the arguments. Philox reaches every position in the same time."""
     bits = np.random.Philox(key=np.array([seed % 2**64, position], np.uint64)).random_raw()
     return float(int(bits) >> 11) * 2.0**-53
 
 
 def _adjust(logits: torch.Tensor, chunks: Sequence[Chunk], masks: Masks) -> torch.Tensor:
-    """Apply bias, penalties and masks, to a copy if there are any."""
+    """Return the scores after bias, penalties and masks. The result is `logits` itself if there are none."""
     rows = [row for row, chunk in enumerate(chunks) if row in masks or _adjusts(chunk.sampling)]
     if not rows:
         return logits
@@ -96,9 +96,9 @@ def _ids(token_ids: object, like: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(scores: torch.Tensor, shaping: _Shaping, draws: Sequence[float]) -> torch.Tensor:
-    """Sample by inverse transform from scores [rows, vocab] and one uniform number a row. Returns [rows] int64.
+    """Sample by inverse transform from `scores` [rows, vocab] and one uniform number a row. Returns [rows] int64.
 
-    It computes in float64, in which a cumulative sum over a large vocabulary preserves the shares of rare tokens.
+    Cumulative sums are float64. Over a large vocabulary, float32 would lose the shares of rare tokens.
     """
     temperature, min_p, top_k, top_p = shaping
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
@@ -111,15 +111,15 @@ def _draw(scores: torch.Tensor, shaping: _Shaping, draws: Sequence[float]) -> to
     no_tokens = torch.empty(len(draws), 0, dtype=torch.int64, device=scores.device)  # warpers only read scores
     cumulative = warpers(no_tokens, scores).softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     points = torch.tensor(draws, dtype=torch.float64, device=scores.device)[:, None] * cumulative[:, -1:]
-    # The first token whose cumulative share exceeds the point; a token without a share is never chosen.
+    # The first token whose cumulative share exceeds the point. A token without a share is never chosen.
     chosen = torch.searchsorted(cumulative, points, right=True)[:, 0]
     return chosen.clamp_(max=scores.shape[1] - 1)  # out of range only if the model returned NaN
 
 
 def score(logits: torch.Tensor, tokens: NDArray[np.int32], most: int) -> tuple[Logprob, ...]:
-    """Return the logprob of each of `tokens` [rows] 1D int32 under its row of `logits` [rows, vocab] float32.
+    """Return the logprob of each of `tokens` [rows] 1D int32 in its row of `logits` [rows, vocab] float32.
 
-    Each comes with the `most` likely tokens of its row.
+    Each logprob includes those of the `most` most likely tokens of its row.
     """
     if not len(tokens):
         return ()

@@ -1,4 +1,4 @@
-"""A loaded model and its KV pool: loading, sleeping, the warm-up and the step."""
+"""A loaded model and its KV pool: load, sleep, wake, warm-up and step."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,13 +26,13 @@ from libs.model.info import ModelInfo, load_model_info
 from libs.perfmodel.utilisation import Compute
 from libs.runtime.linux import COMPUTE_SLICE_NS, ask_slice
 
-# Tokens of the prompt chunks that fill torch's internal caches before the first request.
+# The number of prompt tokens that fill torch's internal caches before the first request.
 WARM_UP_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A loaded model without a pool, as kept during sleep."""
+    """A loaded model without a pool, as it remains during sleep."""
 
     info: ModelInfo
     device: torch.device
@@ -41,7 +41,7 @@ class Weights:
     guides: Future[Guides]
     adapters: Adapters
     images: ImageEncoder | None
-    """The encoder of images; None for a model without vision, or with a vision that is not served."""
+    """The encoder of images; None for a model without vision or with an unsupported one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,22 @@ class Loaded:
     pool: KvPool
     memory: GatherMemory
     compute: Compute | None
-    """Inputs for computing utilisation; None if unknown."""
+    """The inputs for computing utilisation; None if unknown."""
     variant: str
-    """Everything other than model and device that affects step times, as in the port's Capabilities."""
+    """A text with everything except model and device that affects step times, as in the port's Capabilities."""
     guides: Future[Guides]
     adapters: Adapters
     images: ImageEncoder | None
 
 
 def load(config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded | Encoder:
-    """Load weights, allocate the pool of a model that generates, and warm up. Raise StartupError."""
+    """Load weights, allocate the pool and warm up; a model that encodes has no pool. Raise StartupError."""
     ask_slice(COMPUTE_SLICE_NS)
     if config.model_path is None:
         raise StartupError("the torch engine needs a model folder: set its model path")
     info = load_model_info(config.model_path, config.model_name)
     if config.threads:
-        torch.set_num_threads(config.threads)  # for this thread, which also runs the steps
+        torch.set_num_threads(config.threads)  # on this thread, which also runs the steps
     if info.encodes:
         return load_encoder(info, config, progress)
     device = pick_device(config.device)
@@ -101,7 +101,7 @@ def put_away(loaded: Loaded) -> Weights:
 
 
 def wake(weights: Weights, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> Loaded:
-    """Move weights back to the device with an empty pool. Raise StartupError if there is no room."""
+    """Move the weights back to the device, with an empty pool. Raise StartupError if there is no room."""
     progress("waking weights", 0.0)
     if weights.device.type == "cuda":
         try:
@@ -135,7 +135,6 @@ def _ready(weights: Weights, config: EngineConfig, identity: EngineIdentity, pro
 
 
 def step(loaded: Loaded | Encoder, batch: Batch) -> dict[int, Sampled]:
-    """Compute the batch, and return a token by sequence id for each chunk with `sample`."""
     return encode_step(loaded, batch) if isinstance(loaded, Encoder) else _step(loaded, batch)
 
 
@@ -162,11 +161,11 @@ def _step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
             **_inputs(loaded, token_ids.to(loaded.device), chunks),
             position_ids=plan.positions[None],
             use_cache=False,
-            # The head, with its large vocabulary, runs only on rows that sample or are scored.
+            # The head, with its large vocabulary, runs only on rows that are sampled or scored.
             logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=loaded.device),
             plan=plan,
         )
-        logits = output.logits[0]  # [rows that sample, then rows that are scored, vocab]
+        logits = output.logits[0]  # [rows to sample, then rows to score, vocab]
         if len(logits) != len(rows):
             raise StartupError("the model ignores logits_to_keep, which the torch engine needs: choose another model")
         masks, faults = _masks(loaded, [chunk for chunk, _ in sampling])  # while a GPU computes
@@ -186,15 +185,15 @@ def _step(loaded: Loaded, batch: Batch) -> dict[int, Sampled]:
         if hidden:
             _pool(hidden[0], chunks, broken, results)
         if loaded.device.type == "cuda":
-            # Without this, a step that samples nothing would end for the caller before it ends on the GPU. Its time
-            # would be wrong, and its blocks could be reused. Block copies run on a separate stream and do not wait.
+            # Without this, a step that samples nothing would return before it ends on the GPU. Its time would be wrong,
+            # and its blocks could be reused. Block copies run on a separate stream and do not wait.
             torch.cuda.current_stream(loaded.device).synchronize()
         loaded.pool.written()
     return results
 
 
 def _inputs(loaded: Loaded, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> dict[str, torch.Tensor]:
-    """Return the model's input for a row of tokens [tokens] int64: their ids, or embeddings if there are images."""
+    """Return the model's input for a row of tokens [tokens] int64: ids, or embeddings if there are images."""
     if loaded.images is None or not any(chunk.images for chunk in chunks):
         return {"input_ids": token_ids[None]}
     return {"inputs_embeds": loaded.images.embed(token_ids, chunks)[None]}
@@ -202,7 +201,7 @@ def _inputs(loaded: Loaded, token_ids: torch.Tensor, chunks: Sequence[Chunk]) ->
 
 @contextmanager
 def _hidden_states(model: Any, chunks: Sequence[Chunk]) -> Iterator[list[torch.Tensor]]:
-    """Yield a list that receives the next call's [tokens, hidden], the head's input, if any chunk is pooled."""
+    """Yield a list to which the next forward pass appends the head's input [tokens, hidden], if any chunk is pooled."""
     found: list[torch.Tensor] = []
     if not any(chunk.pooling for chunk in chunks):
         yield found
@@ -220,7 +219,7 @@ def _pool(hidden: torch.Tensor, chunks: Sequence[Chunk], broken: dict[int, str],
     for index, chunk in enumerate(chunks):
         end = first + len(chunk.token_ids)
         if chunk.pooling and (chunk.sample or chunk.pooling is Pooling.MEAN):
-            # A sum in bfloat16 would lose most of a long prompt.
+            # The sum is float32. In bfloat16, a long prompt would lose most of it.
             rows = hidden[end - 1 : end] if chunk.pooling is Pooling.LAST else hidden[first:end]
             pooled = rows.float().sum(dim=0).cpu().numpy()
             results[chunk.sequence_id] = Sampled(0, fault=broken.get(index, ""), pooled=pooled)
@@ -228,8 +227,9 @@ def _pool(hidden: torch.Tensor, chunks: Sequence[Chunk], broken: dict[int, str],
 
 
 def _masks(loaded: Loaded, chunks: list[Chunk]) -> tuple[dict[int, NDArray[np.bool_]], dict[int, str]]:
-    """Return, by row, ([vocab] 1D bool of allowed tokens for constrained rows, reasons for rows that cannot
-    continue).
+    """Return (masks, faults) of constrained rows.
+
+    A mask is [vocab] 1D bool, the allowed tokens. A fault is the reason why a row cannot continue.
     """
     masks: dict[int, NDArray[np.bool_]] = {}
     faults: dict[int, str] = {}
@@ -248,7 +248,7 @@ def _masks(loaded: Loaded, chunks: list[Chunk]) -> tuple[dict[int, NDArray[np.bo
 
 
 def _read_guides(info: ModelInfo) -> Future[Guides]:
-    """Read the vocabulary for guides while the weights load, which takes longer."""
+    """Read the vocabulary for guides on a thread while the weights load, which takes longer."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="vocabulary")
     try:
         return thread.submit(load_guides, info)
@@ -257,7 +257,7 @@ def _read_guides(info: ModelInfo) -> Future[Guides]:
 
 
 def _warm_up(loaded: Loaded) -> None:
-    """Run two steps that take every path of attention, and check that the model attends through the pool."""
+    """Run two steps that use every kind of attention, and check that all layers write to the pool."""
     size, blocks = loaded.pool.shape.block_size, loaded.pool.blocks
     tokens = min(WARM_UP_TOKENS, (blocks - 1) * size // 2)
     table = np.arange(blocks, dtype=np.int32)

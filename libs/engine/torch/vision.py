@@ -1,7 +1,7 @@
 """Images in prompts: decoding, the model's image processor, the vision tower, and the cache of embeddings.
 
-When a prompt is computed, an image's embedding replaces the token embeddings of its placeholders. Decode needs only
-KV.
+When a prompt is computed, an image's embedding replaces the token embeddings of its placeholders. Decoding needs only
+the KV.
 """
 
 from collections import OrderedDict
@@ -21,12 +21,10 @@ from libs.model.vision import Vision
 
 
 class ImageEncoder:
-    """The vision part of one model, with the embeddings of recent images by their hash. Not thread-safe."""
+    """The vision part of one model, with a cache of recent images' embeddings by digest. Not thread-safe."""
 
     def __init__(self, model: Any, folder: Path, vision: Vision, cache_bytes: int) -> None:
-        """Create the encoder. Raise StartupError if the folder has no image processor, or one that does not fit the
-        model.
-        """
+        """Read the image processor. Raise StartupError if the folder has none, or if it does not fit the model."""
         self._model = model
         self._vision = vision
         self._cache_bytes = cache_bytes
@@ -35,7 +33,7 @@ class ImageEncoder:
         self._kept_bytes = 0
         self._used = self._encoded = 0
         try:
-            # Pixels of the torchvision backend differ slightly, and workers must agree.
+            # The pixels of the torchvision backend differ slightly, and all workers must compute the same ones.
             self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
             self._embed(Image.new("RGB", (TRIAL_PIXELS, TRIAL_PIXELS)))
         except BrokenImage as error:
@@ -51,12 +49,15 @@ class ImageEncoder:
         return ImageCounts(self._used, self._encoded, self._kept_bytes)
 
     def drop(self) -> None:
-        """Drop all embeddings, because the device is being given up."""
+        """Drop all embeddings before the device is freed."""
         self._kept.clear()
         self._kept_bytes = 0
 
     def encode(self, images: Sequence[PromptImage]) -> dict[bytes, str]:
-        """Compute and keep the images' embeddings. Return the reason by digest for each that cannot be computed."""
+        """Compute and cache the images' embeddings.
+
+        Return the reason, by digest, for each image that cannot be computed.
+        """
         faults: dict[bytes, str] = {}
         for image in images:
             try:
@@ -64,12 +65,12 @@ class ImageEncoder:
             except BrokenImage as error:
                 faults[image.span.digest] = str(error)
         if self._model.device.type == "cuda":
-            # The duration of the step is that of the GPU's work.
+            # The caller measures the step's time, which must include the GPU's work.
             torch.cuda.current_stream(self._model.device).synchronize()
         return faults
 
     def embed(self, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Return [tokens, hidden], the input of the text model for a step's row of tokens [tokens] int64."""
+        """Return [tokens, hidden], the text model's input for a step's row of tokens [tokens] int64."""
         row: torch.Tensor = self._model.get_input_embeddings()(token_ids)
         first = 0
         for chunk in chunks:
@@ -86,7 +87,7 @@ class ImageEncoder:
     def _find(self, image: PromptImage) -> torch.Tensor:
         found = self._kept.get(image.span.digest)
         if found is None:
-            # The cache is too small for the images of this step.
+            # The image was evicted, because the cache is too small for the images of this step.
             found = self._encode(image)
             self._keep(image.span.digest, found)
         else:
@@ -96,7 +97,7 @@ class ImageEncoder:
     def _keep(self, digest: bytes, embedding: torch.Tensor) -> None:
         if digest in self._kept:
             return
-        # The latest is kept regardless of its size, because the next step needs it.
+        # The latest embedding is cached whatever its size, because the next step needs it.
         while self._kept and self._kept_bytes + embedding.nbytes > self._cache_bytes:
             _, oldest = self._kept.popitem(last=False)
             self._kept_bytes -= oldest.nbytes
@@ -115,7 +116,7 @@ class ImageEncoder:
         with torch.inference_mode():
             output = model.get_image_features(pixel_values=pixels.to(model.device, model.dtype), return_dict=True)
             found: torch.Tensor = output.pooler_output[0]
-            # A copy, because a view would keep all of the tower's output.
+            # A copy, because a view would keep the tower's whole output in memory.
             found = found.to(model.dtype).clone()
         if found.shape[0] != self._vision.image_tokens:
             raise BrokenImage(
