@@ -1,5 +1,4 @@
-"""vLLM's engine arguments and environment: forbidden to users, set by users, or added by the
-worker.
+"""vLLM's engine arguments and environment: which ones users may set, and which the worker sets.
 
 Pure, without vLLM.
 """
@@ -22,7 +21,7 @@ SET: Final = "set FULCRUM_WORKER_{name} in its place"
 CHUNKS: Final = "FULCRUM_WORKER_PREFILL_CHUNK_TOKENS says how prompts are cut"
 FIXED: Final = "the worker's scheduler and its reports rest on what it is"
 
-# Arguments that users may not set, with the alternative or the reason.
+# The arguments that users may not set, each with its alternative or the reason.
 RESERVED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "model": SET.format(name="MODEL_PATH"),
@@ -49,18 +48,18 @@ RESERVED: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 EXTENSION: Final = "libs.engine.vllm.plugin.MemoryReport"
-# The fraction of a GPU's memory that an engine fills by default, which is vLLM's own.
+# The fraction of a GPU's memory that an engine fills by default, equal to vLLM's own default.
 LOADED_SHARE: Final = 0.92
 MB: Final = 1024 * 1024
-# Ranks of LoRA adapters that vLLM has room for.
+# The ranks of LoRA adapters that vLLM supports.
 RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def parse_arguments(words: Iterable[str]) -> dict[str, Any]:
     """Parse arguments of the form KEY=VALUE, or KEY for true.
 
-    Keys are spelled as in vLLM or on its command line. Values are JSON, or else taken as text. Raise ValueError for
-    a malformed argument, and for one that users may not set.
+    Keys are spelled as in vLLM or on its command line. A value that is not JSON is text. Raise ValueError for a
+    malformed argument, and for one that users may not set.
     """
     found: dict[str, Any] = {}
     for word in words:
@@ -83,17 +82,17 @@ def _value(text: str) -> Any:
 
 
 def check_arguments(arguments: Mapping[str, Any], where: str = SETTING) -> None:
-    """Raise ValueError for an argument that would replace the worker's own. `where` names its source."""
+    """Raise ValueError for an argument that users may not set. `where` names the setting in the message."""
     found = [f"{name}: {why}" for name, why in RESERVED.items() if name in arguments]
     if found:
         raise ValueError(f"{where} cannot have {'; '.join(found)}")
 
 
 def pooling_of(config: EngineConfig) -> Pooling | None:
-    """Return the pooling of an engine that gives embeddings; None for an engine that generates.
+    """Return the pooling method of an engine that gives embeddings; None for an engine that generates.
 
-    As in vLLM's own server, a folder with files of Sentence Transformers selects embeddings unless `runner` specifies
-    otherwise. Raise StartupError for a model whose vectors are not computed.
+    As in vLLM's own server, a folder with files of Sentence Transformers selects embeddings unless `runner` is set.
+    Raise StartupError for a model whose pooling is not supported.
     """
     assert config.model_path is not None
     model = read_json(config.model_path / "config.json")
@@ -111,7 +110,7 @@ def pooling_of(config: EngineConfig) -> Pooling | None:
 def pooling_arguments(pooling: Pooling, config: EngineConfig, *, step_tokens: int) -> dict[str, Any]:
     """Return vLLM's arguments for an engine that gives embeddings and computes up to `step_tokens` in a step.
 
-    The gateway normalises vectors.
+    vLLM does not normalise the vectors; the gateway does.
     """
     found: dict[str, Any] = {
         "runner": "pooling",
@@ -128,20 +127,20 @@ def pooling_arguments(pooling: Pooling, config: EngineConfig, *, step_tokens: in
 
 
 def vision_arguments(*, serves: bool) -> dict[str, Any]:
-    """Return vLLM's arguments for a vision model, with or without its images.
+    """Return vLLM's arguments for a vision model that `serves` images or only text.
 
-    vLLM's processor of images needs a tokenizer. Without vLLM's cache of processed images, every image is sent with its
-    prompt, unless its KV comes from elsewhere.
+    vLLM's image processor needs a tokenizer. vLLM's cache of processed images is off, so each image is sent with its
+    prompt, unless the prompt's KV comes from another engine.
     """
     return {"skip_tokenizer_init": False, "mm_processor_cache_gb": 0, "language_model_only": not serves}
 
 
 def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -> dict[str, Any]:
-    """Return vLLM's arguments for adapters by name. All stay in host memory, and `most` of them on the device.
+    """Return vLLM's arguments for adapters by name. All are kept in host memory, and `most` of them on the device.
 
-    Raise StartupError for a folder that is not an adapter. On CPUs each adapter has a slot and the last slot stays
-    empty. vLLM's kernels for CPUs compute sequences without an adapter by the last slot (index -1) if other sequences
-    in the step have one.
+    Raise StartupError for a folder that is not an adapter. On CPUs each adapter has a slot, and one more slot remains
+    empty. If a step has sequences with and without an adapter, vLLM's CPU kernels compute the latter with the last slot
+    (index -1).
     """
     ranks = [_rank(name, folder) for name, folder in folders.items()]
     room = next((rank for rank in RANKS if rank >= max(ranks)), None)
@@ -157,10 +156,10 @@ def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -
 
 
 def can_sleep(config: EngineConfig, connector: Connector, *, available: bool) -> bool:
-    """Return whether to start an engine so that it can sleep. `available` is true if vLLM supports that on the device.
+    """Return whether to start an engine so that it can sleep.  is true if vLLM supports sleep on the device.
 
-    A user's arguments can rule it out: `kv_cache_memory_bytes` fixes the memory that the engine fills, regardless of
-    others.
+    A user's  or `kv_cache_memory_bytes` rules it out. With the latter, the engine fills the same memory whatever other
+    engines use.
     """
     given = config.vllm_arguments
     free = given.get("enable_sleep_mode", True) and not given.keys() & {"worker_extension_cls", "kv_cache_memory_bytes"}
@@ -170,8 +169,8 @@ def can_sleep(config: EngineConfig, connector: Connector, *, available: bool) ->
 def sleep_arguments(config: EngineConfig, device_bytes: int) -> dict[str, Any]:
     """Return vLLM's arguments for an engine that can sleep on GPUs with `device_bytes` of memory.
 
-    The engine leaves sleeping engines their part of its memory. These arguments override a user's own. Raise
-    StartupError if nothing is left.
+    The engine leaves the memory that is reserved for sleeping engines. These arguments override a user's own. Raise
+    StartupError if no memory is left.
     """
     fills = float(config.vllm_arguments.get("gpu_memory_utilization", LOADED_SHARE))
     left = fills * config.gpu_share - config.vllm_asleep_mb * MB / device_bytes
@@ -192,7 +191,7 @@ def _rank(name: str, folder: Path) -> int:
 
 
 def default_environment(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, str]:
-    """Return the variables to set unless the user has set them."""
+    """Return the environment variables to set unless the user has set them."""
     environment = {
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -214,9 +213,9 @@ def default_environment(config: EngineConfig, *, on_cpu: bool) -> Mapping[str, s
 def own_environment(
     *, host: str, nixl_port: int, mooncake_port: int, revision: str, worker_pid: int
 ) -> Mapping[str, str]:
-    """Return the variables that users cannot choose.
+    """Return the environment variables that users cannot choose.
 
-    Processes are spawned, since a forked one would not load the plug-in that its parent has already loaded.
+    Processes are spawned. A forked process would not load the plug-in, because its parent has already loaded it.
     """
     return {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",

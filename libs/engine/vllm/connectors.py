@@ -1,4 +1,4 @@
-"""vLLM's KV connectors: which are supported, their hand-over parameters and required packages. Pure, without vLLM."""
+"""vLLM's KV connectors: the supported ones, their hand-over parameters and required packages. Pure, without vLLM."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ UNCHECKED: Final = "this vLLM is not known to the checks of KV: reads that leave
 
 
 class KvRoute(Enum):
-    """The way in which the decode side finds the blocks of a prompt."""
+    """The method by which the decode side finds the blocks of a prompt."""
 
     REPLY = "reply"
-    """The prefill side returns their location with its answer."""
+    """The prefill side returns the location of the blocks with its answer."""
     NAME = "name"
-    """Both sides get the same name, and the decode side gets the address at which to fetch the blocks."""
+    """Both sides get the same name, and the decode side also gets the prefill side's address."""
     STORE = "store"
-    """The prefill side puts the blocks into a store. The decode side finds them by their tokens and computes missing
+    """The prefill side writes the blocks to a store. The decode side looks them up by their tokens and computes missing
     ones.
     """
     NONE = "none"
-    """The connector keeps blocks for its own engine."""
+    """The connector stores blocks for its own engine only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class ConnectorKind:
 
     way: KvRoute
     package: str = ""
-    """The package that must be importable; empty if vLLM alone suffices."""
+    """The package that the connector imports; empty if it needs vLLM only."""
     required: str = ""
-    """A key that the connector's configuration must contain."""
+    """A key that the connector's configuration must contain; empty for none."""
     pins: bool = False
     """True if the connector gives the pages of the KV pool to network cards or other processes.
 
-    A sleeping engine frees these pages, and the connector would continue to read them.
+    Sleep frees these pages, but the connector would still read them.
     """
 
 
@@ -62,7 +62,7 @@ KINDS: Final[Mapping[str, ConnectorKind]] = {
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """The connector that a worker's settings select, after checks."""
+    """The checked connector that a worker's settings select."""
 
     name: str
     way: KvRoute
@@ -84,15 +84,15 @@ class Connector:
 
     @property
     def shakes_hands(self) -> bool:
-        """True if NIXL, if used, refuses blocks of another layout. Settings can disable that check."""
+        """True if NIXL, where used, compares layouts before it reads. Settings can disable that check."""
         configs = [self.config, *(child["kv_connector_extra_config"] for child in self.config.get("connectors", ()))]
         return all(config.get("enforce_handshake_compat", True) for config in configs)
 
     @property
     def holds(self) -> bool:
-        """True if blocks wait for their receiver in the engine that computed them.
+        """True if the blocks remain in the engine that computed them until the receiver reads them.
 
-        The engine may overwrite them once they have been read.
+        The engine may overwrite blocks that have been read.
         """
         return self.way is not KvRoute.STORE
 
@@ -127,9 +127,7 @@ def _checked(name: str, config: Mapping[str, Any], lease_s: int) -> Connector:
 
 
 def _multi(config: Mapping[str, Any], lease_s: int) -> Connector:
-    """Combine several connectors. The first that can hand sequences over does so, and the others keep their own
-    function.
-    """
+    """Combine several connectors. The first that can hand sequences over does so, and the others keep their own use."""
     try:
         children: Sequence[tuple[Mapping[str, Any], Connector]] = [
             (child, _checked(child["kv_connector"], child.get("kv_connector_extra_config", {}), lease_s))
@@ -155,16 +153,19 @@ def _names(*ways: KvRoute) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSession:
-    """The connector of a running engine, with the parameters for sequences that it hands over."""
+    """The connector of a running engine, and the parameters of sequences that it hands over."""
 
     connector: Connector
     engine_id: str
-    """The connector's id, which is new at each start."""
+    """The connector's id, a new one at each start."""
     bootstrap: str = ""
-    """The URL at which the connector resolves names."""
+    """The URL at which the connector's names are resolved; empty if it needs none."""
 
     def transfer_params(self, name: str) -> dict[str, Any] | None:
-        """Return the kv_transfer_params of a prompt that is computed for others, given its name in the engine."""
+        """Return the kv_transfer_params of a prompt that is computed for another engine.
+
+        `name` is its id in this engine.
+        """
         match self.connector.way:
             case KvRoute.REPLY:
                 return {"do_remote_decode": True}
@@ -174,9 +175,7 @@ class ConnectorSession:
                 return None
 
     def left(self, name: str, answer: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the decode side's parameters given vLLM's `answer` on the prefill side; None if the connector
-        failed.
-        """
+        """Return the decode side's parameters from vLLM's `answer` on the prefill side; None if the connector failed."""
         match self.connector.way:
             case KvRoute.REPLY:
                 return answer

@@ -1,5 +1,4 @@
-"""vLLM's EngineCore process and the messages to and from it, through vLLM's own client without the detokenising front
-end.
+"""vLLM's EngineCore process, and the messages to and from it through vLLM's own client.
 
 vLLM's AsyncLLM gives each request a queue and a task, and turns its tokens into text. A worker needs neither. It needs
 one message per engine step with the tokens of all sequences, which the client under AsyncLLM delivers.
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-# EngineCore is killed if it has not ended by itself within this time.
+# EngineCore is killed if it has not ended after this time.
 CLOSE_S = 5.0
 # The sleep levels of vLLM.
 KEEP_WEIGHTS, DROP_WEIGHTS = 1, 2
-# The longest time for going to sleep or waking: hundreds of gigabytes are pinned and copied, or read from a disk.
+# The upper bound of the time to sleep or wake. Hundreds of gigabytes are pinned and copied, or read from a disk.
 SLEEP_LIMIT_S = 600.0
 ASK_LIMIT_S = 10.0
 VLLM_LIMIT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
@@ -40,55 +39,55 @@ VLLM_LIMIT_AFTER_S = 60
 
 class CoreProcess(Protocol):
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
-        """Load the model. Raise StartupError if that fails."""
+        """Load the model. Raise StartupError on failure."""
         ...
 
     @property
     def sent(self) -> int:
-        """The number of sequences sent to it so far."""
+        """The number of sequences sent so far."""
         ...
 
     async def send(self, request: Any) -> None:
-        """Send the EngineCoreRequest of a sequence. Everything sent arrives in order."""
+        """Send the EngineCoreRequest of a sequence. Messages arrive in the order in which they were sent."""
         ...
 
     async def command(self, request: Any) -> None:
-        """Send a request that carries a command instead of a sequence."""
+        """Send a request that contains a command instead of a sequence."""
         ...
 
     async def abort(self, request_ids: list[str]) -> None:
-        """End requests, in order with those sent."""
+        """End requests, after all messages sent before."""
         ...
 
     async def receive(self) -> Any:
-        """Return the next EngineCoreOutputs. Raise once the process has died."""
+        """Return the next EngineCoreOutputs. Raise vLLM's error once the process has died."""
         ...
 
     async def sleep(self, *, keep_weights: bool) -> None:
-        """Free the device. Weights move to host memory or are dropped; KV and its caches are dropped.
+        """Free the device. Move the weights to host memory or drop them, and drop all KV and caches.
 
-        Raise vLLM's own error if anything runs, holds blocks or fails.
+        Raise vLLM's own error if the engine still runs or holds anything, or if the sleep fails.
         """
         ...
 
     async def wake(self) -> None:
-        """Restore the state from before sleep, without KV. Raise StartupError."""
+        """Undo `sleep`, with an empty KV pool. Raise StartupError."""
         ...
 
     async def device_memory(self) -> DeviceMemory | None:
-        """Return the memory of the device with the least left among its ranks; None if it is not reported."""
+        """Return the memory of the rank with the least free memory; None if no rank reports any."""
         ...
 
     async def close(self) -> None:
-        """End the process and release its memory. Idempotent."""
+        """End the process and free its memory. Idempotent."""
         ...
 
 
 class VllmCore:
     """A `CoreProcess` over a real EngineCore.
 
-    Its process is started by a thread that lives as long as the process. Linux treats the end of the thread that
-    started a process as its parent's death.
+    The thread that starts the process lives as long as the process. Linux treats the end of that thread as the death of
+    the process's parent.
     """
 
     def __init__(self) -> None:
@@ -100,7 +99,7 @@ class VllmCore:
         self._stage = "starting"
 
     async def start(self, config: EngineConfig, identity: EngineIdentity, progress: Progress) -> StartedCore:
-        """Load the model. Raise StartupError with one line, and end the started processes if that takes too long."""
+        """Load the model. Raise StartupError with one line. If the start takes too long, kill its processes first."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[tuple[AsyncMPClient, StartedCore]] = loop.create_future()
 
@@ -136,7 +135,7 @@ class VllmCore:
         return self._ready
 
     async def _give_up(self, done: "asyncio.Future[tuple[AsyncMPClient, StartedCore]]", *, explain: bool) -> list[str]:
-        """End the processes of a start in progress, and return the point that each had reached."""
+        """Kill the processes of a start that takes too long, and return where each of them hung."""
         done.cancel()
         self._over.set()
         stood = await asyncio.to_thread(end_start, explain=explain)
@@ -151,28 +150,23 @@ class VllmCore:
 
     @property
     def sent(self) -> int:
-        """The number of sequences sent to it so far."""
         return self._sent
 
     async def send(self, request: Any) -> None:
-        """Send the EngineCoreRequest of a sequence. Everything sent arrives in order."""
         self._sent += 1
         await self._running.add_request_async(request)
 
     async def command(self, request: Any) -> None:
-        """Send a request that carries a command instead of a sequence."""
         await self._running.add_request_async(request)
 
     async def abort(self, request_ids: list[str]) -> None:
-        """End requests, in order with those sent."""
         await self._running.abort_requests_async(request_ids)
 
     async def receive(self) -> Any:
-        """Return the next EngineCoreOutputs. Raise once the process has died."""
         return await self._running.get_output_async()
 
     async def sleep(self, *, keep_weights: bool) -> None:
-        """Sleep at one of vLLM's levels: abort what still runs, reset its prefix cache and the connector's."""
+        """Sleep at one of vLLM's levels. vLLM aborts running requests and resets its prefix cache and the connector's."""
         async with asyncio.timeout(SLEEP_LIMIT_S):
             await self._running.sleep_async(KEEP_WEIGHTS if keep_weights else DROP_WEIGHTS, "abort")
         self._dropped = not keep_weights
@@ -189,22 +183,20 @@ class VllmCore:
             raise as_startup_error(error, "wake") from error
         if not awake:
             raise StartupError("the vllm engine did not wake: a part of it still sleeps")
-        while not self._running.outputs_queue.empty():  # outputs from before sleep
+        while not self._running.outputs_queue.empty():  # drop outputs from before the sleep
             self._running.outputs_queue.get_nowait()
 
     async def device_memory(self) -> DeviceMemory | None:
-        """Return the memory that vLLM's workers report through their extension."""
         try:
             async with asyncio.timeout(ASK_LIMIT_S):
                 found = await self._running.collective_rpc_async("fulcrum_device_memory")
-        except Exception:  # any error that vLLM raises; without its process there is nothing to report
+        except Exception:  # any error that vLLM raises; a dead process has no memory to report
             log.warning("vLLM's workers do not report free memory", exc_info=True)
             return None
         devices = [DeviceMemory(*each) for each in found if each is not None]
         return min(devices, key=lambda each: each.free_bytes, default=None)
 
     async def close(self) -> None:
-        """End the process and wait for it. Idempotent."""
         self._over.set()
         if self._client is not None:
             await asyncio.to_thread(self._thread.join)
@@ -219,7 +211,7 @@ class VllmCore:
 
 
 def _hand(loop: asyncio.AbstractEventLoop, give: Callable[[Any], None], to: "asyncio.Future[Any]", what: Any) -> bool:
-    """Deliver a result to a future on its loop, and return whether the result is still awaited."""
+    """Set a future's result on its loop, and return whether the future still awaited it."""
     if to.cancelled():
         return False
 
@@ -227,7 +219,7 @@ def _hand(loop: asyncio.AbstractEventLoop, give: Callable[[Any], None], to: "asy
         if not to.done():
             give(what)
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed, so the result is not awaited
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing awaits the result
         loop.call_soon_threadsafe(deliver)
         return True
     return False
@@ -236,8 +228,8 @@ def _hand(loop: asyncio.AbstractEventLoop, give: Callable[[Any], None], to: "asy
 def _launch(
     config: EngineConfig, identity: EngineIdentity, report: Callable[[str, float], None]
 ) -> "tuple[AsyncMPClient, StartedCore]":
-    connector_of(config)  # fails on an unknown name before the import of vLLM, which takes long
-    # vLLM reads its own limit on import. This one is shorter, and its error gives the reason.
+    connector_of(config)  # fails on an unknown name, before the slow import of vLLM
+    # vLLM reads its own limit at import. The worker's limit is shorter, and its error gives the reason.
     os.environ.setdefault(VLLM_LIMIT_VARIABLE, str(int(config.vllm_start_limit_s) + VLLM_LIMIT_AFTER_S))
     report("importing vllm", 0.0)
     launch = import_launch()
@@ -261,7 +253,7 @@ def import_launch() -> ModuleType:
 
 
 def as_startup_error(error: BaseException, what: str = "start") -> StartupError:
-    """Return any error of vLLM as a one-line StartupError. `what` is a verb for the failed operation."""
+    """Return an error of vLLM as a one-line StartupError. `what` is the verb of the operation that failed."""
     if isinstance(error, StartupError):
         return error
     return StartupError(f"the vllm engine did not {what}: {one_line(error, MAX_REASON_CHARS)}")
@@ -270,14 +262,17 @@ def as_startup_error(error: BaseException, what: str = "start") -> StartupError:
 MAX_REASON_CHARS = 400
 LEADER_DEAD = "node 0 has ended: start its worker and this one again"
 DEAD = "the processes that compute here have ended, and their log says why: start node 0's worker and this one again"
-# Interval between attempts to connect to node 0.
+# The interval between attempts to connect to node 0.
 KNOCK_S = 0.5
-# A node 0 without any network traffic for this long has ended.
+# Node 0 counts as ended after this time without any packet from it.
 VANISHED_S = 10
 
 
 async def follow(config: EngineConfig, identity: EngineIdentity, stopping: asyncio.Event) -> None:
-    """Compute until `stopping` is set. Raise StartupError if that fails, or if node 0, which schedules, ends."""
+    """Run this node's part of an engine until `stopping` is set. Raise StartupError if the part fails or node 0 ends.
+
+    Node 0 schedules for all nodes of the engine.
+    """
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
 
@@ -286,13 +281,13 @@ async def follow(config: EngineConfig, identity: EngineIdentity, stopping: async
             over.set_exception(error) if error else over.set_result(None)
 
     def own() -> None:
-        # This thread must outlive the processes: Linux ends them with the thread that started them.
+        # This thread must outlive the processes, because Linux ends them with the thread that started them.
         error: BaseException | None = None
         try:
             import_launch().follow(config, identity)
         except BaseException as failure:
             error = as_startup_error(failure)
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so the result is not awaited
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing awaits the result
             loop.call_soon_threadsafe(end, error)
 
     threading.Thread(target=own, name="vllm follower", daemon=True).start()
@@ -312,7 +307,7 @@ async def follow(config: EngineConfig, identity: EngineIdentity, stopping: async
 
 
 async def _until_leader_ends(config: EngineConfig) -> None:
-    """Hold a connection to node 0's rendezvous until node 0 closes it by ending."""
+    """Connect to node 0's rendezvous, and return once node 0 closes the connection by ending."""
     address, port = config.vllm_arguments["master_addr"], config.vllm_arguments.get("master_port", 29501)
     while True:
         try:

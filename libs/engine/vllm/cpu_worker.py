@@ -1,7 +1,7 @@
-"""vLLM's worker for CPUs with three corrections, run in the computing process.
+"""vLLM's worker for CPUs with three corrections, in the process that computes.
 
-They concern the seeds of chunked prompts, a thread that occupies a whole core, and the binding of all workers to the
-same core. Written against the same vLLM as libs/engine/vllm/scheduler.py.
+The corrections concern the seeds of chunked prompts, a NIXL thread that occupies a whole core, and the binding of all
+workers to the same core. They are written against the same vLLM as libs/engine/vllm/scheduler.py.
 """
 
 import os
@@ -12,32 +12,32 @@ import numpy as np
 from vllm.distributed import nixl_utils
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-# The longest time that NIXL's thread waits for its sockets before it checks its other queues.
+# The longest time for which NIXL's thread waits for its sockets before it checks its other queues.
 POLL_US = 100_000
 
 
 class MendedWorker(CPUWorker):  # type: ignore[misc]
-    """A worker that computes like vLLM's own, with the corrections above."""
+    """vLLM's worker for CPUs with the three corrections."""
 
     def init_device(self) -> None:
-        # This runs before KV connectors are created.
+        # The patch must precede the creation of KV connectors.
         _let_nixl_wait()
         super().init_device()
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
-        """Create the KV cache and its connector, then restore the cores that this thread may use.
+        """Create the KV cache and its connector, then restore the cores on which this thread may run.
 
-        NIXL's connector binds the thread that creates it to the last core of the machine, for copying beside
-        threads that compute. But this thread computes, and every worker on the machine does the same.
+        NIXL's connector binds the creating thread to the last core of the machine, so that copies run beside threads
+        that compute. Here that thread computes, and so do those of all other workers on the machine.
         """
         cores = os.sched_getaffinity(0)
         super().initialize_from_config(*args, **kwargs)
         os.sched_setaffinity(0, cores)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """Sample without the generators of sequences whose prompt is incomplete; their samples are dropped anyway.
+        """Sample without the generators of sequences whose prompt is incomplete. vLLM discards these samples.
 
-        vLLM samples for all of them and rewinds these generators. That fails, because a CPU's generator has no offset.
+        vLLM would rewind these generators, which fails because a CPU's generator has no offset.
         """
         if self.use_v2_model_runner:
             return super().sample_tokens(grammar_output)

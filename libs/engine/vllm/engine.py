@@ -1,7 +1,7 @@
 """The engine port over vLLM. Sequences run in its EngineCore process, and the results of each step arrive as one event.
 
-KV moves between engines through vLLM's own connector. A handle's opaque bytes are the connector's parameters, and
-`export` has nothing to offer. The decode side computes the last prompt token again and samples the first token from it.
+vLLM's own connector moves KV between engines. A handle's opaque bytes are the connector's parameters, and `export`
+always fails. The decode side computes the last prompt token again and samples the first token from it.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ NEVER_NS = 1 << 62
 
 
 RETRY_AFTER_S = 1.0
-# The longest time that running sequences may take to leave EngineCore before it sleeps.
+# The upper bound of the time for running sequences to leave EngineCore before it sleeps.
 SETTLE_S = 10.0
-# The interval at which the engine checks for a running step and for ended dummy steps.
+# The interval between two checks for a long step and for ended dummy steps.
 LOOK_S = 0.05
-# The duration from which a step is announced, so that telemetry can show it before it ends.
+# A step that takes longer is announced, so that telemetry shows it before it ends.
 ANNOUNCE_AFTER_NS = 100_000_000
 NOTHING = EngineReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 Send = Callable[[], Awaitable[None]]
@@ -67,19 +67,19 @@ class VllmEngine:
         self._tasks = TaskOwner(on_failure=self._events.end)
         self._outbox: deque[Send] = deque()
         self._unread: deque[tuple[LiveSequence, Any]] = deque()
-        """The sequences whose images have yet to be read, with their requests.
+        """The sequences whose images have not been read yet, with their requests.
 
-        The bound on all sequences limits them.
+        The bound on all sequences also limits them.
         """
         self._wake, self._took, self._wake_reader = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._started: _Parts | None = None
         self._report = NOTHING
         self._submitted = 0
-        """Sequences that EngineCore has been given or is about to be given."""
+        """The number of sequences that were sent to EngineCore or will be."""
         self._busy_since_ns = 0
-        """The time since which a step may be running; 0 if there are no sequences."""
+        """The time since which a step may have been running; 0 if there are no sequences."""
         self._announced = 0
-        """The number of the last step that was announced."""
+        """The number of the step that was announced last."""
         self._images = ImageTotals()
         self._trial: asyncio.Future[int | None] | None = None
         self._eos_token_ids: frozenset[int] = frozenset()
@@ -92,12 +92,10 @@ class VllmEngine:
 
     @property
     def device(self) -> str:
-        """ "cpu", or "cuda:" followed by the GPU's name."""
         return self._parts.ready.device
 
     @property
     def capabilities(self) -> Capabilities:
-        """Features and limits, valid after `start` has returned."""
         return self._parts.ready.capabilities
 
     @property
@@ -113,7 +111,7 @@ class VllmEngine:
         return wire
 
     async def start(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Start EngineCore. Raise StartupError. The fetcher is not used."""
+        """Start EngineCore. Raise StartupError. The fetcher is unused, since vLLM's connector moves KV."""
         assert self._config.model_path is not None
         self._eos_token_ids = load_model_info(self._config.model_path).eos_token_ids
         ready = await self._core.start(self._config, identity, progress)
@@ -140,7 +138,7 @@ class VllmEngine:
         self._tasks.spawn("vllm long and dummy steps", self._look(ready))
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """Put EngineCore to sleep once nothing runs and no block waits for a receiver, since neither survives sleep."""
+        """Abort sequences and end leases, since KV does not survive sleep, then put EngineCore to sleep."""
         if self._asleep:
             return
         self._asleep = True
@@ -148,14 +146,14 @@ class VllmEngine:
             async with asyncio.timeout(SETTLE_S):
                 await self._settle()
             await self._core.sleep(keep_weights=keep_weights)
-        except Exception as error:  # any error that vLLM raises; EngineCore is ended then
+        except Exception as error:  # any error that vLLM raises; EngineCore ends after it
             raise SleepFailed(f"the vllm engine does not sleep: {one_line(error, MAX_REASON_CHARS)}") from error
         await self._tasks.close()
         self._busy_since_ns = 0  # so that `load` does not read the board
         self._events.end()
 
     async def wake(self, identity: EngineIdentity, fetcher: KvFetcher, progress: Progress) -> None:
-        """Resume the same EngineCore under another incarnation, with the initial chunk and budget."""
+        """Resume the same EngineCore under a new identity, with the initial chunk and budget."""
         progress("waking EngineCore", 0.0)
         await self._core.wake()
         self._events = EventQueue()
@@ -167,7 +165,7 @@ class VllmEngine:
         self._command(Command(prefill_budget=chunk, prefill_chunk=chunk))
 
     async def _settle(self) -> None:
-        """Abort running sequences and release leases, then wait until EngineCore has reported both done."""
+        """Abort running sequences and release leases, then wait until EngineCore has reported both."""
         for live in self._sequences.all():
             self.abort(live.sequence_id)
         for name in self._sequences.leases_held():
@@ -179,11 +177,9 @@ class VllmEngine:
             await self._took.wait()
 
     async def device_memory(self) -> DeviceMemory | None:
-        """Return the device memory that EngineCore's workers report; None if the engine cannot sleep."""
         return await self._core.device_memory() if self.capabilities.sleeps else None
 
     def submit(self, request: EngineRequest) -> None:
-        """Queue a sequence. Raise InvalidRequest if it can never run here, QueueFull if the queue is at its bound."""
         capabilities, wire = self.capabilities, self._wire
         if self._asleep:
             raise QueueFull("the engine goes to sleep", retry_after_s=RETRY_AFTER_S)
@@ -235,7 +231,6 @@ class VllmEngine:
             self._post(lambda: self._core.send(message))
 
     def abort(self, sequence_id: int) -> None:
-        """End a sequence soon, or the lease of its blocks. Unknown ids are ignored."""
         live = self._sequences.by_id(sequence_id)
         if live is None:
             for name in self._sequences.leased_by(sequence_id):
@@ -246,33 +241,24 @@ class VllmEngine:
                 self._post(lambda: self._core.abort([live.name]))
 
     def proceed(self, sequence_id: int, token_ids: tuple[int, ...]) -> None:
-        # vLLM does not stream prompts.
+        # vLLM's connectors do not stream prompts, so no sequence waits for tokens.
         ...
 
     def hand_over(self, sequence_id: int) -> None:
-        # vLLM's connectors move KV of finished prefills, but not of running decodes. The worker has those recomputed
-        # elsewhere.
+        # vLLM's connectors move the KV of finished prompts, but not of running decodes. The worker lets another worker
+        # recompute those.
         ...
 
     def set_prefill_budget(self, tokens: int) -> None:
-        """Set the number of prompt tokens that a step may compute beside decodes, from the next step on."""
         self._command(Command(prefill_budget=max(tokens, 0)))
 
     def set_prefill_chunk(self, tokens: int) -> None:
-        """Set the upper bound of prompt tokens per step, regardless of the budget, from the next step on."""
         self._command(Command(prefill_chunk=max(tokens, 1)))
 
     def set_step_time(self, model: StepTimeModel) -> None:
-        """Set the model of step durations, by which prompt chunks and new decodes are limited to meet running TPOT
-        targets.
-        """
         self._command(Command(step_time=model))
 
     async def measure_prefill(self, tokens: int) -> int | None:
-        """Return the nanoseconds of one step of made-up prompts, run alone.
-
-        Return None without room, or if the step would hold up decoding sequences. Raise QueueFull.
-        """
         if self._trial is not None:
             raise QueueFull("another measurement waits")
         capabilities = self.capabilities
@@ -302,25 +288,24 @@ class VllmEngine:
         raise KvLost("these blocks are moved by vLLM's KV connector, not by the worker")
 
     def release(self, opaque: bytes) -> None:
-        """Free the blocks behind a handle. Unknown handles are ignored."""
         handover = self._wire.unpack_handover(opaque)
         if handover is not None and self._sequences.leased(handover.request_id):
             self._release(handover.request_id)
 
     def abandon(self, opaque: bytes) -> None:
-        # The blocks stay until their lease ends: NIXL reads without notice, so a current reader is unknown here.
+        # The blocks stay until their lease ends. NIXL reads without notice, so a receiver may be reading them.
         ...
 
     async def events(self) -> AsyncIterator[EngineEvent]:
-        """Iterate over events until the engine is closed. Iterating again continues where the last iteration stopped.
+        """Iterate over events until the engine is closed. A second call continues where the first stopped.
 
-        Raise the error that made the engine fail.
+        Raise the error that ended the engine.
         """
         while (event := await self._events.get()) is not None:
             yield event
 
     def load(self) -> EngineLoad:
-        """Return depths as of the last report, plus the sequences sent since."""
+        """Return the depths of the last report, plus the sequences sent since."""
         report = self._report
         unseen = max(self._submitted - report.taken, 0)
         late = self._sequences.all()[len(self._sequences) - unseen :] if unseen else []
@@ -348,8 +333,8 @@ class VllmEngine:
     def _reported_to_ns(self) -> int:
         """Return the time up to which steps are reported; 0 means now.
 
-        This is the time of the last report, or the start of the step that ran then. If a later step was announced,
-        it is a time within that step.
+        This is the time of the last report, or the start of the step that was running then. Once a later step has been
+        announced, it is a time within that step.
         """
         if not self._busy_since_ns:
             return 0
@@ -360,12 +345,10 @@ class VllmEngine:
         return max(reported_ns, min(now_ns, running.pending_wait_ns or now_ns))
 
     def integrity(self) -> EngineIntegrity:
-        """Return the counters that must be zero when nothing runs."""
         referenced = self.capabilities.kv_blocks - self._report.free_blocks if self._started else 0
         return EngineIntegrity(len(self._sequences), referenced, self._sequences.leases)
 
     async def close(self) -> None:
-        """Abort running sequences and end EngineCore. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -405,9 +388,9 @@ class VllmEngine:
                 await self._outbox.popleft()()
 
     async def _read_images(self) -> None:
-        """Send sequences with images in order, once vLLM's processor has read the images on a thread.
+        """Send sequences with images in order. vLLM's processor reads the images on a thread.
 
-        Others do not wait for that.
+        Sequences without images do not wait for it.
         """
         while True:
             await self._wake_reader.wait()
@@ -424,7 +407,10 @@ class VllmEngine:
                     self._post(partial(self._core.send, message))
 
     def _read(self, live: LiveSequence, message: Any) -> str:
-        """Put the images' pixels into the request, and return the fault of one that cannot be read."""
+        """Put the images' pixels into the request.
+
+        Return the fault of an image that cannot be read; empty if there is none.
+        """
         reader = self._parts.ready.images
         assert reader is not None, "requests with images are refused"
         try:
@@ -434,7 +420,7 @@ class VllmEngine:
         return ""
 
     def _drop(self, live: LiveSequence, finish: FinishReason, detail: str = "") -> None:
-        """End a sequence that EngineCore never gets."""
+        """End a sequence that EngineCore never receives."""
         self._submitted -= 1
         self._sequences.remove(live)
         self._events.put(EngineEvent((live.end(finish, detail=detail),)))
@@ -477,7 +463,7 @@ class VllmEngine:
                 self._events.put(EngineEvent(step=announcement(running, self._report)))
 
     def _is_long(self, running: Running) -> bool:
-        """Return whether a step is long, not announced yet, and the next one after the last report."""
+        """Return whether a step is long, not announced yet, and the first one after the last report."""
         if running.number in {self._announced, 0} or running.number != self._report.steps + 1:
             return False
         return self._clock.now_ns() >= running.start_unix_ns + ANNOUNCE_AFTER_NS

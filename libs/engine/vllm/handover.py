@@ -1,4 +1,4 @@
-"""Checks of prompts handed over between vLLM engines, and of their leases. Pure, without vLLM."""
+"""Checks of prompts that one vLLM engine hands over to another, and of their leases. Pure, without vLLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from libs.engine.reports import FinishReason
 if TYPE_CHECKING:
     from libs.engine.vllm.wire import Handover
 
-# vLLM's receiver renews a lease this many times over its length, and a heartbeat takes time to send and receive.
+# vLLM's receiver renews a lease this often during its length. A heartbeat takes time to send and receive.
 HEARTBEATS, ROOM_NS = 6, 3_000_000_000
 
 PULL_PARAMETERS: Final = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids")
-"""The parameters without which NIXL pulls nothing."""
+"""The parameters without which NIXL cannot pull."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def refusal(
     margin_ns: int,
     now_ns: int,
 ) -> HandoverRefusal | None:
-    """Return why the engine cannot continue from the request's handle, unpacked as `handover`; None if it can.
+    """Return why the engine cannot continue from `handover`, the content of the request's handle; None if it can.
 
     `pulls` is true if the connector reads the blocks that the handle names. A lease with less than `margin_ns` left is
     refused. Raise InvalidRequest if the tokens do not match the handle.
@@ -63,9 +63,9 @@ def refusal(
 
 
 def missing(parameters: Mapping[str, Any], tokens: int, capabilities: Capabilities) -> str:
-    """Return what NIXL would lack to pull a prompt of `tokens` with these parameters; empty if it lacks nothing.
+    """Describe what NIXL lacks to pull a prompt of `tokens` tokens with these parameters; empty if it lacks nothing.
 
-    vLLM 0.32 does not check them, and its EngineCore may end if one is missing.
+    vLLM 0.32 does not check them, and a missing one may end its EngineCore.
     """
     if absent := [name for name in PULL_PARAMETERS if not parameters.get(name)]:
         return ", ".join(absent)
@@ -74,7 +74,8 @@ def missing(parameters: Mapping[str, Any], tokens: int, capabilities: Capabiliti
     groups = parameters["remote_block_ids"]
     if not (isinstance(groups, list) and all(isinstance(group, list) for group in groups)):
         return "remote_block_ids of each group of layers"
-    # Layers that attend to a window have fewer blocks than the prompt. Each rank may hold only a part of the context.
+    # Layers that attend to a window have fewer blocks than the prompt, and each rank may have only a part of the
+    # context.
     shape, block_tokens = capabilities.kv_shape, capabilities.block_size_tokens
     kept = tokens if shape is None else shape.kept_tokens(tokens)
     blocks, parts = max(map(len, groups)), parameters.get("dcp_size") or 1
@@ -84,9 +85,9 @@ def missing(parameters: Mapping[str, Any], tokens: int, capabilities: Capabiliti
 
 
 def check_last_token(request: EngineRequest) -> None:
-    """Raise InvalidRequest for an image at the end of a prompt whose KV moves to another engine.
+    """Raise InvalidRequest if the prompt ends with an image and its KV moves to another engine.
 
-    That engine recomputes the last token, and does not have the image.
+    The other engine recomputes the last token and has no file of the image.
     """
     last = request.images[-1].span if request.images else None
     if last is None or request.phase is EnginePhase.BOTH:
@@ -96,14 +97,15 @@ def check_last_token(request: EngineRequest) -> None:
 
 
 def lease_ns(kv_lease_ms: int) -> int:
-    """Return the time for which vLLM holds blocks for their receiver, which it rounds to whole seconds."""
+    """Return the time for which vLLM holds blocks for their receiver. vLLM rounds it to whole seconds."""
     return max(kv_lease_ms // 1000, 1) * 1_000_000_000
 
 
 def lease_margin_ns(kv_lease_ms: int) -> int:
-    """Return the remaining time below which a lease can no longer be relied on. At most half the lease.
+    """Return the remaining time below which a lease is refused: at most half the lease.
 
-    If the first heartbeat was just missed, the blocks could belong to another sequence when they are read.
+    With less time left, a missed heartbeat could let the lease end, and another sequence could overwrite the blocks
+    before they are read.
     """
     whole_ns = lease_ns(kv_lease_ms)
     return min(whole_ns // HEARTBEATS + ROOM_NS, whole_ns // 2)
@@ -112,23 +114,23 @@ def lease_margin_ns(kv_lease_ms: int) -> int:
 class PullLeases:
     """The times until which the sources of pulled prompts certainly hold the blocks.
 
-    A source frees them at the end of their lease, and a receiver that was stopped until then would read another
+    A source frees the blocks at the end of their lease. A receiver that was paused until then would read another
     prompt's KV without an error. Heartbeats renew a lease, but only while the receiver's loop runs.
     """
 
     def __init__(self, lease_s: int) -> None:
-        # Each heartbeat of vLLM makes the lease last two thirds of its length from then, in whole seconds.
+        # Each heartbeat extends the lease to two thirds of its length from then, in whole seconds.
         self._every_ns = lease_s // HEARTBEATS * 1_000_000_000
         self._renewed_ns = lease_s * 2 // 3 * 1_000_000_000
         self._pulls: dict[str, tuple[int, int]] = {}
-        """(since, held until) by request, in Unix nanoseconds."""
+        """The start of each pull and the time until which its blocks are held, in Unix nanoseconds, by request."""
 
     def begin(self, name: str, held_until_ns: int, now_ns: int) -> None:
-        """Add a request whose prompt will be pulled, and the end of its lease."""
+        """Add a request whose prompt will be pulled, with the end of its lease."""
         self._pulls[name] = now_ns, held_until_ns
 
     def turn(self, now_ns: int) -> None:
-        """Record a turn of the receiver's loop, in which a due heartbeat has been sent."""
+        """Record one iteration of the receiver's loop, which has sent any heartbeat that was due."""
         for name, (since_ns, until_ns) in self._pulls.items():
             if since_ns + self._every_ns <= now_ns <= until_ns:
                 renewed_ns = now_ns - self._every_ns + self._renewed_ns

@@ -1,8 +1,7 @@
-"""KV in vLLM: its bytes by groups of layers, its block events, and the engine that computes it. For the EngineCore
-process.
+"""The KV of vLLM by groups of layers: bytes, block events, and the engine that computes it. For the EngineCore process.
 
-Only EngineCore has the layout: block sizes and groups depend on attention backends, which the computing processes
-choose. The scheduler receives vLLM's KVCacheConfig, and writes the facts that the worker needs into a file.
+Block sizes and groups depend on attention backends, which the computing processes choose. Only EngineCore knows them.
+The scheduler receives vLLM's KVCacheConfig, and writes the facts that the worker needs into a file.
 """
 
 from collections.abc import Sequence
@@ -30,14 +29,14 @@ from libs.engine.vllm.starting import KvFacts
 from libs.engine.vllm.step_reports import Rehash
 from libs.perfmodel.utilisation import KvGroup, KvShape
 
-# Indices of these dimensions in vLLM's stride order.
+# The indices of these dimensions in vLLM's stride order.
 LAYERS, BLOCKS = 0, 1
-# vLLM's kind of layer with one block per sequence of any length. Not every 0.32 has it.
+# vLLM's kind of layer with one block per sequence of any length. Some builds of 0.32 lack it.
 RING = getattr(kv_cache_interface, "CircularBufferSpec", ())
 
 
 def write_kv_facts(file: Path, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Write the KV shape and layout, which the worker reads once EngineCore serves."""
+    """Write the KV shape and layout into `file`. The worker reads it once EngineCore serves."""
     facts = KvFacts(
         kv_shape(vllm_config, kv_cache_config),
         str(vllm_config.cache_config.kv_cache_layout or ""),
@@ -47,7 +46,7 @@ def write_kv_facts(file: Path, vllm_config: VllmConfig, kv_cache_config: KVCache
 
 
 def kv_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> KvShape:
-    """Return the KV shape by the first rank's configuration. All pipeline stages are assumed to be alike."""
+    """Return the KV shape according to the first rank's configuration. All pipeline stages are assumed to be alike."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     stages = model.get_total_num_hidden_layers() / max(model.get_num_layers(parallel), 1)
     pages = _pages(kv_cache_config)
@@ -73,9 +72,9 @@ def _layer_spec(spec: Any, layer: str) -> KVCacheSpec:
 
 
 def _pages(kv_cache_config: KVCacheConfig) -> dict[str, int]:
-    """Return the bytes between one page of a layer and the next, by layer.
+    """Return the distance in bytes between two pages of a layer, by layer.
 
-    The scheduler receives a single spec for layers whose pages differ in size. These strides show the sizes.
+    The scheduler gets one spec for layers whose pages differ in size. Only the strides show the sizes.
     """
     layout = kv_cache_config.kv_cache_layout
     if layout is None or not kv_cache_config.num_blocks:
@@ -90,7 +89,7 @@ def _pages(kv_cache_config: KVCacheConfig) -> dict[str, int]:
 
 
 def _page_bytes(spec: KVCacheSpec, page_bytes: int | None) -> int:
-    """Return the bytes of one layer's block on one rank, without padding to the size of another kind's."""
+    """Return the bytes of one layer's block on one rank, without the padding to the largest kind of block."""
     if page_bytes is None or page_bytes == spec.page_size_bytes:
         return int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
     return page_bytes
@@ -113,7 +112,7 @@ def _window_tokens(spec: KVCacheSpec) -> int:
 
 
 class Rehasher:
-    """A publisher of vLLM's KV events of one group of layers. Each group stores and evicts its own blocks."""
+    """A publisher of vLLM's KV events for one group of layers. Each group stores and evicts its own blocks."""
 
     def __init__(self, rehash: Rehash, group: int) -> None:
         self._rehash = rehash
@@ -128,14 +127,14 @@ class Rehasher:
             elif isinstance(event, BlockStored):
                 keys = event.extra_keys or [None]
                 salt = str(keys[0] and keys[0][-1])
-                # vLLM gives an image as a pair. Names and salts are texts.
+                # vLLM represents an image as a pair, and names and salts as strings.
                 images = [[key for key in found or () if isinstance(key, tuple)] for found in keys]
                 self._rehash.stored(event.block_hashes, event.parent_block_hash, salt, event.token_ids, images)
             elif isinstance(event, BlockRemoved):
                 self._rehash.removed(event.block_hashes)
 
     def get_publisher_config(self) -> None:
-        # No endpoint, since there are no subscribers.
+        # There is no endpoint, since there are no subscribers.
         ...
 
     def shutdown(self) -> None:
@@ -144,8 +143,9 @@ class Rehasher:
 
 
 def whole_context_group(groups: Sequence[Any]) -> int:
-    """Return the first group whose layers attend to all tokens, or 0. Layers with windows drop blocks that others can
-    reuse.
+    """Return the index of the first group whose layers attend to all tokens; 0 if there is none.
+
+    Layers with a window evict blocks that other sequences could still reuse.
     """
     return next((index for index, group in enumerate(groups) if isinstance(group.kv_cache_spec, FullAttentionSpec)), 0)
 
@@ -157,22 +157,25 @@ def transfers(request: Request) -> bool:
 
 
 def is_for_others(request: Request) -> bool:
-    """Return whether the request's blocks wait for another engine."""
+    """Return whether the request's blocks are held for another engine."""
     params = request.kv_transfer_params
     return bool(params and params.get("do_remote_decode"))
 
 
 def external_tokens(request: Request) -> int:
-    """Return the tokens whose KV is requested from elsewhere. vLLM also counts locally cached tokens as computed."""
+    """Return the number of tokens whose KV is requested from another engine.
+
+    vLLM's own count of computed tokens also includes locally cached ones.
+    """
     return int(request.prefill_stats.num_external_cached_tokens if request.prefill_stats else 0)
 
 
 def lacks_images(request: Request) -> bool:
-    """Return whether the request's prompt cannot be computed here, since the files of its images are elsewhere."""
+    """Return whether the request's prompt cannot be computed here, because this engine has no files of its images."""
     return any(feature.data is None for feature in request.mm_features)
 
 
 def embedding_bytes(vllm_config: VllmConfig) -> int:
-    """Return the bytes of an image's embedding for one token; 0 for a model without images."""
+    """Return the bytes of one token of an image's embedding; 0 for a model without images."""
     model = vllm_config.model_config
     return int(model.get_inputs_embeds_size() * model.dtype.itemsize) if model.supports_multimodal_inputs else 0

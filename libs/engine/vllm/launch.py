@@ -1,5 +1,6 @@
-"""The start of EngineCore from the worker's configuration. Imports vLLM, so only the starting thread imports this
-module.
+"""The start of EngineCore from the worker's configuration.
+
+It imports vLLM, so only the starting thread may import it.
 """
 
 import contextlib
@@ -48,12 +49,12 @@ from libs.perfmodel.utilisation import Compute, KvShape
 from libs.policy.worker.handing_over import KvSplit, width_class
 from libs.runtime.net.ports import held_port
 
-# vLLM's attention on CPUs needs blocks of a multiple of this.
+# vLLM's attention on CPUs needs a multiple of this block size.
 CPU_BLOCK_TOKENS = 32
-# Tokens that every engine can compute in a step, even with a smaller chunk, so that prefill can be measured up to this
-# number.
+# Every engine can compute this many tokens in a step, even with a smaller chunk, so that prefill can be measured up to
+# it.
 MIN_STEP_TOKENS, MIN_STEP_TOKENS_GPU = 2048, 8192
-# vLLM's methods of speculation that need no weights.
+# vLLM's methods of speculative decoding that need no weights.
 WEIGHTLESS_DRAFTS = frozenset({"ngram", "ngram_gpu", "suffix"})
 LOOPBACK = "localhost"
 # An address that is never assigned (RFC 5737).
@@ -76,7 +77,7 @@ def launch(config: EngineConfig, identity: EngineIdentity) -> tuple[AsyncMPClien
 
 
 def follow(config: EngineConfig, identity: EngineIdentity) -> None:
-    """Start this node's part of an engine, and return once it has ended. Raise StartupError, or vLLM's own error."""
+    """Run this node's part of an engine until it ends. Raise StartupError, or vLLM's own error."""
     with _prepared(config, identity) as (vllm_config, *_), starting() as files:
         executor = MultiprocExecutor(vllm_config, monitor_workers=False)
         try:
@@ -93,8 +94,8 @@ def _prepared(
 ) -> Iterator[tuple[VllmConfig, Connector, str, Vision | None]]:
     """Check the configuration and set vLLM's environment.
 
-    Yield vLLM's configuration, the connector with its URL, and the model's vision. The connector's ports are held
-    while the context is open. Its processes listen there once they have loaded.
+    Yield vLLM's configuration, the connector with its URL, and the model's vision. The context reserves the connector's
+    ports, on which vLLM's processes listen once they have loaded.
     """
     if not vllm.__version__.startswith(SUPPORTED):
         written_for = " and ".join(f"{each}x" for each in SUPPORTED)
@@ -121,9 +122,7 @@ def _prepared(
 
 
 def _client(vllm_config: VllmConfig) -> tuple[AsyncMPClient, tuple[Board, SpanRing], str, KvFacts]:
-    """Return a client of a serving EngineCore, the shared memory with its steps, its handshake, and its KV shape and
-    layout.
-    """
+    """Return a client of a serving EngineCore, the board and ring of its steps, its handshake, and its KV facts."""
     with starting() as files:
         client = EngineCoreClient.make_async_mp_client(
             vllm_config=vllm_config, executor_class=Executor.get_class(vllm_config), log_stats=False
@@ -152,7 +151,7 @@ def _reachable(identity: EngineIdentity) -> str:
 
 
 def _outward() -> str:
-    """Return this machine's source address towards other networks; empty without a network. Nothing is sent."""
+    """Return this machine's source address for other networks; empty without a network. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((SOMEBODY, 9))
@@ -163,9 +162,9 @@ def _outward() -> str:
 
 
 def _check_device(config: EngineConfig) -> None:
-    """Raise StartupError for impossible arguments, and if vLLM finds fewer devices than requested.
+    """Raise StartupError for impossible arguments, or if vLLM finds fewer devices than the arguments need.
 
-    vLLM itself would report the latter in many lines, or not at all.
+    vLLM itself reports missing devices in many lines, or not at all.
     """
     wants_gpu = config.device.startswith("cuda")
     if current_platform.is_unspecified() or (wants_gpu and not current_platform.is_cuda_alike()):
@@ -192,7 +191,7 @@ def _check_device(config: EngineConfig) -> None:
 def _check_rendezvous(host: str, port: int) -> None:
     """Raise StartupError if another data-parallel group of this node already listens at this address.
 
-    Its ranks would be mistaken for this group's, or this group would wait for its own forever.
+    Otherwise its ranks would join this group, or this group would wait forever for its own.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignores sockets of a process that has just ended
@@ -206,7 +205,7 @@ def _check_rendezvous(host: str, port: int) -> None:
 
 
 def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
-    """Build vLLM's own configuration, without loading anything. Raise StartupError, or vLLM's own error."""
+    """Build vLLM's own configuration without loading anything. Raise StartupError, or vLLM's own error."""
     on_cpu = current_platform.is_cpu()
     if on_cpu and config.block_size_tokens % CPU_BLOCK_TOKENS:
         raise StartupError(
@@ -240,7 +239,7 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
     if config.adapters:
         arguments |= adapter_arguments(config.adapters, config.max_adapters, on_cpu=on_cpu)
     assert config.model_path is not None
-    # The other facts of the model require its weights, and vLLM's configuration can be built without them.
+    # The other facts of the model need its weights, but vLLM's configuration can be built without them.
     vision = load_vision(config.model_path, read_json(config.model_path / "config.json"))
     if vision is not None:
         arguments |= vision_arguments(serves=not vision.unserved and connector.holds)
@@ -262,7 +261,7 @@ def configured(config: EngineConfig, connector: Connector) -> VllmConfig:
 
 
 def _image_reader(vision: Vision | None, vllm_config: VllmConfig) -> ImageReader | None:
-    """Return the reader of prompts' images; None if the engine serves none. Raise StartupError."""
+    """Return the reader of prompts' images; None if the engine serves no images. Raise StartupError."""
     model = vllm_config.model_config
     if vision is None or not model.supports_multimodal_inputs or model.runner_type == "pooling":
         return None
@@ -308,15 +307,13 @@ def _capabilities(
 
 
 def _drafts_by_weights(vllm_config: VllmConfig) -> bool:
-    """Return whether the engine speculates with a draft model, whose weights vLLM's `reload_weights` does not read
-    again.
-    """
+    """Return whether the engine speculates with a draft model. vLLM's `reload_weights` does not read its weights again."""
     speculative = vllm_config.speculative_config
     return speculative is not None and speculative.method not in WEIGHTLESS_DRAFTS
 
 
 def kv_layout(vllm_config: VllmConfig, connector: Connector, facts: KvFacts, handshake: str = "") -> str:
-    """Return a name that is equal for engines that can read each other's blocks.
+    """Return the name of the KV layout, equal for engines that can read each other's blocks.
 
     `handshake` is a digest of the values that NIXL compares before it reads.
     """
@@ -374,8 +371,8 @@ FLOPS_A_PARAMETER = 2
 def compute_of(config: EngineConfig, vllm_config: VllmConfig) -> Compute | None:
     """Return the compute of a dense model without quantisation; None for others.
 
-    Tokens of a mixture of experts use only part of the weights, and quantised weights are narrower than the
-    arithmetic. KV is left out, since it is known only once EngineCore serves (`with_kv`).
+    A token uses only part of the weights of a mixture of experts, and quantised weights are narrower than the
+    arithmetic. `with_kv` adds the KV, which is known only once EngineCore serves.
     """
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if model.quantization is not None or model.is_moe:

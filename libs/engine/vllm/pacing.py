@@ -1,5 +1,6 @@
-"""Composition of vLLM's next step by the rules of Fulcrum's own core (libs/policy/worker/pace.py). Pure, without
-vLLM.
+"""The composition of vLLM's next step by the rules of Fulcrum's own core (libs/policy/worker/pace.py).
+
+Pure, without vLLM.
 """
 
 from collections.abc import Iterable
@@ -15,9 +16,9 @@ from libs.policy.worker.saturation import trial_prompts
 
 
 class PacedRequest:
-    """A vLLM request in the form that the pace expects."""
+    """A vLLM request with the attributes that the pace reads."""
 
-    # vLLM itself finds room, or preempts.
+    # vLLM allocates blocks itself, and preempts requests if there are too few.
     has_room = True
 
     def __init__(
@@ -32,12 +33,14 @@ class PacedRequest:
         kind: str = "",
         tokens_a_step: int = 1,
     ) -> None:
-        """Wrap a request, which decodes at most `tokens_a_step` tokens per step, including drafts."""
+        """Wrap a request that decodes at most `tokens_a_step` tokens per step, including drafts."""
         self.request = request
         self._tokens_a_step = tokens_a_step
         self.transferred = transferred
         self.stored = stored
-        """True if the KV is in a store. The missing part is computed as for a preempted request."""
+        """True if another engine has written the KV to a store. Tokens that the store lacks are computed as after a
+        preemption.
+        """
         self.yields = yields
         self.kind = kind
         self.tpot_target_ns = tpot_target_ns
@@ -45,31 +48,31 @@ class PacedRequest:
         self.joined = False
         self.held_since_ns = 0
         self.first_token_ns = 0
-        """The time at which the first token was sampled; 0 before it."""
+        """The time at which the first token was sampled, in Unix nanoseconds; 0 before."""
 
     @property
     def length(self) -> int:
-        """The number of tokens, including those of steps in flight."""
+        """The number of tokens, including those that steps in flight sample."""
         return int(self.request.num_tokens + self.request.num_output_placeholders)
 
     @property
     def computed(self) -> int:
-        """The number of those tokens that have KV."""
+        """The number of leading tokens that have KV."""
         return int(self.request.num_computed_tokens)
 
     @property
     def needs(self) -> int:
-        """The number of tokens still to compute, drafts included."""
+        """The number of tokens still to be computed, including drafts."""
         request = self.request
         wanted = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
         return max(int(wanted), 0)
 
     @property
     def line(self) -> TokenLine | None:
-        """Deadlines of its tokens; None without a TPOT target, or before its first token."""
+        """The due times of the request's tokens; None without a TPOT target, or before the first token."""
         if not self.tpot_target_ns or not self.first_token_ns:
             return None
-        # Which drafts will be accepted is unknown, so a step in flight counts as one token.
+        # It is unknown which drafts will be accepted, so a step in flight counts as one token.
         under_way = -(-self.request.num_output_placeholders // self._tokens_a_step)
         return TokenLine(self.first_token_ns, self.tpot_target_ns, int(self.request.num_output_tokens + under_way) - 1)
 
@@ -85,7 +88,7 @@ class PacedRequest:
 
     @property
     def ends_under_way(self) -> bool:
-        """True if a step in flight samples its last token, by the arithmetic of vLLM's own scheduler."""
+        """True if a step in flight samples the request's last token, by the same arithmetic as vLLM's scheduler."""
         request, placeholders = self.request, self.request.num_output_placeholders
         return bool(
             placeholders
@@ -94,35 +97,37 @@ class PacedRequest:
 
     @property
     def first_token_due_ns(self) -> int:
-        """Deadline of its first token in Unix nanoseconds; 0 if it has one already, or no deadline was given."""
+        """The deadline of the first token in Unix nanoseconds; 0 if the token was sampled, or if there is no deadline."""
         return 0 if self.first_token_ns else self._first_token_due_ns
 
     def stepped(self, now_ns: int) -> None:
-        """Record that a step that computed the request has ended now."""
+        """Record that a step that computed the request ended now."""
         if not self.first_token_ns and self.request.num_output_tokens:
             self.first_token_ns = now_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """The requests from which a step can be composed."""
+    """The requests of which the next step can be composed, by their state."""
 
     decodes: Items[PacedRequest]
     arrived: Items[PacedRequest]
-    """Transferred requests that have their KV and have not decoded yet."""
+    """The transferred requests that have their KV and have not decoded yet."""
     partly: Items[PacedRequest]
-    """Prompts of which a part is computed, in their order."""
+    """The prompts that are partly computed, in order."""
     prompts: Items[PacedRequest]
-    """Prompts that wait for their first chunk, in their order."""
+    """The prompts that wait for their first chunk, in order."""
     pulls: int
-    """The number of requests whose KV is still to be requested. If all of it is already here, they decode at once."""
+    """The number of requests whose KV has not been requested yet. Such a request decodes at once if all its KV is
+    cached here.
+    """
     lost: Items[PacedRequest]
-    """Preempted requests that recompute their lost KV, and stored ones that compute the part missing from the store."""
+    """The running requests that recompute KV lost to preemption, or compute the tokens that a store lacks."""
     preempted: Items[PacedRequest]
-    """Preempted and stored requests that still wait to run, in their order."""
+    """The preempted and stored requests that wait to run, in order."""
     free_places: int
     free_blocks: int
-    """Free blocks of each group of layers, since a sequence takes equally many of every group."""
+    """The number of free blocks in each group of layers. A sequence takes the same number from every group."""
     stalled: bool
     """True if the previous step computed nothing although requests were set aside."""
 
@@ -134,16 +139,16 @@ class PacedStep:
     tokens: int
     """The upper bound of the tokens that the step computes."""
     aside: Items[PacedRequest]
-    """Requests that take no part in the step."""
+    """The requests that the step leaves out."""
     each: int = 0
-    """The upper bound of the tokens that one request computes; 0 for none."""
+    """The upper bound of the tokens that one request computes; 0 for no bound."""
 
 
 def plan_step(pace: Pace, queues: Queues, *, tokens_each: int, block_size_tokens: int, now_ns: int) -> PacedStep:
-    """Plan decodes first, new ones with `tokens_each`, then prompts within running TPOT targets and the budget.
+    """Plan the next step: decodes first, then prompts within the budget and the TPOT targets of running sequences.
 
-    Recomputation after preemption has its own chunk and takes nothing from prompts. The chunk is granted only if it
-    is used.
+    A request that joins the decodes gets `tokens_each` tokens. Recomputation has its own chunk of tokens, so it takes
+    none from prompts. The step grows only by as much of that chunk as it needs.
     """
     for each in queues.decodes:
         each.joined = True
@@ -168,10 +173,10 @@ def plan_step(pace: Pace, queues: Queues, *, tokens_each: int, block_size_tokens
 def _beside(
     queues: Queues, partly: list[PacedRequest], prompt_tokens: int, *, newcomers: int
 ) -> tuple[list[PacedRequest], int]:
-    """Return the partly computed prompts to set aside for newcomers, and the bound for each of the others.
+    """Return the partly computed prompts to set aside for `newcomers`, and the token bound of each remaining one.
 
-    vLLM serves running requests before waiting ones, so without a bound they would take the newcomers' tokens. Prompts
-    are not set aside while decodes might need their blocks.
+    vLLM serves running requests before waiting ones. Without the bound, a running prompt would take the tokens that are
+    meant for the newcomers. Prompts are not set aside if decodes may need their blocks, which preemption can free.
     """
     if not newcomers or not partly:
         return [], 0
@@ -182,7 +187,7 @@ def _beside(
 
 
 def _that_comes_again(queues: Queues, decodes: int, block_size_tokens: int) -> Items[PacedRequest]:
-    """Return the first waiting preempted request if it has room, or if there are no decodes to slow down."""
+    """Return the first waiting preempted request if it has room, or if there are no decodes that it could slow down."""
     first = queues.preempted[:1]
     if not first or not decodes:
         return first
@@ -191,11 +196,11 @@ def _that_comes_again(queues: Queues, decodes: int, block_size_tokens: int) -> I
 
 
 def _that_yield(queues: Queues, block_size_tokens: int) -> list[PacedRequest]:
-    """Return the prompts that yield, if any other can be computed. In one step they would lengthen its wait.
+    """Return the prompts to set aside because they yield; none if no other prompt can run.
 
-    Another prompt can be computed if all of it fits beside the decodes. Otherwise yielding prompts stay in the step,
-    and vLLM preempts them first. Free space in vLLM is only estimated, so after a step that computed nothing, those
-    that hold blocks continue for a step.
+    A yielding prompt would make a shared step longer for the other prompt. The other prompt can run if all of it fits
+    beside the decodes. If it does not fit, the yielding prompts remain, and vLLM preempts them first. Free blocks in
+    vLLM are only an estimate. After a step that computed nothing, yielding prompts with blocks therefore run again.
     """
     others = [each for each in queues.partly if not each.yields]
     if not others and queues.free_places:
@@ -208,13 +213,14 @@ def _that_yield(queues: Queues, block_size_tokens: int) -> list[PacedRequest]:
 
 
 def _blocks(request: PacedRequest, block_size_tokens: int) -> int:
-    """Return the number of blocks that the request needs in addition to its own."""
+    """Return the number of blocks that the request still needs."""
     return -(-(request.length - request.computed) // block_size_tokens)
 
 
 def beyond_slots(running: Iterable[int], waiting: Iterable[int], most: int) -> set[int]:
-    """Return the adapters of waiting requests for which none of `most` slots is left beside running ones; 0 means no
-    adapter.
+    """Return the adapters of waiting requests that get none of `most` slots on the device.
+
+    Adapters of running requests have slots already. The adapter 0 means no adapter.
     """
     taken, beyond = set(running) - {0}, set[int]()
     for adapter in waiting:
@@ -224,7 +230,10 @@ def beyond_slots(running: Iterable[int], waiting: Iterable[int], most: int) -> s
 
 
 def begins_ns(model: StepTimeModel | None, in_flight: Items[tuple[StepWork, int]], ended_ns: int, now_ns: int) -> int:
-    """Return when a step decided now begins: after those in flight, given with the times of their decisions."""
+    """Return the time at which a step decided now begins.
+
+    `in_flight` has the steps before it, each with its decision time.
+    """
     if model is None or not in_flight:
         return now_ns
     start_ns = max(in_flight[0][1], ended_ns)
@@ -232,7 +241,7 @@ def begins_ns(model: StepTimeModel | None, in_flight: Items[tuple[StepWork, int]
 
 
 def trial_tokens(tokens: int, vocab_size: int) -> list[list[int]]:
-    """Return whole prompts of random tokens that add up to `tokens`."""
+    """Return whole prompts of random tokens, `tokens` in total."""
     random = np.random.default_rng(tokens)
     return [random.integers(0, vocab_size or 2, length).tolist() for length in trial_prompts(tokens)]
 
@@ -247,7 +256,7 @@ class TrialStep:
         self._runs = False
 
     def add(self, request: Any, prompts: int) -> bool:
-        """Add one of `prompts` prompts, and return whether it was the last."""
+        """Add one of `prompts` prompts. Return whether the measurement is complete."""
         if not self.requests:
             self._wanted, self._tokens, self._runs = prompts, 0, False
         self.requests.append(request)
@@ -268,13 +277,13 @@ class TrialStep:
         return [request.request_id for request in self.requests]
 
     def begun(self) -> None:
-        """Record that the trial's step has been decided."""
+        """Record that the scheduler has decided the measurement's step."""
         self._runs = True
 
     def is_of(self, scheduled: dict[str, int]) -> bool:
-        """Return whether a step was the measured one, by the requests scheduled in it."""
+        """Return whether a step, given by its scheduled requests, was the measurement's."""
         return self._runs and bool(self.requests) and self.requests[0].request_id in scheduled
 
     def over(self) -> None:
-        """End the measurement, successful or not."""
+        """End the measurement, whether it succeeded or not."""
         self.requests, self._wanted, self._runs = [], 0, False
