@@ -156,10 +156,10 @@ def adapter_arguments(folders: Mapping[str, Path], most: int, *, on_cpu: bool) -
 
 
 def can_sleep(config: EngineConfig, connector: Connector, *, available: bool) -> bool:
-    """Return whether to start an engine so that it can sleep.  is true if vLLM supports sleep on the device.
+    """Return whether to start an engine so that it can sleep. `available` is true if vLLM supports sleep on the device.
 
-    A user's  or `kv_cache_memory_bytes` rules it out. With the latter, the engine fills the same memory whatever other
-    engines use.
+    A user's `worker_extension_cls` or `kv_cache_memory_bytes` rules it out. With the latter, the engine fills the same
+    memory whatever other engines use.
     """
     given = config.vllm_arguments
     free = given.get("enable_sleep_mode", True) and not given.keys() & {"worker_extension_cls", "kv_cache_memory_bytes"}

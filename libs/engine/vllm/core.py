@@ -166,7 +166,7 @@ class VllmCore:
         return await self._running.get_output_async()
 
     async def sleep(self, *, keep_weights: bool) -> None:
-        """Sleep at one of vLLM's levels. vLLM aborts running requests and resets its prefix cache and the connector's."""
+        """Sleep at one of vLLM's levels, which also aborts running requests and resets all prefix caches."""
         async with asyncio.timeout(SLEEP_LIMIT_S):
             await self._running.sleep_async(KEEP_WEIGHTS if keep_weights else DROP_WEIGHTS, "abort")
         self._dropped = not keep_weights

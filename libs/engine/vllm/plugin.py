@@ -1,16 +1,16 @@
 """A plug-in that vLLM loads in each of its processes before anything else.
 
-It ties their lives to the worker's and restores the kernel's default time slice. On CPUs it lets them wait for each
-other without occupying a core. NIXL identifies a model by its weights instead of its folder, and the compile cache
-ignores port numbers.
+It makes the processes die with the worker, and restores the kernel's default time slice. On CPUs, processes that wait
+for each other no longer occupy a core. NIXL identifies a model by its weights instead of its folder, and the compile
+cache ignores port numbers.
 
-vLLM's EngineCore outlives a parent that is killed, and keeps its memory. On request (PR_SET_PDEATHSIG) Linux kills
-it with its parent, and the plug-in requests this before any weight is loaded. If EngineCore cannot start, vLLM
-writes the reason only to its log, so the plug-in also leaves it for the worker.
+vLLM's EngineCore outlives a parent that is killed, and keeps its memory. The plug-in asks Linux (PR_SET_PDEATHSIG) to
+kill EngineCore with its parent, before any weight is loaded. If EngineCore cannot start, vLLM writes the reason only to
+its log, so the plug-in also writes it to a file for the worker.
 
 vLLM's processes poll each other with `sched_yield` for a second after the last message. If they compute on the same
-cores, that occupies a core. Moreover, Linux before 6.19 lets a process that has yielded a million times wait for
-seconds. It then waits as soon as another task wants its core, even if other cores are idle.
+cores, the polling occupies a core. Moreover, Linux before 6.19 suspends a process for seconds once it has yielded a
+million times. It does so when another task wants the core, even if other cores are idle.
 """
 
 import contextlib
@@ -31,41 +31,41 @@ from libs.runtime.linux import USUAL_SLICE_NS, ask_slice
 log = logging.getLogger("vllm.fulcrum")
 
 PR_SET_PDEATHSIG = 1
-# Pid of the worker, set for the processes that it starts. Other uses of vLLM are not affected.
+# The pid of the worker, set for the processes that it starts. The plug-in does nothing in other uses of vLLM.
 LEASH_VARIABLE = "FULCRUM_VLLM_LEASH"
-# Folder of files for the worker, while its processes start (libs/engine/vllm/starting.py).
+# The folder of files for the worker while its processes start (libs/engine/vllm/starting.py).
 FOLDER_VARIABLE = "FULCRUM_VLLM_FOLDER"
-# Files with the error that kept a process from starting, the mark of a registered process, and the hash by which NIXL
+# Files with the error of the process that failed first, the mark of a registered process, and the hash by which NIXL
 # recognises compatible blocks.
 CAUSE_FILE, REGISTERED_FILE, HANDSHAKE_FILE = "cause", "registered.{pid}", "handshake.{pid}"
-# The file to which a process writes its stack on this signal.
+# The file to which a process writes its stack on the signal.
 STACK_FILE, STACK_SIGNAL = "stack.{pid}", signal.SIGUSR2
-# Identifies the weights, wherever they are stored.
+# The revision of the weights, wherever they are stored.
 REVISION_VARIABLE = "FULCRUM_VLLM_REVISION"
-# Variables with ports on which a worker's processes listen, new at each start.
+# The variables with ports on which a worker's processes listen, new at each start.
 NIXL_PORT, MOONCAKE_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT"
 # Set if the processes are to sleep until a message arrives.
 WAIT_VARIABLE = "FULCRUM_VLLM_WAIT"
-# Files in which EngineCore publishes the running step, ended dummy steps, and the properties of its KV.
+# The files in which EngineCore publishes the running step, ended dummy steps, and the facts about its KV.
 BOARD_FILE, DUMMIES_FILE, KV_FILE = "board", "dummies", "kv"
-# The file in which the process that computes publishes to EngineCore when it encoded images.
+# The file in which a computing process publishes to EngineCore when it encoded images.
 ENCODES_FILE = "encodes"
-# A factor that vLLM hashes for NIXL's handshake and for nothing else.
+# A factor that vLLM hashes for NIXL's handshake and nothing else.
 HANDSHAKE_FACTOR = "nixl_connector_version"
-# For the first second after a message, a process sleeps at most this long at a time. The socket drops a notification
-# that arrives within a millisecond of another.
+# In the first second after a message, a process sleeps at most this long at a time, because the socket drops a
+# notification that comes within a millisecond of another.
 NEWS_SOON_S, NAP_MS = 1.0, 1
 
 
 class _FirstCause(logging.Handler):
-    """A log handler that writes the first logged exception into a new file."""
+    """A log handler that writes the first logged exception to a new file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.ERROR)
         self._path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Only the process that failed first writes its error: the file must not exist.
+        # The file must not exist, so that only the process that fails first writes its error.
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             with contextlib.suppress(OSError), self._path.open("x") as file:
@@ -73,13 +73,13 @@ class _FirstCause(logging.Handler):
 
 
 def register() -> None:
-    """Set the process up to die with its parent and to record start errors, unless it is the worker itself."""
+    """Make the process die with its parent, record start errors, and patch vLLM. Do nothing in the worker itself."""
     worker_pid = os.environ.get(LEASH_VARIABLE)
     if not worker_pid or os.getpid() == int(worker_pid):
         return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() == 1 and int(worker_pid) != 1:  # the parent died before the line above
+        if os.getppid() == 1 and int(worker_pid) != 1:  # the parent died before the call above
             os._exit(1)
         ask_slice(USUAL_SLICE_NS)  # processes inherit the slice of the worker's loop
         if os.environ.get(WAIT_VARIABLE):
@@ -99,14 +99,14 @@ def register() -> None:
 
 
 def _write_stack_on_signal(path: Path) -> None:
-    # faulthandler also works while the process hangs in native code, which no Python handler interrupts.
+    # faulthandler also works while the process hangs in native code, which no Python signal handler interrupts.
     with contextlib.suppress(OSError):
         file = path.open("w")  # stays open, because faulthandler writes to its descriptor
         faulthandler.register(STACK_SIGNAL, file=file, all_threads=False)
 
 
 def forget_ports() -> None:
-    """Remove the ports from the key of vLLM's compile cache. With them in the key, each start would compile again."""
+    """Remove the ports from the key of vLLM's compile cache, so that a start with new ports need not compile again."""
     from vllm import envs  # noqa: PLC0415
 
     compile_factors = envs.compile_factors
@@ -118,9 +118,9 @@ def forget_ports() -> None:
 
 
 def name_model(revision: str, file: Path | None) -> None:
-    """Make NIXL's handshake identify the model by its revision, and write the resulting hash into `file`.
+    """Make NIXL's handshake identify the model by its revision, and write the resulting hash to `file`.
 
-    vLLM identifies it by its folder, so equal weights in another folder would be refused at each hand-over.
+    vLLM identifies a model by its folder, and would refuse hand-overs between equal weights in different folders.
     """
     from vllm.config import utils  # noqa: PLC0415
 
@@ -139,7 +139,7 @@ def name_model(revision: str, file: Path | None) -> None:
 
 
 def time_encoding(file: Path) -> None:
-    """Make the first rank publish the times in which its model encodes images, once its KV exists."""
+    """Make the first rank publish the times in which its model encodes images, from the creation of its KV on."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415
 
     initialize = WorkerWrapperBase.initialize_from_config
@@ -160,7 +160,7 @@ def time_encoding(file: Path) -> None:
 
 
 def check_pulls() -> None:
-    """Make NIXL's connector, where it is configured, fail reads that are found to have left out blocks."""
+    """Make NIXL's connector, if it is configured, fail reads that left blocks unfilled."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: PLC0415
 
     initialize = WorkerWrapperBase.initialize_from_config
@@ -186,12 +186,12 @@ def _mark_pulls(worker: Any) -> None:
         from libs.engine.vllm import pull_marks  # noqa: PLC0415 - the plug-in is loaded first
 
         pull_marks.install(NixlPullConnectorWorker)
-    except (AttributeError, ImportError):  # must not keep the worker from serving
+    except (AttributeError, ImportError):  # the worker must serve in any case
         log.warning(UNCHECKED, exc_info=True)
 
 
 def time_encodes(model: Any, encodes: Any, wait: Callable[[], object]) -> None:
-    """Make a model's encoder of images record its runs in a SpanRing. `wait` returns once the device is done."""
+    """Make a model's image encoder record its runs in `encodes`, a SpanRing. `wait` returns once the device is done."""
     encode = model.embed_multimodal
 
     def timed(**inputs: Any) -> Any:
@@ -205,7 +205,7 @@ def time_encodes(model: Any, encodes: Any, wait: Callable[[], object]) -> None:
 
 
 def _sleep_until_news() -> None:
-    # Readers wait on the socket through which a writer wakes them, at once rather than after a second of polling.
+    # Readers then wait at once on the socket of their writer, rather than after a second of polling.
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition  # noqa: PLC0415
 
     wait = SpinCondition.wait

@@ -1,9 +1,9 @@
-"""Detect NIXL reads that left blocks unfilled, by random words written into the blocks beforehand.
+"""The detection of NIXL reads that left blocks unfilled, by random words written into the blocks beforehand.
 
 NIXL reports a read as done, and vLLM starts its sequence on whatever the blocks contain. If NIXL or vLLM left out a
-part, that is KV of another prompt. So a random word is written at both ends of each block, in the layers that are
-checked, before the read begins. A block that still has its word at the end was not filled. Runs in the processes that
-compute, against the same vLLM as libs/engine/vllm/scheduler.py.
+part, the sequence would run on KV of another prompt. Before each read, a random word is therefore written at both ends
+of each block, in a sample of layers. A block that still contains the word after the read was not filled. This runs in
+the processes that compute, and is written against the same vLLM as libs/engine/vllm/scheduler.py.
 """
 
 import logging
@@ -21,12 +21,12 @@ from libs.engine.vllm.connectors import UNCHECKED
 
 log = logging.getLogger("vllm.fulcrum")
 
-# The number of regions, K or V of a layer, that are checked in each read of each group of layers; 0 for all. In
-# NIXL's configuration.
+# The key in NIXL's configuration for the number of regions, K or V of a layer, that each read checks per group of
+# layers; 0 for all.
 REGIONS_KEY: Final = "fulcrum_marked_regions"
 DEFAULT_REGIONS: Final = 4
 WORD_BYTES: Final = 8
-# A region whose blocks may belong to any group of layers.
+# The group of a region whose blocks may belong to any group of layers.
 ANY_GROUP: Final = -1
 ATTRIBUTE: Final = "_fulcrum_marks"
 
@@ -36,17 +36,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The blocks of one layer, or of its K or V, in the memory of a KV pool."""
+    """A region of a KV pool's memory with the blocks of one layer, or of its K or V."""
 
-    words: torch.Tensor  # 1D int64, the storage that contains the region
+    words: torch.Tensor  # 1D int64: the storage that contains the region
     offset_words: int
-    """The start of block 0 in the storage."""
+    """The offset of block 0 in the storage."""
     stride_words: int
     block_words: int
     group: int
 
     def ends(self, blocks: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-        """Return the first and last word of each block, by their index in the storage."""
+        """Return the indices in the storage of the first and last word of each block."""
         first = self.offset_words + blocks * self.stride_words
         return np.concatenate([first, first + self.block_words - 1])
 
@@ -55,38 +55,40 @@ class Region:
 class _Marked:
     word: int
     places: list[tuple[torch.Tensor, torch.Tensor]]
-    """(words, indices) of each storage."""
+    """(words, indices) of each marked storage."""
 
 
 class PullMarks:
-    """The marks of reads that have not ended yet."""
+    """The marks of the reads that have not ended yet."""
 
     def __init__(self, regions: Sequence[Region], most_regions: int) -> None:
-        """`most_regions` of each group are checked in a read, drawn anew for each read; 0 for all."""
+        """Create the marks. Each read checks `most_regions` random regions of each group; 0 checks all."""
         self._regions = regions
         self._most = most_regions or len(regions)
         self._reads: dict[str, _Marked] = {}
 
     @property
     def has_regions(self) -> bool:
-        """False if nothing can be marked."""
         return bool(self._regions)
 
     def place(self, name: str, groups: Blocks) -> None:
-        """Mark the blocks, by group of layers, that a read is about to fill. Return once the device has done so."""
+        """Mark the blocks, by group of layers, that a read is about to fill.
+
+        Return once the device has written the marks.
+        """
         indices: dict[int, list[np.ndarray[Any, Any]]] = {}
         storages: dict[int, torch.Tensor] = {}
         for group, numbers in enumerate(groups):
             if not numbers:
                 continue
             blocks = np.asarray(numbers, dtype=np.int64)
-            # Drawn for each group by itself: a sample of all regions may have none of a group.
+            # Regions are sampled for each group, since a sample of all regions could contain none of a group.
             regions = [region for region in self._regions if region.group in (ANY_GROUP, group)]
             for region in random.sample(regions, min(self._most, len(regions))):
                 storage = region.words.data_ptr()
                 storages[storage] = region.words
                 indices.setdefault(storage, []).append(region.ends(blocks))
-        # Not zero and not all ones, which fresh memory and cleared blocks hold.
+        # Neither zero nor all ones, which fresh memory and cleared blocks contain.
         word = secrets.randbits(62) + 1
         places = []
         for storage, found in indices.items():
@@ -96,7 +98,7 @@ class PullMarks:
         self._reads[name] = _Marked(word, places)
 
     def take(self, name: str) -> tuple[int, int]:
-        """Forget a read that has ended. Return how many of its marks are left, and how many there were."""
+        """Drop a read that has ended. Return the number of its marks that are left, and of all its marks."""
         marked = self._reads.pop(name, None)
         if marked is None:
             return 0, 0
@@ -104,7 +106,7 @@ class PullMarks:
         return left, sum(len(index) for _, index in marked.places)
 
     def forget_others(self, names: Iterable[str]) -> None:
-        """Forget all reads but these."""
+        """Drop all reads but these."""
         if self._reads:
             kept = set(names)
             self._reads = {name: each for name, each in self._reads.items() if name in kept}
@@ -121,7 +123,7 @@ def _count(words: torch.Tensor, index: torch.Tensor, word: int) -> int:
 
 
 def _beside(words: torch.Tensor, work: Callable[[], T]) -> T:
-    # Another stream than the one that computes: NIXL reads outside of streams, and waits for no step either.
+    # A separate stream. NIXL reads outside of streams and does not wait for a step either.
     if not words.is_cuda:
         return work()
     stream = torch.cuda.Stream(words.device)
@@ -132,7 +134,7 @@ def _beside(words: torch.Tensor, work: Callable[[], T]) -> T:
 
 
 def install(worker_class: Any) -> None:
-    """Make NIXL's reading worker mark blocks before each read, and fail reads that are found to have left some out."""
+    """Patch NIXL's reading worker to mark blocks before each read, and to fail reads that left blocks unfilled."""
     if hasattr(worker_class, ATTRIBUTE):  # vLLM loads plug-ins more than once
         return
     setattr(worker_class, ATTRIBUTE, None)
@@ -152,11 +154,11 @@ def install(worker_class: Any) -> None:
 
 
 def _unless_unknown(worker: Any, work: Callable[[], None]) -> None:
-    """Place or check marks. If that fails, log it and go on without marks."""
+    """Run `work`, which places or checks marks. If it fails, log the error and continue without marks."""
     try:
         work()
     except Exception:
-        # It uses private parts of vLLM. One that is not as expected must not end EngineCore, with all its sequences.
+        # `work` uses private parts of vLLM. A change of those must not end EngineCore with all its sequences.
         log.exception(UNCHECKED)
         setattr(worker, ATTRIBUTE, PullMarks([], 0))
 
@@ -177,7 +179,7 @@ def _place(worker: Any, req_id: str, meta: Any) -> None:
 
 
 def _check(worker: Any, transfers: dict[str, list[int]], done: set[str], failed: set[str]) -> None:
-    """Add the reads that are done and left out blocks to `failed`."""
+    """Add the reads that are done but left blocks unfilled to `failed`."""
     marks = _marks(worker)
     for req_id in done - failed:
         left, whole = marks.take(req_id)
@@ -189,7 +191,7 @@ def _check(worker: Any, transfers: dict[str, list[int]], done: set[str], failed:
 
 
 def regions_of(worker: Any) -> list[Region]:
-    """Return the regions of NIXL's worker that can be checked; none for layouts that reads fill in parts."""
+    """Return the regions of NIXL's worker that can be checked; none for layouts in which a read fills blocks partly."""
     if worker.use_host_buffer or worker._mixed_mem_types or worker._transfer_layer_group_ids or worker.dcp_size > 1:
         return []
     bases = worker.kv_caches_base_addr[worker.engine_id][worker.tp_rank]
@@ -222,7 +224,10 @@ def regions_of(worker: Any) -> list[Region]:
 
 
 def _to_fill(worker: Any, meta: Any) -> Blocks:
-    """Return the blocks by group of layers that the read has to fill; states, which are read in parts, have none."""
+    """Return the blocks that the read has to fill, by group of layers.
+
+    State-space layers have none, as reads fill them partly.
+    """
     remote_id = meta.remote.engine_id
     info = worker.transfer_topo.get_engine_info(remote_id)
     theirs = worker.dst_region_group_ids[remote_id]
@@ -232,7 +237,7 @@ def _to_fill(worker: Any, meta: Any) -> Blocks:
         return ()
     local = meta.local_physical_block_ids
     remote = worker._logical_to_kernel_block_ids(meta.remote.block_ids, info.remote_physical_blocks_per_logical)
-    # vLLM reads no more blocks of a group than the source has. Handles with too few for the prompt are refused before.
+    # vLLM reads no more blocks of a group than the source has. A handle with too few for its prompt was refused before.
     return [
         list(ours)[: len(their_blocks)] if _fills_whole_blocks(worker._group_spec_types[index]) else ()
         for index, (ours, their_blocks) in enumerate(zip(local, remote, strict=False))

@@ -1,11 +1,10 @@
-"""vLLM's scheduler with a prompt budget, and with a report of each step. Runs in the EngineCore process.
+"""vLLM's scheduler with a prompt budget and a report of each step, in the EngineCore process.
 
-It is written against the versions of vLLM in `SUPPORTED`. The scheduler is no public interface of vLLM, so another
-version is refused at the start rather than misinterpreted. The overrides, and nothing else, are between the two rules
-below.
+It is written against the versions of vLLM in `SUPPORTED`. The scheduler is no public interface of vLLM, so the engine
+refuses to start with any other version. The section `overrides` contains all overridden methods and nothing else.
 
 A step lasts from the scheduler's decision until its output is available. With async scheduling, the next step is
-decided while one runs. A step therefore begins no earlier than the one before has ended, and steps never overlap.
+decided while one runs. A step therefore begins no earlier than the previous one has ended, and steps never overlap.
 """
 
 import contextlib
@@ -59,17 +58,17 @@ from libs.policy.step_time import StepWork
 from libs.policy.worker.pace import Pace
 
 SUPPORTED = ("0.32.", "0.33.")
-# Interval between reports while nothing happens except that the engine polls for KV.
+# The interval between reports while the engine only polls for KV.
 QUIET_NS = 20_000_000
-# Name in vLLM's additional configuration. It is part of the key of vLLM's compile cache, so it must not contain
-# anything that changes with each start.
+# The name in vLLM's additional configuration. The value is part of the key of vLLM's compile cache, so it must not
+# change with each start.
 CHUNK_SETTING = "fulcrum_prefill_chunk"
 
 ANSWERED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
 def _count_dummy_steps(path: Path) -> None:
-    # EngineCore, whose process this is, runs dummy steps without its scheduler.
+    # EngineCore, in whose process this runs, runs dummy steps without its scheduler.
     from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 - it imports schedulers
 
     count_in(EngineCore, SpanRing(path))
@@ -94,13 +93,13 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         _count_dummy_steps(folder / DUMMIES_FILE)
         self._trial = TrialStep()
         self._fetching: dict[str, tuple[int, int]] = {}
-        """(tokens, start) of requests whose KV is on its way; (0, 0) until it is requested."""
+        """(tokens, start) of requests that wait for their KV, by request id; (0, 0) until it is requested."""
         self._held = PendingBlocks()
         self._leases = PullLeases(_lease_s(self.vllm_config))
         self._stalled = False
-        """True if the last step computed nothing although requests were set aside."""
+        """True if the previous step computed nothing although requests were set aside."""
         self._long_prefill_tokens = self.scheduler_config.long_prefill_token_threshold
-        """The upper bound of one prompt's tokens in a step, as configured by the operator; 0 for none."""
+        """The upper bound of one prompt's tokens in a step, as the operator configured it; 0 for none."""
         self._taken = self._preemptions = self._recomputed = 0
         self._embedding_bytes = embedding_bytes(self.vllm_config)
         self._news = PendingNews()
@@ -112,7 +111,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
     # ------------------------------------------------------------------ overrides
 
     def add_request(self, request: Request) -> None:
-        """Queue a request, or carry out the command that it carries."""
+        """Queue a request, or carry out the command that it contains."""
         extra = _extra(request)
         if (command := extra.get(COMMAND_KEY)) is not None:
             self._obey(decode_command(command))
@@ -178,7 +177,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return None if report is None else SchedulerStats(kv_connector_stats={REPORT_KEY: encode(report)})
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> Any:
-        """End requests, and report aborted ones, which vLLM itself does not."""
+        """End requests. Report aborted ones, which vLLM itself does not report."""
         finished = super().finish_requests(request_ids, finished_status)
         if finished_status is RequestStatus.FINISHED_ABORTED:
             self._news.aborted += [request.request_id for request in finished]
@@ -218,7 +217,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
             self._fetched(request.request_id)
 
     def _update_from_kv_xfer_finished(self, kv_connector_output: Any) -> None:
-        # Requests that were released before are left out, because their blocks are already free.
+        # Exclude requests that were released before, because their blocks are free already.
         sent = kv_connector_output.finished_sending
         if sent:
             kv_connector_output.finished_sending = self._held.still_there(sent)
@@ -241,7 +240,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
                 self.finished_req_ids.add(request_id)  # so that a step, and with it a report, follows
 
     def _limit(self, now_ns: int) -> set[Request]:
-        """Bound the next step and move decodes to the front. Return the requests that take no part in it."""
+        """Bound the next step and move decodes to the front. Return the requests that the step leaves out."""
         if any(request.is_prefill_chunk for request in self.running):
             self.running.sort(key=self._order)
         tokens_each, begin_ns = 1 + self.num_spec_tokens, self._begins_ns(now_ns)
@@ -255,10 +254,10 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return begins_ns(self._pace.step_time, self._steps.in_flight, self._steps.ended_ns, now_ns)
 
     def _bound(self, tokens: int, each: int = 0) -> None:
-        """Set the upper bounds of the next step's tokens, and of each request's in it; 0 for none."""
+        """Bound the next step's tokens, and the tokens of each request in it; 0 for no bound per request."""
         most_tokens = self.scheduler_config.max_num_batched_tokens
         if not self.scheduler_config.enable_chunked_prefill:
-            # A mean is computed over whole prompts. Longer prompts would wait for a bounded step forever.
+            # A mean is computed over whole prompts. A prompt longer than the bound would wait forever.
             self.max_num_scheduled_tokens = most_tokens
             return
         self.max_num_scheduled_tokens = min(tokens, most_tokens)
@@ -285,7 +284,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         )
 
     def _comes_back(self, request: Request) -> bool:
-        """Return whether the request has had its KV before: preempted here, or left in a store by another engine."""
+        """Return whether the request has had KV before: it was preempted here, or another engine stored its KV."""
         return request.num_preemptions > 0 or self._paced[request.request_id].stored
 
     def _order(self, request: Request) -> tuple[bool, bool, int]:
@@ -294,7 +293,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return request.is_prefill_chunk, not back, request.priority
 
     def _is_from_client(self, request: Request) -> bool:
-        """Return whether the request comes from a client rather than a measurement."""
+        """Return whether the request comes from a client and is no part of a measurement."""
         return request.request_id in self._paced
 
     def _has_come(self, request: Request) -> bool:
@@ -304,7 +303,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
     def _measure(self, now_ns: int) -> set[Request]:
         """Reserve the next step for the measurement, and return all other requests.
 
-        If there is no room for it, or decodes cannot wait, abort the measurement and limit the step as usual.
+        If there is no room for it, or if decodes cannot wait, abort the measurement and limit the step as usual.
         """
         trial, free = self._trial, self.kv_cache_manager.block_pool.get_num_free_blocks()
         blocks = sum(-(-request.num_tokens // self.block_size) for request in trial.requests)
@@ -320,7 +319,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         return {each for each in (*self.running, *self.waiting, *self.kv_holding_waiting) if each not in mine}
 
     def _give_up_trial(self) -> None:
-        """Abort the measurement for lack of room or time."""
+        """Abort a measurement for which there is no room or time."""
         self.finish_requests(self._trial.names, RequestStatus.FINISHED_ABORTED)
         self._news.trial_ns = 0
         self._trial.over()
@@ -349,9 +348,9 @@ class _Reporting(Scheduler):  # type: ignore[misc]
                     queue.add_request(request)
 
     def _without_slot(self, aside: set[Request]) -> set[Request]:
-        """Return the waiting requests whose adapter has no slot on the device beside those of all that run.
+        """Return the waiting requests whose adapter gets no slot beside the adapters of all running requests.
 
-        vLLM counts the adapters of the requests that it sees, and fails once too many run.
+        vLLM counts only the adapters of requests that it sees, and fails once too many run.
         """
         if self.lora_config is None or not any(_adapter(each) for each in self.running if each in aside):
             return set()
@@ -372,7 +371,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
         )
 
     def _fail_late_pulls(self, kv_connector_output: Any) -> None:
-        """Mark pulls as failed if they ended when the source may have reused the blocks."""
+        """Mark pulls as failed that ended when the source may have reused the blocks."""
         for request_id in (kv_connector_output and kv_connector_output.finished_recving) or ():
             if not self._leases.ended(request_id, time.time_ns()):
                 kv_connector_output.failed_recving.add(request_id)
@@ -444,6 +443,6 @@ def _adapter(request: Request) -> int:
 
 
 def _lease_s(config: Any) -> int:
-    """Return NIXL's lease; 0 for other connectors, whose requests carry none."""
+    """Return NIXL's lease in seconds; 0 for other connectors, whose requests have no lease."""
     transfer = config.kv_transfer_config
     return int(transfer.get_from_extra_config("kv_lease_duration", 0)) if transfer is not None else 0

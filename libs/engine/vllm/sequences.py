@@ -1,4 +1,4 @@
-"""The live sequences of a vLLM engine, the leases of finished ones, and vLLM's messages as the port's events."""
+"""The live sequences of a vLLM engine, the leases of finished ones, and the translation of vLLM's messages into events."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -27,18 +27,18 @@ class LiveSequence:
 
     request: EngineRequest
     name: str
-    """The request id in vLLM, which unlike `sequence_id` is never reused in this engine."""
+    """The request id in vLLM. Unlike `sequence_id`, it is never reused in this engine."""
     cached_tokens: int = 0
     loaded_tokens: int = 0
-    """The tokens whose KV came through the KV connector, from a store or another engine."""
+    """The number of tokens whose KV the connector loaded, from a store or another engine."""
     stored: bool = False
-    """True if another engine has left its KV in a store."""
+    """True if another engine has written the KV to a store."""
     kv_bytes: int = 0
     aborting: bool = False
     computed: bool = False
     """True once the prompt is computed."""
     unsent: bool = False
-    """True while images are read. EngineCore does not know the sequence yet."""
+    """True while the images are read. EngineCore has not received the sequence yet."""
 
     @property
     def sequence_id(self) -> int:
@@ -48,8 +48,8 @@ class LiveSequence:
     def prompt_tokens_computed(self) -> int:
         """The number of prompt tokens computed here.
 
-        A sequence whose KV was transferred computes only the last, from which the first token is sampled. A sequence
-        whose KV is in a store computes the part that the store lacks.
+        A sequence whose KV was transferred computes only the last token, from which it samples the first new one. A
+        sequence whose KV is in a store computes the tokens that the store lacks.
         """
         if self.request.kv is not None and not self.stored:
             return int(len(self.request.token_ids) == self.request.prompt_tokens)
@@ -90,13 +90,13 @@ class LiveSequence:
 
 
 class Sequences:
-    """LiveSequence sequences by id, for the port, and by name, for vLLM; also the leases of prefilled ones."""
+    """The live sequences by id (for the port) and name (for vLLM), and the leases of prefilled sequences."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, LiveSequence] = {}
         self._by_name: dict[str, LiveSequence] = {}
         self._leases: dict[str, int] = {}
-        """The names of sequences whose blocks are held for others, with their ids."""
+        """The ids of sequences whose blocks are held for a receiver, by name."""
         self._names = 0
 
     def __len__(self) -> int:
@@ -104,11 +104,11 @@ class Sequences:
 
     @property
     def leases(self) -> int:
-        """The number of handles whose blocks are held here."""
+        """The number of sequences whose blocks are held for a receiver."""
         return len(self._leases)
 
     def new_name(self, request: EngineRequest) -> str:
-        """Return an unused name for a sequence that may be added."""
+        """Return an unused name for a sequence to be added."""
         self._names += 1
         return f"{self._names}-{request.request_id}"
 
@@ -126,7 +126,7 @@ class Sequences:
         return self._by_name.get(name)
 
     def remove(self, live: LiveSequence) -> None:
-        """Remove a sequence that has had its last output."""
+        """Remove a sequence after its last output."""
         del self._by_id[live.sequence_id]
         del self._by_name[live.name]
 
@@ -135,7 +135,7 @@ class Sequences:
         return list(self._by_id.values())
 
     def lease(self, live: LiveSequence) -> None:
-        """Record that its blocks are held for a receiver."""
+        """Record that the sequence's blocks are held for a receiver."""
         self._leases[live.name] = live.sequence_id
 
     def leased_by(self, sequence_id: int) -> list[str]:
@@ -147,7 +147,7 @@ class Sequences:
         return list(self._leases)
 
     def leased(self, name: str) -> bool:
-        """Return whether the blocks that `name` left are held."""
+        """Return whether the blocks of `name` are held."""
         return name in self._leases
 
     def lease_over(self, name: str) -> None:
@@ -157,16 +157,16 @@ class Sequences:
 
 @dataclass(slots=True)
 class ImageTotals:
-    """Totals of images since the start, as in EngineLoad."""
+    """The totals of images since the start, as in EngineLoad."""
 
     used: int = 0
     encoded: int = 0
     encode_ns: int = 0
 
     def waiting_ns(self, sequences: Iterable[LiveSequence]) -> int:
-        """Return the time that encoding the images of uncomputed prompts will take.
+        """Return the predicted time to encode the images of uncomputed prompts.
 
-        Only EngineCore knows which embeddings are cached, so the same share as so far is assumed.
+        Only EngineCore has the cache of embeddings, so the past share of cached images is assumed.
         """
         if not self.used:
             return 0
@@ -175,7 +175,7 @@ class ImageTotals:
 
 
 class OutputReader:
-    """A reader of EngineCore's outputs, which keeps the table of live sequences up to date."""
+    """A reader of EngineCore's outputs that updates the table of live sequences."""
 
     def __init__(
         self,
@@ -188,9 +188,9 @@ class OutputReader:
         release: Callable[[str], None],
         images: ImageTotals,
     ) -> None:
-        """Create a reader for `sequences`. vLLM holds blocks left for `lease_ns`; `release` frees those of a name.
+        """Create a reader that updates `sequences` and the totals in `images`.
 
-        Images are added to the totals.
+        `lease_ns` is the time for which vLLM holds blocks for a receiver. `release` frees the blocks of a name.
         """
         self._sequences = sequences
         self._capabilities = capabilities
@@ -214,7 +214,7 @@ class OutputReader:
     def event(self, outputs: Any, report: EngineReport | None) -> EngineEvent:
         found: list[SequenceOutput] = []
         transfers: tuple[KvTransferReport, ...] = ()
-        if report is not None:  # before the outputs, whose ends report the transferred tokens
+        if report is not None:  # first, because outputs report the transferred tokens
             pulling = (self._sequences.by_name(name) for name in report.pulling)
             found += [SequenceOutput(live.sequence_id, pulling=True) for live in pulling if live is not None]
             transfers = self._transfers(report)
@@ -265,11 +265,11 @@ class OutputReader:
             return self._end(live, FinishReason.FAILED, detail="vLLM's KV connector gave no parameters")
         if self._handing.connector.holds:
             self._sequences.lease(live)
-            if live.aborting:  # the abort reached vLLM too late, and the blocks will never be pulled
+            if live.aborting:  # the abort reached vLLM too late, and nobody will pull the blocks
                 self._release(live.name)
         if live.aborting:
             return self._end(live, FinishReason.ABORTED)
-        # The token that vLLM sampled is dropped: the decode side samples it.
+        # The token that vLLM sampled is dropped, because the decode side samples it.
         assert report is not None  # a step has ended, although its message may be read much later
         opaque = wire.pack_handover(wire.Handover(parameters, report.now_ns + self._lease_ns))
         capabilities = self._capabilities
@@ -307,7 +307,7 @@ def announcement(running: Running, report: EngineReport) -> StepReport:
 
 
 def step_report(step: Step, report: EngineReport) -> StepReport:
-    """Return the report of a step without its encoding, with the depths from the engine's report."""
+    """Return the report of a step after its encoding, with the depths of the engine's report."""
     return StepReport(
         start_unix_ns=step.start_ns + step.encode_ns,
         end_unix_ns=step.end_ns,

@@ -1,4 +1,4 @@
-"""The start of vLLM's processes on Linux: the files that they write for the worker, and the end of a hung start."""
+"""The start of vLLM's processes on Linux: the files that they write for the worker, and the end of a start that hangs."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StartedCore:
-    """The properties of a running EngineCore, and the files that it shares with the worker."""
+    """The properties of a running EngineCore, and the memory that it shares with the worker."""
 
     capabilities: Capabilities
     device: str
@@ -48,12 +48,12 @@ class StartedCore:
     dummies: SpanRing
     """The ring of ended dummy steps."""
     images: "ImageReader | None" = None
-    """The reader of prompts' images; None if none are served."""
+    """The reader of prompts' images; None if the engine serves none."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvFacts:
-    """The properties of EngineCore's KV, written before it serves."""
+    """The facts about EngineCore's KV, which EngineCore writes before it serves."""
 
     shape: KvShape
     order: str
@@ -62,14 +62,14 @@ class KvFacts:
     """True if the model has state-space layers, whose KV is a state."""
 
 
-# Name of the plug-in's entry point.
+# The name of the plug-in's entry point.
 PLUGIN = "fulcrum"
-# vLLM loads only the plug-ins named in this variable, or all if it is unset.
+# vLLM loads only the plug-ins named in this variable, or all of them if it is unset.
 PLUGINS_VARIABLE = "VLLM_PLUGINS"
 
 
 class Starting:
-    """The folder for these files, which exists during the start."""
+    """The folder for the files of vLLM's processes, which exists during the start."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -85,7 +85,7 @@ class Starting:
         return self._folder / DUMMIES_FILE
 
     def check(self, pids: Iterable[int]) -> None:
-        """Raise StartupError unless each process has loaded the plug-in, without which it could outlive the worker."""
+        """Raise StartupError if a process has not loaded the plug-in, without which it could outlive the worker."""
         if not all((self._folder / REGISTERED_FILE.format(pid=pid)).exists() for pid in pids):
             raise StartupError(
                 f"vLLM has not loaded the plug-in {PLUGIN!r}, without which its processes outlive this worker: install"
@@ -93,7 +93,7 @@ class Starting:
             )
 
     def kv(self) -> KvFacts:
-        """Return the properties of the KV, which EngineCore wrote before it served."""
+        """Return the facts about the KV, which EngineCore wrote before it served."""
         return msgspec.json.decode((self._folder / KV_FILE).read_bytes(), type=KvFacts)
 
     def handshake(self) -> str:
@@ -110,7 +110,10 @@ class Starting:
 
 @contextlib.contextmanager
 def starting() -> Iterator[Starting]:
-    """Provide the folder for processes started in this context. Raise the error left there as RuntimeError."""
+    """Provide the folder for processes started in this context.
+
+    Raise the error that they wrote there as RuntimeError.
+    """
     with tempfile.TemporaryDirectory() as folder:
         os.environ[FOLDER_VARIABLE] = folder
         here = Starting(Path(folder))
@@ -133,25 +136,25 @@ def check_plugins(environ: Mapping[str, str]) -> None:
 
 
 PROC: Final = Path("/proc")
-# The longest time that processes may take to write their stacks.
+# The upper bound of the time for processes to write their stacks.
 STACK_S: Final = 1.0
 LOOK_S: Final = 0.01
-# Passes over the processes to kill: one that is about to exec briefly shows no environment.
+# The number of passes over the processes to kill. A process that is about to exec briefly shows no environment.
 LOOKS: Final = 3
-# Upper bound of the processes that the error names.
+# The upper bound of the processes that the error names.
 MAX_NAMED: Final = 3
-# Python's own helper, which ends by itself and serves other processes too.
+# Python's own helper process, which ends by itself and may serve other processes.
 TRACKER: Final = b"resource_tracker"
 FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 
 
 def started_processes(folder: str) -> list[int]:
-    """Return the processes that were started with this folder for their reports, oldest first."""
+    """Return the processes that were started with this folder, oldest first."""
     return sorted(pid for pid in _pids() if pid != os.getpid() and _is_of(pid, folder))
 
 
 def end_start(*, explain: bool) -> list[str]:
-    """Kill the processes of the start under way. With `explain`, return the point at which each of them hung."""
+    """Kill the processes of the start in progress. With `explain`, return where each of them hung."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:  # nothing has been started yet
         return []
@@ -166,7 +169,7 @@ def end_start(*, explain: bool) -> list[str]:
 
 
 def overdue_message(limit_s: float, stage: str, stood: list[str]) -> str:
-    """Return the error message for a start that took too long."""
+    """Return the error message for a start that took too long, with the frames of `end_start`."""
     where = f": {'; '.join(stood[-MAX_NAMED:])}" if stood else ""
     return (
         f"vLLM has not started within {limit_s:g} s and its processes are ended, while {stage}{where}. Their log says"

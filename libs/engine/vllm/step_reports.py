@@ -1,9 +1,8 @@
 """Messages between the worker and the scheduler in the EngineCore process: reports and commands. Plain data, no vLLM.
 
-Reports travel inside vLLM's own messages, one per engine step, so they are in order with the tokens of that step.
-Commands travel as requests that are never scheduled, in order with the requests before and after them. The running step
-and dummy steps are in memory that both processes map: vLLM reports a step only after it has ended, and dummy steps
-never.
+A report is part of vLLM's own message for a step, so it is in order with the tokens of that step. A command is a
+request that is never scheduled, in order with the requests before and after it. The running step and dummy steps are in
+memory that both processes map. vLLM reports a step only after it has ended, and dummy steps never.
 """
 
 import functools
@@ -21,24 +20,22 @@ from libs.contracts.hashing import ImageSpan, block_hashes
 from libs.engine.kv_blocks import KvWait
 from libs.policy.step_time import StepTimeModel, StepWork, chunks_work
 
-# Key in a request's extra arguments: the number of the last tokens of its prompt that were generated.
+# The key in a request's extra arguments for the number of the last prompt tokens that were generated.
 GENERATED_KEY = "fulcrum_generated"
-# Key of the report in vLLM's statistics.
+# The key of the report in vLLM's statistics.
 REPORT_KEY = "fulcrum"
-# Key of the command in a request's extra arguments.
+# The key of a command in a request's extra arguments.
 COMMAND_KEY = "fulcrum"
-# Key of the end of a pulled prompt's lease in a request's extra arguments, in Unix nanoseconds.
+# The key of the end of a pulled prompt's lease in a request's extra arguments, in Unix nanoseconds.
 LEASE_KEY = "fulcrum_lease"
-# Key of a request's properties that the scheduler needs beside vLLM's own parameters.
+# The key of the properties that the scheduler needs beside vLLM's own parameters.
 PACE_KEY = "fulcrum_pace"
-# The key in requests generated for measurements. The value is the number of them in the step.
+# The key in the requests of a measurement. Its value is the number of these requests.
 TRIAL_KEY = "fulcrum_trial"
 
 
 class Step(msgspec.Struct, array_like=True, frozen=True):
-    """A step with a model call, in Unix nanoseconds. Its fields are those of `StepReport` in
-    libs/engine/reports.py.
-    """
+    """A step with a model call, in Unix nanoseconds. The fields are those of `StepReport` in libs/engine/reports.py."""
 
     start_ns: int
     end_ns: int
@@ -50,7 +47,7 @@ class Step(msgspec.Struct, array_like=True, frozen=True):
     decode_kv_tokens: int
     encoded_images: int = 0
     encode_ns: int = 0
-    """The nanoseconds of the step spent on encoding these images."""
+    """The part of the step in which the images were encoded, in nanoseconds."""
 
 
 def step_of(work: StepWork, start_ns: int, end_ns: int) -> Step:
@@ -76,11 +73,11 @@ class Pulled(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EngineReport(msgspec.Struct, array_like=True, frozen=True):
-    """The state of the engine at the end of one step, and events since the previous report."""
+    """The state of the engine at the end of one step, and the events since the previous report."""
 
     now_ns: int
     taken: int
-    """The number of requests that have reached the scheduler. The depths below count only these."""
+    """The number of requests that have reached the scheduler. The depths below cover only these."""
     running: int
     waiting: int
     waiting_prefill_tokens: int
@@ -91,29 +88,31 @@ class EngineReport(msgspec.Struct, array_like=True, frozen=True):
     recomputed_tokens: int
     kv_wait_since_ns: int
     running_since_ns: int = 0
-    """The start of a step that still runs; 0 if there is none. Nonzero only if steps are decided while others run."""
+    """The start of a running step; 0 if there is none. It is nonzero only if steps are decided while others run."""
     steps: int = 0
-    """The number of steps with a model call that have ended."""
+    """The number of ended steps with a model call."""
     step: Step | None = None
     kv_waits: list[tuple[int, int]] = msgspec.field(default_factory=list)
     pulling: list[str] = msgspec.field(default_factory=list)
     pulled: list[Pulled] = msgspec.field(default_factory=list)
     aborted: list[str] = msgspec.field(default_factory=list)
     released: list[str] = msgspec.field(default_factory=list)
-    """Prefilled requests whose blocks are no longer held: pulled, released, or their lease has ended."""
+    """The prefilled requests whose blocks are no longer held because they were pulled or released, or because their
+    lease ended.
+    """
     stored: list[bytes] = msgspec.field(default_factory=list)
-    """Hashes (libs/contracts/hashing.py) of blocks that became reusable."""
+    """The hashes (libs/contracts/hashing.py) of blocks that became reusable."""
     removed: list[bytes] = msgspec.field(default_factory=list)
     trial_ns: int | None = None
-    """The duration of the measured step; 0 if there was no room for it."""
+    """The duration of the measurement's step; 0 if there was no room for it, None without a measurement."""
     lost: list[str] = msgspec.field(default_factory=list)
-    """Preempted requests that ended, since they can only be recomputed where their images are."""
+    """The requests that ended by preemption, because only another engine has the files of their images."""
     image_cache_bytes: int = 0
-    """Bytes of kept embeddings of images."""
+    """The bytes of cached image embeddings."""
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A command of the worker to the scheduler. Fields that are None leave the current value."""
+    """A command of the worker to the scheduler. A field that is None leaves its value unchanged."""
 
     prefill_budget: int | None = None
     prefill_chunk: int | None = None
@@ -134,17 +133,17 @@ def decode_command(data: bytes) -> Command:
     return msgspec.msgpack.decode(data, type=Command)
 
 
-# Number, start, KV wait not reported yet, and six figures of the work. A version precedes and follows them.
+# The number, the start, the pending KV wait, and six figures of the work. A version precedes and follows them.
 BODY: Final = struct.Struct("<9q")
 VERSION: Final = struct.Struct("<q")
 READ_TRIES: Final = 3
 
 
 class Running(msgspec.Struct, frozen=True):
-    """The running step as the board shows it."""
+    """The running step as published on the board."""
 
     number: int
-    """The number of steps that have begun, including this one; 0 if none runs."""
+    """The number of steps that have started, including this one; 0 if none runs."""
     start_unix_ns: int
     pending_wait_ns: int
     """The start of the first ended KV wait that no report contains yet; 0 if there is none."""
@@ -155,13 +154,13 @@ NOBODY: Final = Running(0, 0, 0, StepWork())
 
 
 class Board:
-    """The running step in mapped memory, for one writer and one reader that polls.
+    """The running step in mapped memory, for one writer and one polling reader.
 
     The reader retries if the writer was in the middle of writing.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the board at `path`, and create it filled with zeros if there is none."""
+        """Open the board at `path`. If there is none, create one filled with zeros."""
         with path.open("a+b") as file:
             file.truncate(BODY.size + 2 * VERSION.size)
             self._map = mmap.mmap(file.fileno(), BODY.size + 2 * VERSION.size)
@@ -181,7 +180,7 @@ class Board:
         self._map[-8:] = version
 
     def read(self) -> Running | None:
-        """Return the running step, or None while it is being written."""
+        """Return the running step; None if the writer is writing."""
         for _ in range(READ_TRIES):
             after, body, before = self._map[-8:], self._map[8:-8], self._map[:8]  # in reverse order of writing
             if before == after:
@@ -195,18 +194,18 @@ class Board:
         self._map.close()
 
 
-# Number of spans in the ring. Of spans that are not read in time, only the number is known.
+# The number of spans in the ring. A span that is not read in time is only counted.
 RING: Final = 4_096
 NUMBER_BYTES: Final = 8
 Span = tuple[int, int]
-"""Start and end in Unix nanoseconds."""
+"""(start, end) in Unix nanoseconds."""
 NOWHEN: Final[Span] = (0, 0)
 
 
 class SpanRing:
-    """A ring of spans of time in mapped memory. The count of spans is its first number, and is written last.
+    """A ring of spans of time in mapped memory. Its first number is the count of spans, which is written last.
 
-    It carries what no message of vLLM mentions, with times taken around vLLM's calls:
+    A span is the time of a call inside vLLM that no message of vLLM mentions:
 
     - Dummy steps. The ranks of a data-parallel group run their steps in lockstep. A rank without work runs the model on
       made-up tokens (`execute_dummy_batch`) while another rank computes.
@@ -214,12 +213,12 @@ class SpanRing:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the ring at `path`, and create it filled with zeros if there is none."""
+        """Open the ring at `path`. If there is none, create one filled with zeros."""
         size = (1 + 2 * RING) * NUMBER_BYTES
         with path.open("a+b") as file:
             file.truncate(size)
             self._map = mmap.mmap(file.fileno(), size)
-        self._numbers = memoryview(self._map).cast("q")  # each is written and read as a whole
+        self._numbers = memoryview(self._map).cast("q")  # a number is written and read atomically
         self._read = 0
 
     def ended(self, start_ns: int, end_ns: int) -> None:
@@ -229,7 +228,7 @@ class SpanRing:
         self._numbers[0] = count + 1
 
     def take(self) -> tuple[Span, ...]:
-        """Return the spans that have ended since the last call, with `NOWHEN` for each that was overwritten before."""
+        """Return the spans that ended since the last call, with `NOWHEN` for each one that was overwritten unread."""
         first, count = self._read, self._numbers[0]
         found = [self._span(number) for number in range(max(first, count - RING), count)]
         oldest = self._numbers[0] - RING + 1  # the oldest that the writer has not begun to overwrite
@@ -252,7 +251,7 @@ def _place(number: int) -> int:
 
 
 def count_in(engine_core: Any, steps: SpanRing) -> None:
-    """Patch vLLM's EngineCore class to record each dummy step that it runs in this process. Call it once."""
+    """Patch vLLM's EngineCore class to record each dummy step in `steps`. Call it once per process."""
     run = engine_core.execute_dummy_batch
 
     @functools.wraps(run)
@@ -265,7 +264,7 @@ def count_in(engine_core: Any, steps: SpanRing) -> None:
 
 
 class PendingNews:
-    """Events since the last report, as the next report carries them."""
+    """The events since the last report, which the next report contains."""
 
     def __init__(self) -> None:
         self.step: Step | None = None
@@ -278,12 +277,12 @@ class PendingNews:
 
 
 class PendingBlocks:
-    """Prefilled requests whose blocks wait for a receiver. Each is reported as released once, when the wait ends."""
+    """The prefilled requests whose blocks are held for a receiver. Each is reported as released once."""
 
     def __init__(self) -> None:
         self._held: set[str] = set()
         self._let_go: set[str] = set()
-        """Requests whose blocks were freed before the connector was informed."""
+        """The requests whose blocks were freed before the connector reported them as sent."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._held
@@ -296,13 +295,13 @@ class PendingBlocks:
             news.released.append(name)
 
     def freed(self, name: str, news: PendingNews) -> None:
-        """Record that the blocks of a request went back to the pool."""
+        """Record that a request's blocks went back to the pool."""
         if name in self._held:
             self._held.discard(name)
             news.released.append(name)
 
     def let_go(self, name: str) -> None:
-        """Record that its blocks are about to be freed without the connector's knowledge."""
+        """Record that a request's blocks are about to be freed, of which the connector does not learn."""
         self._let_go.add(name)
 
     def still_there(self, sent: set[str]) -> set[str]:
@@ -313,12 +312,15 @@ class PendingBlocks:
 
 
 class Steps:
-    """Steps in the order of their decisions. A step begins when it is decided, but not before the last has ended."""
+    """The steps in the order of their decisions.
+
+    A step starts when it is decided, but not before the previous one has ended.
+    """
 
     def __init__(self, board: Board, kv_wait: KvWait, encodes: SpanRing) -> None:
         self.in_flight: deque[tuple[StepWork, int]] = deque()
-        """The work of each step in flight, and the time of its decision."""
-        self._images: deque[int] = deque()  # that each step in flight encodes
+        """The work of each step in flight, with the time of its decision."""
+        self._images: deque[int] = deque()  # the number of images that each step in flight encodes
         self.ended_ns = 0
         self.ended = 0
         self._board = board
@@ -334,7 +336,7 @@ class Steps:
 
     @property
     def running_since_ns(self) -> int:
-        """Start of the oldest step in flight; 0 if there is none."""
+        """The start of the oldest step in flight; 0 if there is none."""
         return max(self.in_flight[0][1], self.ended_ns) if self.in_flight else 0
 
     def end(self, now_ns: int) -> Step:
@@ -353,7 +355,7 @@ class Steps:
         return step
 
     def _show(self) -> None:
-        # A step that encodes images is reported as two, and must not be announced as one.
+        # A step that encodes images is reported as two steps, so it must not be announced as one.
         if not self.in_flight or self._images[0]:
             self._board.write(NOBODY)
             return
@@ -362,10 +364,10 @@ class Steps:
 
 
 def scheduled_work(parts: Iterable[tuple[int, int, int]]) -> StepWork:
-    """Return the work of a step whose requests each compute tokens [start, end) of `known`, prompt and output.
+    """Return the work of a step whose requests compute tokens [start, end) of `known` tokens each.
 
-    A single last token costs as much as a decode and counts as one. This includes the last prompt token, which a
-    request with transferred KV computes again to sample from it.
+    A single last token costs as much as a decode and counts as one. This includes the last prompt token of a
+    transferred prompt, which is computed again to sample from it.
     """
     prompts: list[tuple[int, int]] = []
     decodes = kv_tokens = 0
@@ -379,24 +381,25 @@ def scheduled_work(parts: Iterable[tuple[int, int, int]]) -> StepWork:
 
 
 BlockImage = tuple[str, int]
-"""The hash in hex of an image with tokens in a block, and its first token's place from the block's start."""
+"""The hash in hex of an image with tokens in a block, and the position of its first token relative to the block."""
 
 
 class Rehash:
-    """A map from vLLM's hashes to Fulcrum's, as large as the set of reusable blocks in the engine.
+    """A map from vLLM's hashes of blocks to Fulcrum's, as large as the set of reusable blocks in the engine.
 
-    Fulcrum's hashes are chained from a root that the request carries as its cache salt. The event that stores a block
+    Fulcrum's hashes are chained from a root that the request passes as its cache salt. The event that stores a block
     names its parent, so each hash follows from the parent's.
 
-    If two equal prompts are computed at once, two blocks have the same hash. It counts as stored until both are gone.
+    If two equal prompts are computed at once, two blocks have the same hash. The hash is removed once both blocks are
+    gone.
     """
 
     def __init__(self, block_size_tokens: int) -> None:
         self._block_size_tokens = block_size_tokens
         self._ours: dict[Hashable, tuple[bytes, int]] = {}
-        """Fulcrum's hash by vLLM's, with the number of tokens up to the block's end."""
+        """Fulcrum's hash and the position of the block's end, by vLLM's hash."""
         self._copies: Counter[Hashable] = Counter()
-        """The number of blocks beyond the first, for hashes that several blocks have."""
+        """The number of further blocks with the same hash, by vLLM's hash."""
         self._stored: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
 
@@ -408,9 +411,9 @@ class Rehash:
         token_ids: Sequence[int],
         images: Sequence[Sequence[BlockImage]] = (),
     ) -> None:
-        """Record stored blocks that follow `parent`, or start a chain if it is None. `salt` is the root in hex.
+        """Record stored blocks that follow `parent`; None starts a chain. `salt` is the root in hex.
 
-        `images` has those of each block.
+        `images` lists the images of each block.
         """
         found = self._ours.get(parent) if parent is not None else _root(salt)
         if found is None:  # a chain that no other sequence can share
@@ -456,9 +459,9 @@ def _root(salt: str) -> tuple[bytes, int] | None:
 
 
 def _spans(images: Sequence[Sequence[BlockImage]], first: int, block_tokens: int) -> list[ImageSpan]:
-    """Return the places of images by those in each of the blocks that begin at token `first`.
+    """Return the spans of images in consecutive blocks, the first of which begins at token `first`.
 
-    The span of an image that reaches beyond these blocks ends with them.
+    An image that reaches beyond these blocks ends with them.
     """
     ends: dict[tuple[str, int], int] = {}
     for index, found in enumerate(images):

@@ -1,4 +1,4 @@
-"""Translation between the port's types and vLLM's. Only the running engine imports it, since it imports vLLM."""
+"""The translation between the port's types and vLLM's. It imports vLLM, so only a running engine imports it."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -39,8 +39,8 @@ from libs.engine.vllm.step_reports import (
 from libs.model.pictures import TRIAL_PIXELS, BrokenImage, breaks_on_errors, read_sent_picture
 from libs.model.vision import Vision
 
-# Added to a priority, of which the least comes first. Transferred sequences come first, since their blocks wait
-# elsewhere under a lease.
+# Offsets of a priority, of which the lowest is served first. Transferred sequences have none, since another engine
+# holds their blocks under a lease.
 PROMPTS_AFTER, YIELDS_AFTER = 2, 1
 FINISHED = {VllmFinish.STOP: FinishReason.STOP, VllmFinish.LENGTH: FinishReason.LENGTH}
 SEED_BITS = 63
@@ -49,7 +49,7 @@ SEED_BITS = 63
 class Handover(msgspec.Struct, frozen=True):
     """The content of a KV handle's opaque bytes: vLLM's own parameters and their expiry.
 
-    Without parameters the blocks are in a store, to be found by their tokens.
+    Without parameters, the blocks are in a store, where they are looked up by their tokens.
     """
 
     parameters: dict[str, Any]
@@ -66,7 +66,7 @@ class Handover(msgspec.Struct, frozen=True):
 
     @property
     def engine_id(self) -> str:
-        """The id of the KV connector of the engine that computed it."""
+        """The id of the KV connector of the engine that computed the prompt."""
         return str(self.parameters.get("remote_engine_id", ""))
 
 
@@ -75,7 +75,7 @@ def pack_handover(handover: Handover) -> bytes:
 
 
 def unpack_handover(opaque: bytes) -> Handover | None:
-    """Decode a handle's opaque bytes; None if they are not a vLLM engine's."""
+    """Decode a handle's opaque bytes; None if no vLLM engine wrote them."""
     try:
         return msgspec.msgpack.decode(opaque, type=Handover)
     except msgspec.DecodeError:
@@ -131,7 +131,7 @@ def core_request(
         pooling_params=_pooling(carried) if parameters is None else None,
         arrival_time=time.time(),
         lora_request=_adapter(request.adapter, adapters),
-        # A root separates tenants and models. Without one the sequence shares nothing.
+        # The root separates tenants and models. Without a root, the sequence shares nothing.
         cache_salt=request.chain_root.hex() or f"private {request_id}",
         data_parallel_rank=None,
         priority=(0 if kv else PROMPTS_AFTER) + (YIELDS_AFTER if request.yields else 0),
@@ -144,8 +144,8 @@ MODALITY: Final = "image"
 def _features(images: Iterable[PromptImage]) -> list[MultiModalFeatureSpec]:
     """Return the images in vLLM's terms, without their pixels.
 
-    vLLM hashes the identifier into its blocks' keys, and keeps embeddings by it. So it is needed even where no pixels
-    are: blocks that came from another engine are reused here.
+    vLLM hashes the identifier into the keys of blocks and embeddings. Images without pixels need it too, since blocks
+    that came from another engine are reused here.
     """
     return [
         MultiModalFeatureSpec(
@@ -163,7 +163,7 @@ class ImageReader:
     """vLLM's own processor of a model's images. Not thread-safe."""
 
     def __init__(self, model: Any, vision: Vision) -> None:
-        """Raise StartupError if vLLM's processor does not fit what the model's files say."""
+        """Create the reader. Raise StartupError if vLLM's processor contradicts the model's files."""
         self._vision = vision
         try:
             self._processor = MULTIMODAL_REGISTRY.create_processor(model)
@@ -203,7 +203,7 @@ def command_request(command: Command, request_id: str) -> EngineCoreRequest:
 
 
 def trial_requests(prompts: list[list[int]], name: str, *, pools: bool) -> list[EngineCoreRequest]:
-    """Return requests for prompts that are computed to measure a step of an engine that generates, or pools."""
+    """Return the requests of a measurement with these prompts, for an engine that generates or `pools`."""
     return [
         _made_up(token_ids, f"{name}-{number}", {TRIAL_KEY: len(prompts)}, pools=pools)
         for number, token_ids in enumerate(prompts)
@@ -211,7 +211,7 @@ def trial_requests(prompts: list[list[int]], name: str, *, pools: bool) -> list[
 
 
 def _pooling(extra: dict[str, Any]) -> PoolingParams:
-    # vLLM's server fills in what is None here from its configuration. EngineCore does not.
+    # vLLM's server replaces None here by values of its configuration. EngineCore does not.
     return PoolingParams(task="embed", use_activation=False, skip_reading_prefix_cache=False, extra_kwargs=extra)
 
 
@@ -232,7 +232,7 @@ def _made_up(token_ids: list[int], request_id: str, extra: dict[str, Any], *, po
 
 
 def report_of(outputs: Any) -> EngineReport | None:
-    """Return the report that the scheduler has put into a message, if any."""
+    """Return the scheduler's report in a message; None if it has none."""
     stats = outputs.scheduler_stats
     carried = stats.kv_connector_stats if stats is not None else None
     return decode_report(carried[REPORT_KEY]) if carried else None
@@ -254,7 +254,7 @@ def vector_of(output: Any) -> bytes:
 
 
 def seed_of(seed: int, generated: int) -> int:
-    """Return the seed itself for a whole sequence. With tokens generated elsewhere, derive one from both arguments."""
+    """Return `seed` for a whole sequence, or a seed derived from both arguments if tokens were generated elsewhere."""
     if not generated:
         return seed & (1 << SEED_BITS) - 1
     digest = blake2b(f"{seed} {generated}".encode(), digest_size=8).digest()
@@ -290,6 +290,6 @@ def _sampling(
 
 def _guided_by(guide: str) -> StructuredOutputsParams:
     parameters = StructuredOutputsParams(grammar=guide)
-    # vLLM's server names the backend, and 0.33 refuses a request without one. Ours stands in its place (GuideBackend).
+    # vLLM's server names the backend, and 0.33 refuses a request without a name. `GuideBackend` replaces that backend.
     parameters._backend = "guidance"
     return parameters
