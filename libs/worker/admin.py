@@ -1,6 +1,6 @@
 """WorkerAdminService over gRPC with its audit trail, and the worker's registration.
 
-The server's interceptor has checked the token of admin calls.
+The server's interceptor has checked the token of each admin call.
 """
 
 import asyncio
@@ -39,18 +39,18 @@ log = structlog.get_logger()
 MAX_DETAIL: Final = 500
 MAX_ACTOR: Final = 100
 SERVICE: Final = "worker"
-# The role in the certificate of a service that checks API keys and may name another actor.
+# The certificate role of the service that checks API keys and may name another actor.
 SPEAKS_FOR_OTHERS: Final = "planner"
 
 Record = Callable[[str, str, str, int], None]
-"""Records a change from actor, action, detail and HTTP status."""
+"""A function that records a change by its actor, action, detail and HTTP status."""
 
 
 def actor_from(context: "grpc.aio.ServicerContext[Any, Any]", named: str) -> str:
     """Return the actor of an admin call that showed the suite's token and names `named`.
 
-    If certificates name roles, only a planner may name another actor: an operator's command acts as the token. Without
-    such roles, holders of the token are indistinguishable, and the named actor is recorded.
+    If certificates contain roles, only a planner may name another actor. An operator's command is then recorded as the
+    token. Without roles, holders of the token are indistinguishable, and the named actor is recorded.
     """
     named = masked(named)[:MAX_ACTOR]
     peer = peer_of(context)
@@ -61,7 +61,7 @@ def actor_from(context: "grpc.aio.ServicerContext[Any, Any]", named: str) -> str
 
 
 def audit_changes(bus: Bus, clock: Clock, worker_id: str) -> Record:
-    """Return a recorder that publishes to the audit topic. Callers without the suite's token never reach it."""
+    """Return a recorder that publishes to the audit topic. Only callers with the suite's token reach it."""
     number = 0
 
     def record(actor: str, action: str, detail: str, status: int) -> None:
@@ -112,7 +112,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         self._drain_s = drain_s
 
     async def Describe(self, _request: pb.DescribeRequest, _context: Context) -> pb.DescribeResponse:  # noqa: N802
-        """Return the worker, its depths, and the resources it still holds."""
+        """Return the worker's description, its depths, and the resources that it still holds."""
         host = self._host
         return pb.DescribeResponse(
             worker=host.worker(),
@@ -123,9 +123,9 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         )
 
     async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleResponse:  # noqa: N802
-        """Compare and set the role; abort with FAILED_PRECONDITION (stale_role) unless the epoch is current.
+        """Change the role. Abort with FAILED_PRECONDITION (stale_role) unless `expected_epoch` is current.
 
-        With `wait_ms`, return once every attached gateway routes by the new role, or when that time is over.
+        With `wait_ms`, return once every attached gateway routes by the new role, or after that time.
         """
         running = self._host.engine.load().running
         wanted = Assignment(role=request.role, budget_tokens=request.budget_tokens)
@@ -156,7 +156,10 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:  # noqa: N802
-        """Drain within the requested deadline, or the worker's own. The worker stays draining until it is stopped."""
+        """Drain within the requested deadline, or else the worker's own.
+
+        The worker stays draining until it is stopped.
+        """
         actor = actor_from(context, request.actor)
         described = f"within {request.deadline_ms} ms" if request.deadline_ms else ""
         try:
@@ -174,9 +177,9 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     async def TunePrefill(  # noqa: N802
         self, request: pb.TunePrefillRequest, context: Context
     ) -> pb.TunePrefillResponse:
-        """Measure between other steps, set a named size, or return the last measurement.
+        """Measure prefill, set a named chunk size, or return the last measurement, as the request asks.
 
-        Abort with RESOURCE_EXHAUSTED while another measurement runs, without free KV blocks, or if decodes cannot
+        Abort with RESOURCE_EXHAUSTED while another measurement runs, if KV blocks are lacking, or if decodes cannot
         wait.
         """
         try:
@@ -207,7 +210,7 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     async def _check_others(self, wanted: Assignment) -> None:
         """Raise Conflict if the change would leave a phase without workers although several serve the model.
 
-        If the registry is away, the worker cannot see others and allows the change.
+        Allow the change if the registry does not answer, since the other workers are then unknown.
         """
         own = self._host.worker()
         try:
@@ -231,17 +234,17 @@ class AdminServicer(pb_grpc.WorkerAdminServiceServicer):
     async def TuneDecode(  # noqa: N802
         self, request: pb.TuneDecodeRequest, _context: Context
     ) -> pb.TuneDecodeResponse:
-        """Return the largest decode batch within a TPOT target, by this worker's learned step times."""
+        """Return the largest decode batch within a TPOT target, according to the learned step times."""
         return decode_message(self._step_times.fitted, request, self._host.engine.capabilities.max_sequences)
 
 
 WITHDRAW_TIMEOUT_S: Final = 2.0
-# A role set by a person outlives the worker for this long, so that a restart does not undo it.
+# A role that a person set is stored for this long after the worker ends, so that a restart does not undo it.
 KEPT_ROLE_MS: Final = 600_000
 
 
 class Registration:
-    """A worker's entry in the registry. During an outage it retries, and gateways keep their links."""
+    """A worker's entry in the registry. If the registry is away it retries, and gateways stay attached."""
 
     def __init__(self, registry: Registry, host: WorkerHost, *, lease_ms: int) -> None:
         self._registry = registry
@@ -273,20 +276,20 @@ class Registration:
                 continue
 
     async def _keep_role(self, worker: Worker, *, changed: bool) -> None:
-        """Store the role that a person set, and forget it once a planner has set another."""
+        """Store a role that a person set, and remove it once a planner has set another."""
         if is_by_hand(worker.role_change):
             await self._registry.keep_role(worker, keep_ms=KEPT_ROLE_MS)
         elif changed and worker.role_change.actor:
             await self._registry.keep_role(worker, keep_ms=0)
 
     async def _look_for_partners(self, worker_id: str) -> None:
-        """Log, once per role, why this worker will get no work."""
+        """Log the reason why this worker will get no work, if there is one. Each role is checked once."""
         alone = unpaired(await self._registry.workers()).get(worker_id)
         if alone is not None:
             log.warning("worker has no partner", worker=worker_id, why=str(alone))
 
     async def withdraw(self) -> None:
-        """Leave the registry. If it is away, the lease expires by itself."""
+        """Withdraw the entry. If the registry is away, the lease expires by itself."""
         worker = self._host.worker()
         try:
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):

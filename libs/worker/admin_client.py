@@ -1,4 +1,4 @@
-"""The client of a worker's admin service: describe it, change its role or model, and time the change."""
+"""The client of a worker's admin service, which describes it, changes its role or model, and times the change."""
 
 import asyncio
 import time
@@ -34,18 +34,18 @@ class RoleMove:
 
     assignment: Assignment
     effect_s: float | None
-    """The seconds from sending the call until old-role work was refused and every attached gateway held the new epoch;
+    """The seconds from the call until old-role work was refused and every attached gateway routed by the new epoch;
     None if one did not in time.
     """
     call_s: float
     """The duration of the call without the wait for gateways."""
     gateways_behind: int
     running: int
-    """Sequences running in the engine at the change, without waiting ones."""
+    """The number of sequences that ran in the engine at the change, without waiting ones."""
 
 
 class WorkerAdmin:
-    """WorkerAdminService of one worker. Calls raise the worker's error, or NoWorkers if it does not answer."""
+    """The WorkerAdminService of one worker. Calls raise the worker's error, or NoWorkers if it does not answer."""
 
     def __init__(self, channel: grpc.aio.Channel, worker_id: str, token: str) -> None:
         self._stub: Any = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -70,10 +70,11 @@ class WorkerAdmin:
         force: bool = False,
         lead_term: int = 0,
     ) -> RoleMove:
-        """Compare and set the role, then wait at most `wait_ms` until the gateways hold it.
+        """Change the role if `expected_epoch` is current, then wait at most `wait_ms` until gateways route by it.
 
         A planner passes as `own_budget_tokens` the budget that the worker had before planners changed it. `force`
-        sets the role even if a phase is left without workers. `lead_term` is that of a planner that decides by itself.
+        changes the role even if it leaves a phase without workers. `lead_term` is the term of a planner that acts
+        without a person.
         """
         request = pb.SetRoleRequest(
             expected_epoch=expected_epoch,
@@ -99,15 +100,14 @@ class WorkerAdmin:
         )
 
     async def assign_model(self, request: pb.AssignModelRequest) -> pb.AssignModelResponse:
-        """Assign another model to a worker of a pool. The call returns before the model is loaded."""
+        """Assign another model to a worker of a pool. Return before the model is loaded."""
         answer: pb.AssignModelResponse = await self._call(self._stub.AssignModel, request, CALL_TIMEOUT_S)
         return answer
 
     async def first_step_s(self, move: RoleMove, *, within_s: float) -> float | None:
-        """Return the time from sending the call to the end of the first step in the new role; None if none ended in
-        time.
+        """Return the time from the call to the end of the first step in the new role; None if none ended in time.
 
-        It is never too small, because the whole call counts as time before the change.
+        The result is an upper bound, because the change happens during the call.
         """
         give_up_s = time.monotonic() + within_s
         while True:

@@ -1,4 +1,4 @@
-"""The gateways attached to a worker: their streams, their credits, and one frame for all pending output."""
+"""The gateways attached to a worker: their streams, their credits, and the frames with their pending output."""
 
 import asyncio
 import math
@@ -34,18 +34,18 @@ from libs.worker.wire import load_message, logprobs_message, sequence_id_of, seq
 
 log = structlog.get_logger()
 
-# With 20 top logprobs for each token, a frame stays below half of gRPC's message bound.
+# With 20 top logprobs for each token, this keeps a frame below half of gRPC's message bound.
 MAX_FRAME_TOKENS = 8192
-# The prompt logprobs in one frame, at 8 bytes each, top tokens included; one prompt has fewer.
+# The upper bound of prompt logprobs in a frame, top tokens included. Each takes 8 bytes, and one prompt has fewer.
 MAX_FRAME_SCORES = 262_144
-# The vectors of prompts in one frame; a single one is far smaller.
+# The upper bound of vectors in a frame. A single vector is far smaller.
 MAX_FRAME_POOLED_BYTES = 4 * 1024 * 1024
-# The pending tokens and events beyond which a gateway counts as no longer reading.
+# With more pending tokens and events than this, a gateway counts as no longer reading.
 MAX_PENDING = 262_144
 
 
 class Outbox:
-    """Pending tokens and events of one gateway, in order."""
+    """The pending tokens and events of one gateway, in order."""
 
     def __init__(self) -> None:
         self._sequences: list[int] = []
@@ -58,7 +58,7 @@ class Outbox:
 
     @property
     def overflowed(self) -> bool:
-        """True if more tokens and events are pending than allowed, so that the gateway must be dropped."""
+        """True if more is pending than `MAX_PENDING`, so that the gateway must be dropped."""
         return len(self._token_ids) + len(self._events) > MAX_PENDING
 
     def add_tokens(self, output: SequenceOutput) -> None:
@@ -70,11 +70,11 @@ class Outbox:
             self._token_ids.append(token_id)
 
     def add_event(self, event: SequenceEvent) -> None:
-        """Append an event. It is sent after all tokens appended before it."""
+        """Append an event. It is sent after all pending tokens."""
         self._events.append(event)
 
     def take(self, frame: WorkerFrame) -> None:
-        """Move as much into `frame` as fits. Events stay until no token is left."""
+        """Move as much into `frame` as fits. Events follow once no token is pending."""
         count = self._tokens_that_fit()
         frame.token_sequences = pack_u32(self._sequences[:count])
         frame.token_ids = pack_u32(self._token_ids[:count])
@@ -109,9 +109,7 @@ class Outbox:
 
 
 class WorkerSpeed:
-    """The speed reported to gateways, learned from steps and KV transfers. Changes below a threshold are not
-    reported.
-    """
+    """The speed that gateways get, learned from steps and KV transfers. Small changes are not reported."""
 
     def __init__(self, engine: Engine, gpus: int) -> None:
         can = engine.capabilities
@@ -138,7 +136,7 @@ class WorkerSpeed:
         self._speed = replace(self._speed, chunk_tokens=max(tokens, 1))
 
     def on_event(self, event: EngineEvent) -> None:
-        """Learn the transfer time of a token's KV from an event."""
+        """Learn the time to transfer a token's KV from the event's transfers."""
         for transfer in event.kv_transfers:
             if transfer.wait_unknown:
                 continue
@@ -148,26 +146,26 @@ class WorkerSpeed:
             self._speed = replace(self._speed, kv_token_ns=self._transfers.token_ns)
 
     def report(self, frame: WorkerFrame, reported: Speed | None) -> Speed:
-        """Write the speed into a frame unless it equals `reported`. Return the speed."""
+        """Write the speed into `frame` unless it is `reported`, which the gateway has. Return the speed."""
         if self._speed is not reported:
             frame.speed.CopyFrom(speed_message(self._speed))
         return self._speed
 
 
-# Prefilled sequences of one gateway whose KV an abort can release early; older ones wait for their lease.
+# The upper bound of a gateway's handles whose KV an abort can release early. Older ones end with their lease.
 MAX_HELD_HANDLES = 1024
 
 
 @dataclass(eq=False, slots=True)
 class AttachedGateway:
-    """A gateway's stream: its sequences, its demand and its pending output."""
+    """The stream of a gateway, with its sequences, its demand and its pending output."""
 
     id: int
-    """Unique in this worker; a gateway that reconnects gets a new one."""
+    """An id unique in this worker. A gateway that reconnects gets a new one."""
     demand: GatewayDemand
     outbox: Outbox = field(default_factory=Outbox)
     living: set[int] = field(default_factory=set)
-    """Ids of the gateway's sequences in the engine."""
+    """The ids of the gateway's sequences in the engine."""
     submits: int = 0
     """The number of submits read from the gateway's stream."""
     sent_load: Load | None = None
@@ -175,31 +173,31 @@ class AttachedGateway:
     assignment_news: bool = True
     load_news: bool = True
     sent_s: float = 0.0
-    """Loop time at which the last frame was made."""
+    """The loop time at which the last frame was made."""
     output_s: float = -math.inf
-    """Loop time at which the last frame with output was made."""
+    """The loop time at which the last frame with output was made."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     epoch: int = 0
-    """Epoch of the assignment by which the gateway routes, as last reported."""
+    """The epoch of the assignment by which the gateway routes, as it last reported."""
     leaving: bool = False
-    """True if the worker ends the stream once all pending output is sent."""
+    """True if the worker ends the stream once all pending output has been sent."""
     error: FulcrumError | None = None
     """The reason why the worker closed the stream; None if the gateway left."""
     _handles: "OrderedDict[int, bytes]" = field(default_factory=OrderedDict)
 
     def sequence_id(self, sequence: int) -> int:
-        """Return the worker-wide id of this gateway's sequence number."""
+        """Return the worker-wide id of a sequence that the gateway numbers `sequence`."""
         return sequence_id_of(self.id, sequence)
 
     def close(self, error: FulcrumError | None = None) -> None:
-        """End the stream. Only the first error is kept."""
+        """End the stream. Only the first error is stored."""
         if not self.closed.is_set():
             self.error = error
             self.closed.set()
 
     def hold(self, sequence_id: int, opaque: bytes) -> None:
-        """Keep the KV handle of a prefilled sequence, for an early release."""
+        """Store the KV handle of a prefilled sequence, so that an abort can release its blocks."""
         self._handles[sequence_id] = opaque
         self._handles.move_to_end(sequence_id)
         if len(self._handles) > MAX_HELD_HANDLES:
@@ -218,15 +216,15 @@ class AttachedGateway:
 MAX_GATEWAYS = 64
 BEAT_S = SIGN_OF_LIFE_MS / 1000
 RESTING_BEAT_S = RESTING_SIGN_OF_LIFE_MS / 1000
-# The precision of event-loop timers: work due within it is done now instead of in another wake-up.
+# The precision of event-loop timers. Work due within it is done now, which saves a wake-up.
 TIMER_S = 0.002
 
 
 class AttachedGateways:
-    """All attached gateways. Pending output of a gateway leaves as one frame whenever its stream can be written."""
+    """All attached gateways. A gateway's pending output is sent in one frame whenever its stream can be written."""
 
     def __init__(self, engine: Engine, speed: WorkerSpeed, cluster: str, describe: Callable[[], common.Worker]) -> None:
-        """Create the set; `describe` returns the worker's present description."""
+        """Create the set. `describe` returns the worker's current description."""
         self._engine = engine
         self._speed = speed
         self._cluster = cluster
@@ -235,7 +233,7 @@ class AttachedGateways:
         self._link_ids = count(1)
         self.credits = Credits()
         self._epoch_reported = asyncio.Event()
-        # Set when a gateway without work here submits some, because its heartbeats are then due sooner.
+        # Set when a gateway without sequences here submits some, because its next heartbeat is then due sooner.
         self.became_busy = asyncio.Event()
 
     def __len__(self) -> int:
@@ -264,7 +262,10 @@ class AttachedGateways:
         self._epoch_reported.set()
 
     def begin_work(self, gateway: AttachedGateway) -> None:
-        """Prepare for submits of a gateway without work here. The pause after output of earlier work does not apply."""
+        """Prepare for the first submits of a gateway without sequences here.
+
+        Its output is not delayed by earlier output.
+        """
         gateway.output_s = -math.inf
         self.became_busy.set()
 
@@ -276,7 +277,7 @@ class AttachedGateways:
         self._epoch_reported.set()
 
     def behind(self, epoch: int) -> int:
-        """Count the gateways that have not yet reported `epoch` or a later one."""
+        """Return the number of gateways that have not reported `epoch` or a later one."""
         return sum(gateway.epoch < epoch for gateway in self)
 
     async def wait_for_epoch(self, epoch: int) -> None:
@@ -291,7 +292,7 @@ class AttachedGateways:
         return self.credits.prefill if phase == pb.PHASE_PREFILL else self.credits.decode
 
     def returned(self, gateway: AttachedGateway, frame: pb.GatewayFrame) -> None:
-        """Record the gateway's demand and the credits that it returns."""
+        """Record the gateway's demand, and the credits that it returns or has spent."""
         if frame.HasField("demand"):
             demand = frame.demand
             gateway.demand = GatewayDemand(gateway.demand.gateway_id, demand.waiting, demand.head_deadline_unix_ns)
@@ -301,18 +302,18 @@ class AttachedGateways:
         self.credits.decode.spent(gateway.id, frame.spent_decode)
 
     def settle(self) -> None:
-        """Grant free credits and wake the gateways that get some."""
+        """Grant free credits, and wake the gateways that get some."""
         for link_id in self.credits.settle({gateway.id: gateway.demand for gateway in self}):
             self._links[link_id].wake.set()
 
     # ------------------------------------------------------------ frames to gateways
 
     def has_news(self, gateway: AttachedGateway) -> bool:
-        """Return whether a frame would carry more than the load."""
+        """Return whether the next frame would contain more than the load."""
         return self.credits.has_news(gateway.id) or gateway.assignment_news or gateway.load_news or bool(gateway.outbox)
 
     def take_frame(self, gateway: AttachedGateway) -> pb.WorkerFrame:
-        """Return the next frame for `gateway` with as much pending output as fits."""
+        """Return the next frame for `gateway`, with as much pending output as fits."""
         frame = pb.WorkerFrame(load=load_message(self._engine.load()), submits_taken=gateway.submits)
         if gateway.assignment_news:
             frame.worker.CopyFrom(self._describe())
@@ -342,7 +343,7 @@ class AttachedGateways:
             gateway.wake.set()
 
     def send_load(self) -> None:
-        """Send the load to gateways whose last frame carried another one."""
+        """Send the load to each gateway whose last frame had another one."""
         load = load_message(self._engine.load())
         for gateway in self:
             if gateway.sent_load != load:
@@ -350,10 +351,11 @@ class AttachedGateways:
                 gateway.wake.set()
 
     def beat(self, now_s: float) -> float:
-        """Send the load to gateways whose last frame is too old, since a silent worker counts as dead.
+        """Send the load to gateways whose last frame is too old, since gateways take a silent worker for dead.
 
-        Return when the next heartbeat is due by the loop's clock if nothing else is sent until then. Blocks that wait
-        to be pulled count as work, because otherwise their gateway would have them recomputed elsewhere.
+        Return the loop time at which the next heartbeat is due if no other frame is sent. A gateway gets heartbeats
+        sooner if it has sequences here, or if blocks wait for a receiver, which it would otherwise have recomputed
+        elsewhere.
         """
         due_s = now_s + RESTING_BEAT_S
         holds_blocks = self._engine.integrity().leased_handles > 0
@@ -373,34 +375,34 @@ class AttachedGateways:
             gateway.close(QueueFull("the stream is not read fast enough"))
 
     def hang_up(self) -> None:
-        """End every gateway's stream once all pending output is sent."""
+        """End every gateway's stream once all pending output has been sent."""
         for gateway in self:
             gateway.leaving = True
             gateway.wake.set()
 
 
 HELLO_TIMEOUT_S = 5.0
-# Frames with output for one gateway are at least this far apart, so that an engine with shorter steps does not wake
-# gateway and client for each token. The steps of a model on a GPU are longer and never wait.
+# The minimum interval between frames with output for one gateway, so that an engine with shorter steps does not wake
+# gateway and client for each token. A model's steps on a GPU are longer, so their output is never delayed.
 OUTPUT_PAUSE_S = 0.004
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class FrameReceiver(Protocol):
-    """The interface of the worker host to gateways' streams."""
+    """The part of the worker host that gateways' streams use."""
 
     gateways: AttachedGateways
 
     def receive(self, gateway: AttachedGateway, frame: pb.GatewayFrame) -> None:
-        """Act on a frame. Raise InvalidRequest if it breaks the protocol."""
+        """Process a frame. Raise InvalidRequest if it breaks the protocol."""
 
     def detach(self, gateway: AttachedGateway) -> None:
         """Abort the sequences of a gateway that has left."""
 
 
 class WorkerServicer(pb_grpc.WorkerServiceServicer):
-    """A carrier of frames between gateways and the host. When a stream ends, its sequences are aborted."""
+    """The gRPC service that carries frames between gateways and the host. The end of a stream aborts its sequences."""
 
     def __init__(self, host: FrameReceiver) -> None:
         self._host = host
@@ -415,7 +417,8 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
             return
         log.info("gateway attached", gateway=gateway.demand.gateway_id)
         try:
-            # Sent separately: a truncated first frame would leave gRPC unable to send the final status.
+            # The metadata is sent separately. If the client cut off a first frame, gRPC could not send the final
+            # status.
             await context.send_initial_metadata(())
             await self._carry(gateway, first, context)
         finally:
@@ -447,7 +450,7 @@ class WorkerServicer(pb_grpc.WorkerServiceServicer):
             while self._host.gateways.has_news(gateway):
                 if (early_s := gateway.output_s + OUTPUT_PAUSE_S - clock()) > 0:
                     await asyncio.sleep(early_s)
-                # The frame is taken after the last write, so that all output since then leaves in one frame.
+                # The frame is taken after the last write has ended, so that it contains all output since then.
                 await context.write(self._host.gateways.take_frame(gateway))
             if gateway.leaving:
                 return

@@ -1,6 +1,6 @@
 """The worker host, between the streams of gateways and one engine: admission, sequences, and the drain.
 
-It does no I/O and is synchronous except where it waits. libs/policy makes its decisions.
+It does no I/O and is synchronous except where it waits. Its decisions are in libs/policy.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class WorkerHost:
-    """A host that maps gateways' work to the engine and its output back, within credits and the assignment."""
+    """A host that passes gateways' work to the engine and its output back, within credits and the assignment."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class WorkerHost:
         clock: Clock,
         adapters: Collection[str] = (),
     ) -> None:
-        """Create the host; `adapters` names the adapters that sequences may use."""
+        """Create the host. `adapters` contains the names that sequences may use."""
         self.engine = engine
         self._adapters = adapters
         self.speed = WorkerSpeed(engine, identity.gpus)
@@ -135,12 +135,13 @@ class WorkerHost:
         self._lead = LatestLead()
         self._sequences: dict[int, HostedSequence] = {}
         self._budget = 0
-        """The prompt budget that is set at the engine."""
+        """The prompt budget that the engine has."""
         self._role_budget = 0
-        """The role's prompt budget; smaller than the engine's while prompts admitted under a larger one remain."""
+        """The role's prompt budget. It may be below the engine's while prompts admitted under a larger budget remain.
+        """
         self._prompts = PromptLength()
         self._left_ns = 0
-        """The time at which the worker left a decoding role; 0 while its role decodes."""
+        """The time at which the worker left a decoding role, in Unix nanoseconds; 0 while its role decodes."""
         self._progress = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
         self._apply_assignment()
@@ -161,7 +162,7 @@ class WorkerHost:
         return worker
 
     def integrity(self) -> pb.Integrity:
-        """Return counters that are all zero when nothing runs and no gateway is attached."""
+        """Return the counters that are zero when nothing runs and no gateway is attached."""
         integrity = self.engine.integrity()
         return pb.Integrity(
             live_sequences=max(integrity.live_sequences, len(self._sequences)),
@@ -209,7 +210,7 @@ class WorkerHost:
             observer()
 
     def _resize(self) -> None:
-        """Set the number of credits to what the role can run at once."""
+        """Set the number of credits to the sequences that the role can run at once."""
         speed, decoding = self.speed.speed, self.gateways.credits.decode.in_use
         step_s = max(speed.step_time.prefill_ns(trial_work(speed.chunk_tokens)), 1.0) / 1e9
         most = self.engine.capabilities.max_sequences
@@ -225,7 +226,7 @@ class WorkerHost:
             self.engine.set_prefill_budget(budget)
 
     def chunked(self, tokens: int) -> None:
-        """Limit steps to `tokens` prompt tokens, report that to gateways, and adapt the number of admitted prompts."""
+        """Limit steps to `tokens` prompt tokens, report the limit to gateways, and adjust the credits."""
         self.speed.chunked(tokens)
         self._resize()
         self.gateways.settle()
@@ -236,13 +237,13 @@ class WorkerHost:
         self.gateways.detach(gateway)
         for sequence_id in gateway.living:
             self.engine.abort(sequence_id)
-        for opaque in gateway.drop_all():  # only a worker that this gateway named could still pull them
+        for opaque in gateway.drop_all():  # only a worker named by this gateway could still pull them
             self.engine.abandon(opaque)
         self._progress.set()
         self.gateways.settle()
 
     def receive(self, gateway: AttachedGateway, frame: pb.GatewayFrame) -> None:
-        """Act on a gateway's frame. Raise InvalidRequest if it breaks the protocol, but not for a bad submit."""
+        """Process a gateway's frame. Raise InvalidRequest if it breaks the protocol; a bad submit is only refused."""
         self.gateways.returned(gateway, frame)
         if frame.submits and not gateway.living:
             self.gateways.begin_work(gateway)
@@ -261,7 +262,7 @@ class WorkerHost:
         self.gateways.settle()
 
     def refresh_load(self) -> None:
-        """Send changed loads to gateways, and recheck a drain: the end of a KV lease raises no event."""
+        """Send changed loads to gateways, and check the drain again, since the end of a KV lease raises no event."""
         self._progress.set()
         self.gateways.send_load()
 
@@ -282,7 +283,7 @@ class WorkerHost:
             self._send_event(gateway, pb.SequenceEvent(sequence=submit.sequence, refused=refused))
 
     def _start(self, gateway: AttachedGateway, submit: pb.Submit, *, has_credit: bool) -> pb.Refused | None:
-        """Pass a submit to the engine, or return why it is refused."""
+        """Submit a sequence to the engine. Return the refusal if it is not accepted."""
         request = admit(
             submit,
             assignment=self.assignment,
@@ -311,7 +312,7 @@ class WorkerHost:
     def _proceed(self, gateway: AttachedGateway, proceed: pb.Proceed) -> None:
         sequence_id = gateway.sequence_id(proceed.sequence)
         if sequence_id not in gateway.living:
-            return  # it has ended, but the gateway has not received that yet
+            return  # it has ended, but the gateway has not received its end yet
         self.engine.proceed(sequence_id, tuple(numbers(proceed.token_ids, "token_ids")))
 
     def _send_event(self, gateway: AttachedGateway, event: pb.SequenceEvent) -> None:
@@ -326,12 +327,12 @@ class WorkerHost:
                 self.release(opaque)
 
     def acknowledged(self, opaque: bytes) -> None:
-        """Release the blocks behind a KV handle after their receiver acknowledged them."""
+        """Free the blocks behind a KV handle, which their receiver has acknowledged."""
         self.hand_over_costs.taken_over(opaque, self._clock.now_ns())
         self.release(opaque)
 
     def release(self, opaque: bytes) -> None:
-        """Release the blocks behind a KV handle, which is no longer needed."""
+        """Free the blocks behind a KV handle that is no longer needed."""
         self.engine.release(opaque)
         self._progress.set()
 
@@ -363,7 +364,7 @@ class WorkerHost:
     def _deliver(self, sequence: HostedSequence, output: SequenceOutput) -> None:
         gateway = sequence.gateway
         gateway.outbox.add_tokens(output)
-        if not output.pulling:  # this is not urgent, so it goes with the next frame
+        if not output.pulling:  # a pull is not urgent, so it is sent with the next frame
             gateway.wake.set()
         if output.only_tokens:
             return
@@ -374,7 +375,7 @@ class WorkerHost:
             gateway.outbox.add_event(event)
 
     def _weigh(self, sequence: HostedSequence) -> None:
-        """Offer a running sequence to its gateway for hand-over if its role has been left and the hand-over pays."""
+        """Offer a running sequence to its gateway for a hand-over, if its role was left and the hand-over pays."""
         if not self.assignment.leaves_decode:
             return
         waited_s = (self._clock.now_ns() - self._left_ns) / 1e9
@@ -383,7 +384,7 @@ class WorkerHost:
             self._send_event(sequence.gateway, pb.SequenceEvent(sequence=number, leaving=pb.Leaving()))
 
     def _hand_over(self, sequence_id: int) -> None:
-        """Move a sequence to the place reserved on another worker, with its KV if the engine supports that."""
+        """Move a sequence to the slot reserved on another worker, with its KV if the engine supports that."""
         if self.engine.capabilities.hands_over_running_kv:
             self.engine.hand_over(sequence_id)
         elif self._sequences[sequence_id].decodes:
@@ -399,7 +400,7 @@ class WorkerHost:
             if output.finish is FinishReason.HANDED_OVER:
                 self.hand_over_costs.handed_over(output.handle, self._clock.now_ns())
             if sequence.gateway.closed.is_set():
-                self.release(output.handle.opaque)  # there is no gateway left that could have it pulled
+                self.release(output.handle.opaque)  # no gateway is left that could have the blocks pulled
             else:
                 sequence.gateway.hold(output.sequence_id, output.handle.opaque)
 
@@ -407,11 +408,11 @@ class WorkerHost:
 
     @property
     def running(self) -> int:
-        """The number of sequences in the engine, waiting ones included."""
+        """The number of sequences in the engine, including waiting ones."""
         return len(self._sequences)
 
     async def wait_idle(self) -> None:
-        """Wait until no sequence runs and no KV handle awaits its receiver."""
+        """Wait until no sequence runs and no KV handle waits for its receiver."""
         while self._sequences or self.engine.integrity().leased_handles:
             self._progress.clear()
             await self._progress.wait()
@@ -422,37 +423,37 @@ class WorkerHost:
             await self._progress.wait()
 
     def abort_all(self) -> int:
-        """Abort every sequence and return how many there were."""
+        """Abort every sequence, and return their number."""
         for sequence_id in self._sequences:
             self.engine.abort(sequence_id)
         return len(self._sequences)
 
 
 async def pump(engine: Engine, listeners: Iterable[Callable[[EngineEvent], None]]) -> None:
-    """Pass every event of an engine to each listener, the host among them. Raise RuntimeError once the engine ends."""
+    """Pass every event of an engine to each listener. Raise RuntimeError once the engine ends."""
     async for event in engine.events():
         for listener in listeners:
             listener(event)
     raise RuntimeError("the engine has ended")
 
 
-# Bound on waiting for aborted sequences to leave the engine.
+# The upper bound of the wait for aborted sequences to leave the engine.
 ABORT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The fate of the sequences that ran when the drain began."""
+    """The outcome for the sequences that ran when the drain began."""
 
     finished: int
     aborted: int
 
 
 async def drain(host: WorkerHost, deadline_s: float) -> Drained:
-    """Refuse new work, recall credits, let sequences finish and held KV be pulled, then abort the rest at the
-    deadline.
+    """Refuse new work, let sequences finish and held KV be pulled, then abort the rest at the deadline.
 
-    Gateways are notified first, so that they reroute meanwhile. Return after `deadline_s` plus ABORT_S at the latest.
+    Gateways are notified first, so that they can reroute in the meantime. The call returns after at most `deadline_s`
+    plus `ABORT_S`.
     """
     running = host.running
     host.start_draining()

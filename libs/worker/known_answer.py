@@ -1,6 +1,6 @@
 """The answer to a fixed prompt, which verifies the weights of a model that was woken.
 
-An engine can wake without an error and answer with nothing, or with noise, until its weights are read again.
+An engine can wake without an error, and then answer nothing or noise until its weights are read again.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ MAX_REASON_CHARS: Final = 200
 
 
 class KnownAnswer:
-    """The answer of one loaded model, which is the same after each wake."""
+    """The answer of one loaded model, which must be the same after each wake."""
 
     def __init__(self) -> None:
         self._token_ids: tuple[int, ...] | None = None
 
     async def check(self, engine: Engine) -> None:
-        """Check an engine whose events are not read yet. The first answer is stored as correct.
+        """Check an engine whose events are not read yet. The first answer is stored as the correct one.
 
-        Raise StartupError if a later one differs, if none arrives in time, or if the engine fails.
+        Raise StartupError if a later answer differs, if none arrives in time, or if the engine fails.
         """
         capabilities = engine.capabilities
         if not (capabilities.sleeps and capabilities.generates):

@@ -1,8 +1,8 @@
-"""Pulls of KV blocks from other workers: over gRPC, or out of the sender's mapped memory.
+"""Pulls of KV blocks from other workers, over gRPC or out of the sender's mapped memory.
 
-The stream is the same either way. It opens pulls, reports which blocks are ready while the prompt is computed, and
-carries the acks. If sender and receiver share memory, chunks name blocks instead of carrying them. To prove that, the
-receiver opens the file of the sender's pool and sends the nonce found in it.
+The stream is the same in both cases. It opens pulls, reports which blocks are ready while the prompt is computed, and
+sends the acknowledgements. If sender and receiver share memory, chunks contain block numbers instead of bytes. To prove
+that it shares memory, the receiver opens the file of the sender's pool and sends the nonce found there.
 """
 
 import asyncio
@@ -34,7 +34,10 @@ MAX_SILENT_TICKS = 5
 
 
 class Pull:
-    """Received chunks that the engine has not read. The sender's window bounds them; exceeding it fails the pull."""
+    """The received chunks of one pull that the engine has not read. They are bounded by the sender's window.
+
+    A sender that exceeds the window fails the pull.
+    """
 
     def __init__(self, number: int, awaited_blocks: int) -> None:
         self.number = number
@@ -43,7 +46,7 @@ class Pull:
         self._chunks: deque[tuple[pb.KvChunk, memoryview]] = deque()
         self._unread_bytes = 0
         self._taken_bytes = 0
-        """The bytes read and not yet reported to the sender."""
+        """The number of bytes that were read and not yet reported to the sender."""
         self._last = False
         self._error: FulcrumError | None = None
         self._news = asyncio.Event()
@@ -88,19 +91,19 @@ class Pull:
         self._silent_ticks = 0
 
     def tick(self) -> None:
-        """Advance time by one tick. Fail if the queue is empty and the sender has been silent for too long."""
+        """Advance time by one tick. Fail the pull if its queue is empty and the sender has been silent for too long."""
         self._silent_ticks = 0 if self._chunks else self._silent_ticks + 1
         if self._silent_ticks > MAX_SILENT_TICKS:
             self.fail(KvLost("the sender does not answer"))
 
     def fail(self, error: FulcrumError) -> None:
-        """End the pull with an error, unless the last chunk has arrived."""
+        """End the pull with an error, unless its last chunk has arrived."""
         if not self._last and self._error is None:
             self._error = error
             self._news.set()
 
     def take_report(self) -> int:
-        """Return the bytes read since the last report if they are half a window or more, else 0."""
+        """Return the bytes read since the last report; 0 while they are less than half a window."""
         taken_bytes = self._taken_bytes
         if taken_bytes < WINDOW_BYTES // 2:
             return 0
@@ -111,17 +114,17 @@ class Pull:
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
 TICK_S = 1.0
-# The longest search for the cause of a broken stream; its pulls fail only afterwards.
+# The upper bound of the search for the reason why a stream broke. Its pulls fail only afterwards.
 STATUS_S = 0.2
 HIDDEN = "Internal error from Core"
 CLOSED = "the stream to it was closed"
-# An ack leaves with the next frame, or after this delay in a frame of its own. Only the sender waits for it: it
-# holds the blocks until then.
+# The upper bound of the delay of an acknowledgement, which otherwise goes with the next frame. It delays no sequence;
+# the sender only holds the blocks for longer.
 ACK_DELAY_S = 0.01
 
 
 class PullStream:
-    """The stream to one sender. All methods but `run` are synchronous and fill the next frame."""
+    """The stream to one sender. All methods but `run` are synchronous and only queue messages for the next frame."""
 
     def __init__(self, address: str, *, receiver_id: str, transport: Transport) -> None:
         self._address = address
@@ -140,7 +143,7 @@ class PullStream:
 
     @property
     def idle(self) -> bool:
-        """True if no pull is open and no frame is pending."""
+        """True if no pull is open and no message is queued."""
         return not (self._pulls or self._acks or self._cancels)
 
     def open(self, request: pb.PullOpen, blocks: int) -> Pull:
@@ -153,13 +156,13 @@ class PullStream:
         return pull
 
     def taken(self, pull: Pull) -> None:
-        """Report the bytes taken in from a pull once they are enough for the sender to continue."""
+        """Report the bytes read from a pull once they are enough for the sender to continue."""
         if sent_bytes := pull.take_report():
             self._taken.append(pb.PullTaken(pull=pull.number, sent_bytes=sent_bytes))
             self._wake.set()
 
     def leave(self, pull: Pull, *, whole: bool) -> None:
-        """End a pull. If it is `whole`, all blocks have arrived and are acknowledged."""
+        """End a pull. If `whole`, all blocks have arrived and are acknowledged."""
         if self._pulls.pop(pull.number, None) is None or self._opens.pop(pull.number, None) is not None:
             return
         if whole:
@@ -171,7 +174,7 @@ class PullStream:
             self._wake.set()
 
     async def run(self) -> None:
-        """Keep the stream open until cancelled. It opens with the first pull, and after a loss with the next pull."""
+        """Run the stream until cancelled. The first pull opens it, and so does the next one after a loss."""
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         while True:
             await self._wanted.wait()
@@ -187,7 +190,7 @@ class PullStream:
             await asyncio.sleep(wait_s)
 
     async def _connect(self, backoff: Backoff) -> None:
-        # Each attempt has its own channel, because gRPC's back-off within a channel is longer than this one.
+        # A channel's own back-off is longer than this one, so each attempt gets a new channel.
         async with self._transport.channel(self._address) as channel:
             stream = _pull_method(channel)(metadata=self._transport.metadata(self._address))
             try:
@@ -198,10 +201,10 @@ class PullStream:
                 stream.cancel()
 
     async def _reason(self, channel: grpc.aio.Channel, stream: Any) -> str:
-        """Return why the sender ended the stream.
+        """Return the reason why the sender ended the stream.
 
-        If it ends during a write, gRPC reports its own text instead of the status (grpc/aio/_call.py). The cause is
-        then requested on a second stream, on which nothing is written.
+        If the stream ends during a write, gRPC reports a text of its own instead of the status (grpc/aio/_call.py). A
+        second stream without a write then shows the reason.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(STATUS_S):
@@ -223,7 +226,7 @@ class PullStream:
             backoff.reset()
 
     async def _write(self, stream: Any) -> None:
-        """Write one frame for everything queued since the last one."""
+        """Write one frame with everything queued since the last one, whenever something is queued."""
         receiver_id = self._receiver_id
         while True:
             await self._wake.wait()
@@ -234,7 +237,7 @@ class PullStream:
                 await stream.write(frame)
 
     async def _tick(self) -> None:
-        """Fail silent pulls, and the stream if all of it is silent."""
+        """Fail pulls whose sender is silent. Raise KvLost if the sender is silent on the whole stream."""
         while self._silent_ticks <= MAX_SILENT_TICKS:
             await asyncio.sleep(TICK_S)
             self._silent_ticks = self._silent_ticks + 1 if self._pulls else 0
@@ -270,7 +273,7 @@ class PullStream:
                 pull.alive()
 
     def _reset(self, reason: str) -> None:
-        """Fail the pulls of a lost stream. Those not yet requested from the sender move to the next one."""
+        """Fail the pulls of a lost stream. Pulls that were not sent yet move to the next stream."""
         unrequested = dict(self._opens)
         for number, pull in self._pulls.items():
             if number not in unrequested:
@@ -298,17 +301,15 @@ def _pull_method(channel: grpc.aio.Channel) -> Any:
     )
 
 
-# Limits the time for which a killed worker's pool takes up memory while another worker runs on its host.
+# Bounds the time for which a killed worker's pool occupies memory while another worker runs on its host.
 SWEEP_S = 5.0
 
 
 class SharedMemory:
-    """The pools of other workers that this one has mapped, and the sweep of ownerless files."""
+    """The pools of other workers that this one has mapped, and the sweep of files without an owner."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Sweep once and create the maps. Sweeping first makes room for a new pool. Without a folder, nothing is
-        shared.
-        """
+        """Sweep once, which makes room for a new pool, and create the maps. Share nothing without a folder."""
         self._folder = folder
         self.maps = PoolMaps(folder) if folder else None
         self._sweep()
@@ -331,7 +332,7 @@ class SharedMemory:
             log.info("removed KV pools of workers that have ended", files=removed)
 
 
-# The number of senders whose streams stay open. Streams in use are never closed for it.
+# The upper bound of open streams. Streams with a pull are not closed for it.
 MAX_LINKS = 64
 
 
@@ -354,7 +355,7 @@ class GrpcKvFetcher:
     async def fetch(self, handle: KvHandle, kv_layout: str, from_block: int) -> AsyncGenerator[KvChunk, None]:
         """Yield chunks in order from block `from_block` on. Reaching the end acknowledges them.
 
-        Raise KvLost if the source is gone or breaks the protocol, and KvMismatch if layouts differ.
+        Raise KvLost if the source is gone or breaks the protocol, KvMismatch if layouts differ.
         """
         pool = self._maps.get(handle.worker_id, handle.incarnation) if self._maps is not None else None
         request = pb.PullOpen(
@@ -398,7 +399,7 @@ class GrpcKvFetcher:
 
 
 def received_chunk(message: pb.KvChunk, data: memoryview, pool: PoolMap | None) -> KvChunk:
-    """Convert a chunk without a copy: its bytes stay in the message, or in the sender's pool."""
+    """Convert a chunk without a copy. Its views show the message, or the sender's pool."""
     shared = bool(message.pool_blocks)
     if shared and pool is None:
         raise KvLost("the sender names blocks of a pool that is not mapped here")

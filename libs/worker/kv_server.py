@@ -1,6 +1,6 @@
-"""The KV blocks that a worker offers: KvService over gRPC, and their hashes in the index.
+"""The KV blocks that a worker offers: KvService over gRPC, and the publication of their hashes in the index.
 
-Each receiver has one stream, and one frame takes all pending output when it can be written.
+Each receiver has one stream. A frame takes all pending output whenever the stream can be written.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from libs.worker.wire import numbers
 
 log = structlog.get_logger()
 
-# Interval of keep-alives for a pull without ready blocks, so that a slow prompt is not mistaken for a dead sender.
+# The interval of keep-alives for a pull without ready blocks, so that its receiver does not take the sender for dead.
 TICK_S = 1.0
-# The ticks for which a receiver may leave sent blocks unconfirmed before the pull fails.
+# The number of ticks for which a receiver may leave sent blocks unconfirmed before the pull fails.
 MAX_SILENT_TICKS = 30
 _NOTHING = KvChunk(first_block=0, blocks=0)
 
@@ -43,13 +43,13 @@ class _Pull:
     export: KvExport
     in_place: bool
     ahead_bytes: int = 0
-    """The number of bytes sent that the receiver has not yet reported as received."""
+    """The number of sent bytes that the receiver has not reported as read."""
     sent_lately: bool = True
-    """True if anything was sent since the last tick."""
+    """True if a chunk was sent since the last tick."""
     drained: bool = True
     """True if all blocks that the receiver knows to be ready have been sent."""
     silent_ticks: int = 0
-    """Ticks since the receiver last confirmed sent blocks."""
+    """The number of ticks since the receiver last confirmed sent blocks."""
 
     @property
     def may_send(self) -> bool:
@@ -57,11 +57,12 @@ class _Pull:
 
 
 class KvOutbox:
-    """The pulls of one receiver. Those with blocks to send take turns, one chunk each."""
+    """The pulls of one receiver. Pulls with blocks to send take turns of one chunk each."""
 
     def __init__(self, host: WorkerHost, incarnation: int, *, has_room: Callable[[], bool], wake: Callable[[], None]):
-        """Create the outbox. `has_room` returns whether this worker accepts another pull. `wake` is called when a frame
-        may be ready.
+        """Create the outbox.
+
+        `has_room` returns whether this worker accepts another pull. `wake` is called when a frame may be ready.
         """
         self._host = host
         self._incarnation = incarnation
@@ -72,13 +73,16 @@ class KvOutbox:
         self._failed: list[pb.PullFailed] = []
         self._alive: list[int] = []
         self._carries_data: bool | None = None
-        """True if chunks that are not read in place carry bytes; None before the first one."""
+        """True if chunks that are not read in place contain bytes; None before the first such chunk."""
 
     def __len__(self) -> int:
         return len(self._pulls)
 
     def receive(self, frame: pb.PullFrame) -> None:
-        """Act on a frame. Raise InvalidRequest if it breaks the protocol; an error of one pull fails only that pull."""
+        """Process a frame.
+
+        Raise InvalidRequest if it breaks the protocol; an error of one pull fails only that pull.
+        """
         for number in numbers(frame.acks, "acks"):
             if pull := self._end(number):
                 self._host.acknowledged(pull.handle)
@@ -98,7 +102,7 @@ class KvOutbox:
         self._wake()
 
     def take_frame(self) -> bytes | None:
-        """Return everything that can be sent now and fits one frame, or None if there is nothing."""
+        """Return everything that can be sent now and fits one frame; None if there is nothing."""
         frame = pb.KvFrame(alive=pack_u32(self._alive) if self._alive else b"")
         self._alive.clear()
         data: list[memoryview] = []
@@ -121,15 +125,15 @@ class KvOutbox:
             if message.sent_bytes:
                 pull.ahead_bytes += message.sent_bytes
                 data.extend(chunk.data)
-        frame.ready.extend(self._newly_ready())  # ready blocks that did not fit into this frame or the link's budget
+        frame.ready.extend(self._newly_ready())  # ready blocks beyond this frame or the pull's window
         frame.failed.extend(self._failed)
         self._failed.clear()
         return kv_wire.encode(frame, data) if frame.ByteSize() else None
 
     def _newly_ready(self) -> list[pb.PullReady]:
-        """Return newly ready blocks of pulls whose receiver knows of none.
+        """Return the ready blocks of pulls whose receiver knows of no unsent block.
 
-        Blocks read in place need no notice: their chunk arrives at once.
+        Blocks that are read in place are not reported, since their chunk arrives at once.
         """
         found: list[pb.PullReady] = []
         if self._carries_data is False:
@@ -159,7 +163,7 @@ class KvOutbox:
         self._wake()
 
     def close(self) -> None:
-        """End every pull of a receiver that has left. Its blocks wait a moment for another receiver."""
+        """End every pull of a receiver that has left. Another receiver can still pull its blocks for a short time."""
         for number in list(self._pulls):
             self._end(number)
 
@@ -182,7 +186,7 @@ class KvOutbox:
         self._turns.append(pull)
 
     def _next(self, pull: _Pull) -> KvChunk | None:
-        """Return a pull's next chunk, or None if there is none, its window is full, or it has failed."""
+        """Return a pull's next chunk; None if no block is ready, its window is full, or it has failed."""
         if not pull.may_send:
             return None
         try:
@@ -212,16 +216,16 @@ class KvOutbox:
         return pull
 
 
-# Concurrent transfers out of this worker. Credits keep their number far lower; more are refused.
+# The upper bound of concurrent transfers out of this worker; more are refused. Credits limit them to far fewer.
 MAX_PULLS = 512
-# Concurrent streams; more are refused.
+# The upper bound of concurrent streams; more are refused.
 MAX_RECEIVERS = 256
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class KvServicer:
-    """The service that sends the blocks of prefilled sequences to other workers."""
+    """The gRPC service that sends the blocks of prefilled sequences to other workers."""
 
     def __init__(self, host: WorkerHost, incarnation: int) -> None:
         self._host = host
@@ -236,7 +240,7 @@ class KvServicer:
         return sum(map(len, self._outboxes))
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Add the service to a server. Frames leave as the bytes that `kv_wire` makes."""
+        """Add the service to a server. It sends the bytes that `kv_wire` encodes."""
         service = pb.DESCRIPTOR.services_by_name["KvService"].full_name
         handler: grpc.RpcMethodHandler[pb.PullFrame, bytes] = grpc.stream_stream_rpc_method_handler(
             self.pull, request_deserializer=pb.PullFrame.FromString, response_serializer=None
@@ -249,7 +253,8 @@ class KvServicer:
     async def pull(self, _frames: Any, context: Context) -> None:
         """Serve one receiver's pulls until it leaves."""
         try:
-            # Sent separately: a truncated first frame would leave gRPC unable to send the final status.
+            # The metadata is sent separately. If the client cut off a first frame, gRPC could not send the final
+            # status.
             await context.send_initial_metadata(())
             await self._carry(context)
         except FulcrumError as error:
@@ -290,7 +295,7 @@ async def _write(outbox: KvOutbox, wake: asyncio.Event, context: Context) -> Non
     while True:
         await wake.wait()
         wake.clear()
-        # Taken only after the last write, so that all output since then leaves in one frame.
+        # The frame is taken after the last write has ended, so that it contains all output since then.
         while (frame := outbox.take_frame()) is not None:
             await context.write(frame)
 
@@ -301,17 +306,17 @@ async def _tick(outbox: KvOutbox) -> None:
         outbox.tick()
 
 
-# Pending changes; beyond it they are dropped and the worker publishes its whole list of blocks.
+# With more pending changes they are dropped, and the worker publishes all its blocks again.
 MAX_PENDING_BLOCKS = 65_536
-# Changes in one call.
+# The upper bound of changes in one call.
 MAX_PUBLISHED_BLOCKS = 4096
-# Pause between calls, so that a busy worker's changes share one call; they are not urgent.
+# The pause between calls, which lets a busy worker send many changes in one call. The changes are not urgent.
 BEHIND_S = 0.05
 FORGET_TIMEOUT_S = 2.0
 
 
 class BlockPublisher:
-    """A publisher of the blocks that one worker holds of a model."""
+    """A publisher of the reusable blocks of one worker and model."""
 
     def __init__(self, index: KvIndex, model: str, worker_id: str, *, lease_ms: int) -> None:
         self._index = index
@@ -322,11 +327,11 @@ class BlockPublisher:
         self._held: set[bytes] = set()
         self._pending: dict[bytes, bool] = {}
         self._anew = False
-        """True if the index must be rewritten because changes were dropped."""
+        """True if the worker's entries must be written again because changes were dropped."""
         self._wake = asyncio.Event()
 
     def on_event(self, event: EngineEvent) -> None:
-        """Record an event's changes; the last change of a block counts."""
+        """Record an event's changes. A block's last change replaces its earlier ones."""
         self._held.update(event.blocks.stored)
         self._held.difference_update(event.blocks.removed)
         for held, hashes in ((True, event.blocks.stored), (False, event.blocks.removed)):
@@ -341,7 +346,7 @@ class BlockPublisher:
             self._wake.set()
 
     async def run(self) -> None:
-        """Clear this worker's entries, then publish changes and renew the lease until cancelled."""
+        """Remove this worker's entries, then publish changes and renew the lease until cancelled."""
         await self._index.forget(self._model, self._worker_id)
         loop = asyncio.get_running_loop()
         renew_at_s = loop.time()

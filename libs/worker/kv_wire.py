@@ -1,4 +1,4 @@
-"""The wire form of KvFrame, encoded and decoded with one copy of the blocks instead of protobuf's several. Pure."""
+"""The wire form of KvFrame. It copies the blocks once, where protobuf would copy them several times. Pure."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -15,12 +15,12 @@ _DATA_TAG = pb.KvFrame.DATA_FIELD_NUMBER << 3 | _BYTES
 MAX_VARINT_BYTES = 10
 # A frame takes no further chunk once its blocks have reached this size.
 MAX_FRAME_BYTES = 4 * 1024 * 1024
-# A sender pauses a pull while this many bytes are in flight, or received and not yet read.
+# A sender pauses a pull while this many bytes are sent and not yet reported as read.
 WINDOW_BYTES = 4 * 1024 * 1024
 
 
 def chunk_message(pull: int, chunk: KvChunk, *, last: bool, in_place: bool) -> pb.KvChunk:
-    """Return a frame's entry for a chunk: the number of its bytes in the frame's data, or their place in the pool."""
+    """Return a frame's entry for a chunk, with the number of its bytes in the frame's data or its blocks in the pool."""
     return pb.KvChunk(
         pull=pull,
         first_block=chunk.first_block,
@@ -37,7 +37,7 @@ def chunk_message(pull: int, chunk: KvChunk, *, last: bool, in_place: bool) -> p
 
 
 def encode(frame: pb.KvFrame, data: Sequence[memoryview]) -> bytes:
-    """Encode a frame without data and the data of its chunks as one message."""
+    """Encode a frame without data, and the data of its chunks, as one message."""
     message = frame.SerializeToString()
     if not data:
         return message
@@ -65,7 +65,7 @@ def decode(message: bytes) -> tuple[pb.KvFrame, memoryview]:
 
 
 def parts(frame: pb.KvFrame, data: memoryview) -> Iterator[tuple[pb.KvChunk, memoryview]]:
-    """Yield a frame's chunks with their data. Raise KvLost if they name more bytes than there are."""
+    """Yield a frame's chunks with their data. Raise KvLost if they claim more bytes than there are."""
     at = 0
     for chunk in frame.chunks:
         end = at + chunk.sent_bytes
@@ -76,7 +76,7 @@ def parts(frame: pb.KvFrame, data: memoryview) -> Iterator[tuple[pb.KvChunk, mem
 
 
 def numbers(packed: bytes) -> list[int]:
-    """Unpack numbers of pulls, or tokens. Raise KvLost if they are malformed."""
+    """Unpack a list of pull numbers or tokens. Raise KvLost if it is malformed."""
     try:
         return unpack_u32(packed) if packed else []
     except ValueError:
@@ -84,7 +84,7 @@ def numbers(packed: bytes) -> list[int]:
 
 
 def split(data: memoryview, blocks: int) -> tuple[memoryview, ...]:
-    """Split a chunk's data by block. Raise KvLost if it does not divide evenly."""
+    """Split a chunk's data by block. Raise KvLost if it cannot be divided evenly."""
     if not data.nbytes:
         return ()
     size, left = divmod(data.nbytes, blocks) if blocks else (0, 1)

@@ -1,7 +1,7 @@
 """A worker of a pool, which serves one model after another and keeps earlier ones asleep in host memory.
 
-Each model is served by an ordinary worker that is opened for it under a new incarnation. Epochs of assignments
-continue over all of them. The planner decides; this module only executes.
+For each model it runs an ordinary worker under a new incarnation. Epochs of assignments continue over all models. The
+planner decides; this module only executes.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ from libs.worker.settings import RENEWALS_PER_LEASE, WorkerSettings
 log = structlog.get_logger()
 
 MB: Final = 1024 * 1024
-# The load speed of a device that states none, until one model has been loaded.
+# The assumed load speed of a device without a stated one, until a model has been loaded.
 GUESSED_BYTES_PER_S: Final = 1e9
-# Prompt tokens in a step beside decodes, if settings name none.
+# The prompt tokens in a step beside decodes, if settings give no number.
 DEFAULT_BUDGET_TOKENS: Final = 256
 
 MakeEngine = Callable[[WorkerSettings, str, int], Engine]
@@ -46,7 +46,7 @@ MakePorts = Callable[[WorkerSettings, ModelInfo, Engine, ModelStay], WorkerPorts
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The model to hold; an empty name means none."""
+    """The model to serve; an empty name means none."""
 
     model: str = ""
     source: str = ""
@@ -62,7 +62,7 @@ class _Asleep:
 
 
 class PoolMember:
-    """A worker that serves one model after another, as assigned by the planner."""
+    """A worker that serves one model after another, as the planner assigns them."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class PoolMember:
         self._expected_ns = 0
         self._last = common.ModelMove()
         self._host: WorkerHost | None = None
-        """The host of the model that it serves, if any."""
+        """The host of the served model; None if no model is served."""
         self._stack: AsyncExitStack | None = None
         self._serving: tuple[Engine, Goal, KnownAnswer] | None = None
         self._leaving = Leaving.CLOSED
         self._device_bytes = 0
-        """Memory of each of the worker's GPUs, as reported by an engine that slept; 0 if unknown."""
+        """The memory of each of the worker's GPUs, as reported by a sleeping engine; 0 if unknown."""
         self._asleep: OrderedDict[str, _Asleep] = OrderedDict()
-        """Sleeping models by name, least recently left first."""
+        """The sleeping models by name. The first is the first to be closed."""
         self._changed = asyncio.Event()
         self._news = asyncio.Event()
         self.announced = asyncio.Event()
@@ -137,7 +137,7 @@ class PoolMember:
     def assign(self, request: pb.AssignModelRequest) -> pb.AssignModelResponse:
         """Accept the assignment of another model.
 
-        Raise StaleRole if the caller's view is out of date, and QueueFull while a model is being loaded or left.
+        Raise StaleRole if the caller's view is out of date, and QueueFull while the worker is between two models.
         """
         held = self.worker()
         if request.incarnation and request.incarnation != held.incarnation:
@@ -164,7 +164,7 @@ class PoolMember:
     # ------------------------------------------------------------ life
 
     async def run(self) -> None:
-        """Hold the assigned models until cancelled, then close at once."""
+        """Serve the assigned models until cancelled, then close at once."""
         announcing = self._tasks.spawn(f"announce {self._settings.id}", self._announce())
         try:
             while True:
@@ -177,7 +177,7 @@ class PoolMember:
             await self._close()
 
     async def drain(self) -> None:
-        """Wait for running sequences to end, at most for `drain_s` of the settings."""
+        """Wait for running sequences to end, for at most the settings' `drain_s`."""
         if self._host is not None:
             await drain(self._host, self._settings.drain_s)
 
@@ -212,7 +212,7 @@ class PoolMember:
                 log.warning("a model cannot be woken: loading it from its files", model=goal.model, error=error.message)
             else:
                 return
-        # In a thread: an engine's first imports take long, and the registration has to be renewed during them.
+        # An engine's first imports take long, so they run on a thread while the registration is renewed.
         engine = await asyncio.to_thread(self._make_engine, settings, goal.model, goal.size_bytes)
         await self._open(settings, info, goal, engine, began_ns)
 
@@ -230,7 +230,7 @@ class PoolMember:
         woken, answer = answer is not None, answer or KnownAnswer()
 
         def pool() -> common.PoolWorker:
-            # Called once the model is loaded.
+            # `open_worker` calls this once the model is loaded.
             self._since_ns, self._expected_ns = self._clock.now_ns(), 0
             took_ns = self._since_ns - began_ns
             self._last = common.ModelMove(model=goal.model, from_host=woken, took_ns=took_ns, unix_ns=self._since_ns)
@@ -250,7 +250,7 @@ class PoolMember:
         self._stack, self._host = stack, running.host
 
     async def _leave(self) -> None:
-        """Drain the model that it serves, then put it to sleep if there is room."""
+        """Drain the served model, then put its engine to sleep if host memory has room."""
         if self._stack is None or self._host is None or self._serving is None:
             return
         engine, goal, answer = self._serving
@@ -275,7 +275,7 @@ class PoolMember:
             await self._clear_device(engine)
 
     async def _left(self) -> None:
-        """Put the engine to sleep, or close it if the planner did not choose sleep."""
+        """Put the engine to sleep, or close it if it cannot sleep or there is no room."""
         if self._serving is None:
             return
         engine, goal, _ = self._serving
@@ -290,21 +290,21 @@ class PoolMember:
         await engine.close()
 
     def _spare_next(self) -> None:
-        # The model to wake next is dropped after all others, including the one just left.
+        # The model to be woken next is closed after all others, including the one just left.
         if self._goal.model in self._asleep:
             self._asleep.move_to_end(self._goal.model)
 
     async def _make_room(self, size_bytes: int) -> None:
-        """Free host memory by dropping the models left longest ago."""
+        """Free host memory by closing sleeping models, oldest first."""
         held = [each.host_bytes for each in self._asleep.values()]
         for _ in range(too_many(held, size_bytes, self._settings.host_memory_mb * MB)):
             await self._give_up_oldest()
 
     async def _clear_device(self, left: Engine) -> None:
-        """Close sleeping models until the rest fits the GPU memory reserved for them.
+        """Close sleeping models until the others fit the GPU memory reserved for them.
 
-        Nothing else runs on the GPUs now, so all used memory belongs to sleeping models. `left` is the last to fall
-        asleep.
+        No model is awake on the GPUs now, so all used memory belongs to sleeping ones. `left` is the engine that fell
+        asleep last.
         """
         while self._asleep:
             memory = await self._device_memory(left)
@@ -316,7 +316,7 @@ class PoolMember:
             await self._give_up_oldest()
 
     async def _device_memory(self, left: Engine) -> DeviceMemory | None:
-        # Ask the engine that slept last first, since the processes of others may have died in the meantime.
+        # Ask the engine that fell asleep last first, since the processes of others may have died in the meantime.
         asleep = [each.engine for each in self._asleep.values()]
         for engine in sorted(asleep, key=lambda each: each is not left):
             if (memory := await engine.device_memory()) is not None:
@@ -357,7 +357,7 @@ class PoolMember:
         self._news.set()
 
     def _expected_s(self, goal: Goal) -> float:
-        """Return the expected time until it serves, by the device's stated speeds."""
+        """Return the expected seconds until the model serves, by the device's stated speeds."""
         if not goal.model:
             return 0.0
         load_per_s, wake_per_s, overhead_s = self._speeds()
@@ -366,9 +366,7 @@ class PoolMember:
         return goal.size_bytes / (per_s or GUESSED_BYTES_PER_S) + overhead_s + leaving
 
     def _speeds(self) -> tuple[float, float, float]:
-        """Return bytes per second from the source and from host memory, and the overhead in seconds; 0 if not
-        stated.
-        """
+        """Return (load bytes/s, wake bytes/s, overhead in seconds) as stated by the settings; 0 for unknown ones."""
         settings = self._settings
         if settings.engine != "sim":
             return 0.0, 0.0, 0.0
@@ -393,7 +391,7 @@ class PoolMember:
         )
 
     def _memory_bytes(self) -> int:
-        """Return the memory for a model in its share of its GPUs; 0 if unknown."""
+        """Return the memory for a model in the worker's share of its GPUs; 0 if unknown."""
         settings = self._settings
         if self._device_bytes:
             part = self._device_bytes * settings.gpu_share - settings.asleep_gpu_memory_mb * MB
@@ -401,7 +399,7 @@ class PoolMember:
         return round(settings.sim_memory_gb * 1e9 * settings.gpu_share) if settings.engine == "sim" else 0
 
     async def _announce(self) -> None:
-        """Keep the worker registered while it serves no model. The worker of a model registers itself."""
+        """Register the worker while it serves no model. While it serves one, `open_worker` registers it."""
         lease_ms = self._settings.lease_ms
         while True:
             self._news.clear()

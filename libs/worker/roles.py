@@ -1,6 +1,6 @@
-"""The roles of a worker: its sequences, its assignment and last change, and the cost of a hand-over.
+"""The roles of a worker: its sequences, its assignment and last change, and the costs of a hand-over.
 
-Synchronous; libs/policy decides, and callers pass the time.
+All code is synchronous. libs/policy decides, and callers pass the time.
 """
 
 from collections import OrderedDict, deque
@@ -38,13 +38,13 @@ PROMPT_PHASES = (pb.PHASE_PREFILL, pb.PHASE_BOTH)
 
 @dataclass(slots=True)
 class HostedSequence:
-    """A gateway's sequence in the engine, and its progress."""
+    """A gateway's sequence in the engine, with its progress."""
 
     gateway: AttachedGateway
     phase: pb.Phase
     request: EngineRequest
     budget_tokens: int = 0
-    """The prompt budget at the sequence's admission. Its prompt is computed at least at that pace."""
+    """The prompt budget when the sequence was admitted. The engine computes its prompt at least at that pace."""
     new_tokens: int = 0
     weighed: bool = False
     """True if a hand-over has been considered in the present role."""
@@ -56,27 +56,27 @@ class HostedSequence:
 
     @property
     def output_tokens(self) -> int:
-        """The number of output tokens so far, wherever they were generated."""
+        """The number of output tokens so far, here and on other workers."""
         return self.tokens - self.request.prompt_tokens
 
     @property
     def most_tokens_left(self) -> int:
-        """The number of output tokens that may still follow."""
+        """The upper bound of output tokens still to come."""
         return self.request.max_output_tokens - self.output_tokens
 
     @property
     def yields(self) -> bool:
-        """True if the sequence's prompt waits while another's can be computed."""
+        """True if the prompt is computed only while no prompt without this flag waits."""
         return self.request.yields
 
     @property
     def awaits_prompt(self) -> bool:
-        """True if the sequence's prompt is to be computed here and is not finished."""
+        """True if the sequence's prompt is computed here and is not finished."""
         return self.phase in PROMPT_PHASES and not self.new_tokens
 
     @property
     def decodes(self) -> bool:
-        """True if the sequence's prompt is complete and it generates tokens here."""
+        """True if the sequence's prompt is complete and the sequence generates tokens here."""
         return self.phase != pb.PHASE_PREFILL and self.new_tokens > 0
 
 
@@ -107,9 +107,7 @@ class AssignmentState:
     """The current assignment. Epochs only increase, and a draining worker accepts no change."""
 
     def __init__(self, model: str, role: int, budget_tokens: int, *, epoch: int = FIRST_EPOCH) -> None:
-        """Create the state at `epoch`, which continues that of earlier models. Raise InvalidRequest for an invalid
-        assignment.
-        """
+        """Create the state at `epoch`, which continues the epochs of earlier models. Raise InvalidRequest."""
         first = first_assignment(model, role, budget_tokens, epoch)
         if isinstance(first, AssignmentRefusal):
             raise _error(first)
@@ -131,7 +129,7 @@ class AssignmentState:
         )
 
     def set_role(self, *, expected_epoch: int, role: int, budget_tokens: int, model: str = "") -> common.Assignment:
-        """Change the role. Raise StaleRole unless `expected_epoch` is current, or InvalidRequest."""
+        """Change the role. Raise StaleRole unless `expected_epoch` is current, InvalidRequest for an invalid role."""
         wanted = WantedAssignment(role, budget_tokens, expected_epoch, model)
         new = next_assignment(self._current, wanted, draining=self.draining)
         if isinstance(new, AssignmentRefusal):
@@ -143,12 +141,12 @@ class AssignmentState:
 
     @property
     def leaves_decode(self) -> bool:
-        """True if running decodes belong to a role that has been left."""
+        """True if running decodes belong to a role that the worker has left."""
         return leaves_decode(self._current, draining=self.draining)
 
 
 def refuse_stale_lead(latest: LatestLead, term: int) -> None:
-    """Raise StaleLead if the call belongs to a lead that has ended."""
+    """Raise StaleLead if `term` belongs to a planner that no longer leads."""
     if latest.outruns(term):
         raise StaleLead(
             f"a planner with a later lead ({latest.term}, yours is {term}) has called this worker: only that one may."
@@ -161,20 +159,20 @@ def _error(reason: AssignmentRefusal, **facts: int | str) -> FulcrumError:
     return StaleRole(sentence) if reason in _STALE else InvalidRequest(sentence, param=_PARAMS.get(reason))
 
 
-# The changes whose times are kept; fewer happen while one step runs and is reported.
+# The upper bound of stored change times. Fewer changes happen while one step runs and is reported.
 MAX_CHANGES = 16
 
 
 class LastChange:
-    """The last change of role in its published form; there is no message before the first."""
+    """The last change of role as it is published, and the first step after it."""
 
     def __init__(self) -> None:
         self.message: RoleChange | None = None
         self.first_step_ns: int | None = None
         """The time from the change to the end of the first engine step of the new role's kind; None until there is one.
 
-        Any such step counts: the next chunk of an earlier prompt, a running decode, and a measurement too. The figure
-        shows how soon the engine continues, not how soon new work arrives.
+        Such a step may also compute an earlier prompt, a running decode or a measurement. The figure shows how soon the
+        engine continues, not how soon new work arrives.
         """
         self._assignment = Assignment()
         self._changed_ns: deque[int] = deque(maxlen=MAX_CHANGES)
@@ -196,11 +194,11 @@ class LastChange:
         self._changed_ns.append(now_ns)
 
     def epoch_at(self, at_ns: int, epoch: int) -> int:
-        """Return the epoch that held at `at_ns`, given the present one."""
+        """Return the epoch at `at_ns`, given the current one."""
         return epoch - sum(changed_ns > at_ns for changed_ns in self._changed_ns)
 
     def stepped(self, event: EngineEvent) -> None:
-        """Check whether a step is the first of the new role. Steps that began before the change do not count."""
+        """Record the step if it is the first of the new role. A step that started before the change does not count."""
         step = event.step
         if self.message is None or self.first_step_ns is not None or step is None or not step.end_unix_ns:
             return
@@ -216,16 +214,16 @@ def _is_of(assignment: Assignment, step: StepReport) -> bool:
     return False
 
 
-# Hand-overs that are timed at once; beyond this, the oldest are not measured.
+# The upper bound of hand-overs that are timed at once. The oldest beyond it are not measured.
 MAX_TRACKED = 1024
 
 
 class HandOverCosts:
-    """The costs of keeping and of handing over sequences, learned on this worker.
+    """The costs of keeping sequences and of handing them over, learned on this worker.
 
-    A sequence that a hand-over removes sooner than its own end is offered to its gateway, once for each role that the
-    worker leaves. The same rule covers prefill, standby and shutdown. The sequence runs on until another worker has
-    room, or to its end if none has. If the engine cannot hand over the KV of running sequences, the other worker
+    A sequence is offered to its gateway if a hand-over removes it sooner than its own end, at most once for each role
+    that the worker leaves. The same rule covers prefill, standby and shutdown. The sequence runs until another worker
+    has room, or else to its end. If the engine cannot hand over the KV of running sequences, the other worker
     recomputes it.
     """
 
@@ -235,16 +233,18 @@ class HandOverCosts:
         self.time = HandOverTime()
         """The measured durations of hand-overs from this worker."""
         self._gone: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-        """Pairs of (bytes, Unix ns of sealing) by handle."""
+        """The bytes and the time of sealing (Unix nanoseconds) of each hand-over in progress, by handle."""
         self.count = 0
         """The number of sequences handed over so far."""
 
     def worth(self, sequence: HostedSequence, speed: Speed, waited_s: float) -> bool:
-        """Return whether to hand over a decoding sequence whose role was left `waited_s` ago."""
+        """Return whether to hand over a decoding sequence. The worker left its role `waited_s` ago."""
         if not sequence.decodes or sequence.weighed:
             return False
         capabilities = self._capabilities
-        if not capabilities.hands_over_running_kv:  # asked again until it moves, since the answer depends on time
+        if (
+            not capabilities.hands_over_running_kv
+        ):  # considered again until the sequence moves, since the answer depends on time
             if not (capabilities.seeds_by_position or sequence.request.sampling.follows_from_tokens):
                 return False  # another worker would draw other tokens
             recompute_s = speed.prompt_ns(sequence.tokens, sequence.tokens**2) / 1e9
@@ -262,11 +262,11 @@ class HandOverCosts:
             self._staying = self._staying.stepped((step.end_unix_ns - step.start_unix_ns) / 1e9)
 
     def ended(self, output_tokens: int) -> None:
-        """Learn the length of an answer that ended here by itself."""
+        """Learn the length of an answer that ended here."""
         self._staying = self._staying.ended(output_tokens)
 
     def handed_over(self, handle: KvHandle, now_ns: int) -> None:
-        """Start the timing of a hand-over, whose blocks now await their receiver."""
+        """Start timing a hand-over, whose blocks now wait for their receiver."""
         self.count += 1
         put_newest(self._gone, handle.opaque, (self._capabilities.kv_bytes(handle.tokens), now_ns), MAX_TRACKED)
 

@@ -1,4 +1,4 @@
-"""The life of a worker, built from its settings and its service's choice of adapters."""
+"""The life of a worker, from its settings and the ports that its service has chosen."""
 
 import asyncio
 import gc
@@ -51,10 +51,10 @@ from libs.worker.wire import capabilities_message
 
 log = structlog.get_logger()
 
-# The interpreter's switch interval. By default, a step's Python code holds the lock for 5 ms while each turn of the
-# event loop waits. A role change takes several turns.
+# The interpreter's switch interval. By default, a step's Python code keeps the lock for 5 ms while the event loop
+# waits. A role change needs several iterations of the loop.
 LOCK_TURN_S = 0.0005
-# The time that streams have to end by themselves after the worker has drained.
+# The time for streams to end by themselves after the worker has drained.
 SERVER_STOP_S = 1.0
 
 
@@ -64,14 +64,14 @@ StartEngine = Callable[[EngineIdentity, KvFetcher, Progress], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class ModelStay:
     epoch: int
-    """Epoch of the stay's first assignment. Epochs continue across the models that the worker holds."""
+    """The epoch of the stay's first assignment. Epochs continue across the models of a worker."""
     asleep: bool
     """True if the engine sleeps and must be woken."""
     leave: Callable[[], Awaitable[None]]
-    """Called instead of closing the engine."""
+    """A function that is called instead of closing the engine."""
     pool: Callable[[], common.PoolWorker]
     answer: KnownAnswer
-    """The check before the model serves."""
+    """The check that precedes serving the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ class WorkerPorts:
     bus: Bus
     model: ModelInfo
     tenancy: ModelStay | None = None
-    """The stay of a pool's model; None for a worker that keeps its model."""
+    """The stay of a pool's model; None for a worker with a fixed model."""
     cpu_waits: CpuWaitReader | None = None
-    """The reader of waits for a CPU. None reports none, as in a simulation, whose time is not the kernel's."""
+    """The reader of the time that threads wait for a CPU; None in a simulation, whose time is not the kernel's."""
 
 
 def _engine_life(ports: WorkerPorts) -> tuple[StartEngine, Callable[[], Awaitable[None]]]:
@@ -111,7 +111,7 @@ async def run_worker(
     *,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until `stopping`, then drain. `ready` receives the address. Raise StartupError."""
+    """Serve until `stopping` is set, then drain. `ready` receives the address. Raise StartupError."""
     sys.setswitchinterval(LOCK_TURN_S)
     async with AsyncExitStack() as stack:
         opening = asyncio.ensure_future(stack.enter_async_context(open_worker(settings, ports, clock, tasks)))
@@ -126,7 +126,7 @@ async def run_worker(
         if opening.cancelled():
             return
         running = opening.result()
-        # Objects loaded by now stay until the end. A full collection would walk them, which takes a tenth of a second
+        # All objects so far live until the end. A full collection would visit them, which takes a tenth of a second
         # with torch.
         gc.collect()
         gc.freeze()
@@ -150,12 +150,13 @@ async def open_worker(
     tasks: TaskOwner,
     transport: Transport | None = None,
 ) -> AsyncIterator[RunningWorker]:
-    """Serve while the context is open. Leaving it aborts running sequences."""
+    """Serve while the context is open. Its end aborts running sequences."""
     transport = transport or SystemTransport(settings)
     async with AsyncExitStack() as stack:
         for close in (ports.kv_index.close, ports.registry.close, ports.step_times.close):
             stack.push_async_callback(close)
-        # Bound before the model loads: the engine's KV handles name this address, and a port in use shows at once.
+        # The port is bound before the model loads, because KV handles contain the address. A port in use then fails at
+        # once.
         server, port = transport.server(settings.listen_address())
         stack.push_async_callback(server.stop, None)
         address = settings.advertised_address(port)
@@ -225,7 +226,7 @@ def _admin(
 
 
 async def _step_times(ports: WorkerPorts, gpus: int) -> StepTimes:
-    """Return step times learned by earlier workers, or else the figures known for the model and its `gpus`."""
+    """Return step times learned by earlier workers, or else the figures known for the model on `gpus` GPUs."""
     engine = ports.engine
     key, can = step_time_key(engine, ports.model), engine.capabilities
     prior = prior_step_time(engine.name, engine.device, can.compute, gpus, variant=can.variant)
@@ -253,7 +254,7 @@ def _source(settings: WorkerSettings, engine: Engine, incarnation: int) -> Telem
 
 
 def _own(stack: AsyncExitStack, task: "asyncio.Task[None]") -> None:
-    """Cancel the task and wait for it when the stack unwinds. The task's owner has reported its failure."""
+    """Cancel the task when the stack unwinds, and wait for it. Its owner has reported any failure."""
     stack.push_async_callback(end, task)
 
 
@@ -264,7 +265,7 @@ def _own_samplers(stack: AsyncExitStack, tasks: TaskOwner, gpus: GpuSampler, cpu
 
 
 async def _kept(settings: WorkerSettings, ports: WorkerPorts) -> common.Worker | None:
-    """Return the role that a person set before. In a pool, roles are set with each model."""
+    """Return the role that a person set before; None in a pool, where roles are set with each model."""
     return None if ports.tenancy else await kept_role(ports.registry, settings.id, ports.model.name)
 
 
@@ -330,7 +331,7 @@ async def _add_services(
 
 
 async def beat(host: WorkerHost) -> None:
-    """Send each gateway a heartbeat when its last frame becomes too old, until cancelled."""
+    """Send heartbeats to gateways until cancelled."""
     gateways, now_s = host.gateways, asyncio.get_running_loop().time
     while True:
         due_s = gateways.beat(now_s())

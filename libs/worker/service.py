@@ -1,4 +1,4 @@
-"""Composition roots of worker processes: one model in two first roles, or the workers of a pool."""
+"""The composition roots of worker processes: a worker with one model, or a worker of a pool."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -38,8 +38,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PoolAdminServicer(pb_grpc.WorkerAdminServiceServicer):
-    """The service of a pool worker with Describe and AssignModel. Other verbs go to the address of the worker that
-    serves its model.
+    """The admin service of a pool worker, with Describe and AssignModel only.
+
+    The worker that serves the model has the other verbs, at its own address.
     """
 
     def __init__(self, member: PoolMember, record: Record) -> None:
@@ -52,7 +53,7 @@ class PoolAdminServicer(pb_grpc.WorkerAdminServiceServicer):
     async def AssignModel(  # noqa: N802
         self, request: pb.AssignModelRequest, context: Context
     ) -> pb.AssignModelResponse:
-        """Compare and set the model by epoch. The call returns before the model is loaded."""
+        """Change the model if `expected_epoch` is current. Return before the model is loaded."""
         described = f"{request.model or 'no model'} at epoch {request.expected_epoch}: {request.reason}"
         request.actor = actor_from(context, request.actor)
         try:
@@ -71,7 +72,7 @@ SettingsT = TypeVar("SettingsT", bound=WorkerSettings)
 async def serve_pool(service: Service[SettingsT], make_ports: MakePorts, bus: Bus) -> None:
     """Run a worker of the pool and its companions until the service is stopped, then drain.
 
-    `bus` carries the audit trail, whichever model a worker holds.
+    `bus` receives the audit trail of all its models.
     """
     settings = service.settings
     names = (settings.id, *settings.companions)
@@ -80,7 +81,8 @@ async def serve_pool(service: Service[SettingsT], make_ports: MakePorts, bus: Bu
         stack.push_async_callback(registry.close)
         stack.push_async_callback(bus.close)
         await bus.start()
-        # Before a model can be requested, because the load time of the first one is expected of all others.
+        # Before a model can be requested. The first model's load time predicts those of all others, so it must not
+        # include imports.
         await asyncio.to_thread(import_heavy, settings.engine)
         sim_gpu = SimGpu() if settings.gpu_share < 1 else None
         members = [
@@ -130,13 +132,13 @@ async def _open(
     return member
 
 
-# Time for a failed worker, such as one whose engine process died, to close its streams and leave the registry.
-# Gateways detect anything left after it as they would after a kill.
+# The time for a failed worker, for example one whose engine process died, to close its streams and leave the registry.
+# After it, gateways notice the loss as they notice a kill.
 FAILED_S = 0.8
 
 
 async def serve_worker(service: Service[SettingsT]) -> None:
-    """Run a worker and its companions, or another node's share of one, until the service is stopped."""
+    """Run a worker and its companions, or one node's part of an engine, until the service is stopped."""
     settings = service.settings
     await refuse_cluster(settings.redis)
     if settings.pool:

@@ -15,7 +15,7 @@ from libs.runtime.settings import CommonSettings, MemberName, own_name
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared against, never bound
 
 BLOCK_SIZE_TOKENS: Final[Mapping[str, int]] = MappingProxyType({"torch": 16, "sim": 16, "vllm": 32})
-# The interval at which registration and index of KV blocks are renewed while their lease lasts.
+# The number of renewals of the registration and the index of KV blocks in the time of one lease.
 RENEWALS_PER_LEASE: Final = 3
 
 
@@ -166,11 +166,11 @@ class WorkerSettings(CommonSettings):
 
     @property
     def parallel(self) -> Parallel:
-        """Return the GPUs and ranks that the engine spans. Raise ValueError for unsupported vLLM arguments."""
+        """The GPUs and ranks that the engine spans. Raises ValueError for unsupported vLLM arguments."""
         return parallel_of(self.vllm_arguments, self.node) if self.engine == "vllm" else Parallel()
 
     def engine_config(self, model_name: str, *, weights_bytes: int = 0) -> EngineConfig:
-        """Return the engine's share of these settings. A pool passes the `weights_bytes` of the model it loads."""
+        """Return the engine's part of these settings. A pool passes the `weights_bytes` of the model that it loads."""
         return EngineConfig(
             model_path=None if self.model_path == BUILTIN_SIM else Path(self.model_path),
             model_name=model_name,
@@ -210,9 +210,7 @@ class WorkerSettings(CommonSettings):
         return _join(self.host or "0.0.0.0", self.port)  # noqa: S104 - what an empty FULCRUM_HOST asks for
 
     def advertised_address(self, port: int) -> str:
-        """Return the address for others of a server bound to `port`. A wildcard address is replaced by the host's
-        name.
-        """
+        """Return the address of a server bound to `port`, for other processes. The host's name replaces a wildcard."""
         if self.advertise:
             has_port = ":" in self.advertise.rpartition("]")[2]
             return self.advertise if has_port else f"{self.advertise}:{port}"

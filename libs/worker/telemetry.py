@@ -1,4 +1,4 @@
-"""Step telemetry: learned step times, and contiguous covers of a worker's time with the events in them."""
+"""Step telemetry: learned step times, and batches of events that cover a worker's time without gaps."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -34,16 +34,14 @@ from libs.worker.wire import load_message
 log = structlog.get_logger()
 
 REFIT_S: Final = 2.0
-# Leading characters of a model's revision in the keys of stored step times.
+# The number of leading characters of a model's revision in the keys of stored step times.
 REVISION_CHARS: Final = 16
-# Interval at which learned step times are stored; they are also stored at the end.
+# The interval at which learned step times are stored. They are also stored at the end.
 SAVE_S: Final = 30.0
 
 
 class StepTimes:
-    """The step times learned from every step. They are refitted periodically and stored, and observers are notified of
-    changes.
-    """
+    """The step times learned from every step, refitted and stored at intervals. Observers are notified of changes."""
 
     def __init__(self, store: StepTimeStore, key: StepTimeKey, prior: StepTimeModel, *, exact: bool = False) -> None:
         """Create the learner. `exact` means that the prior is the formula of a simulated device."""
@@ -54,7 +52,7 @@ class StepTimes:
         self._observers: list[Callable[[StepTimeModel], None]] = []
         self.fitted: FittedModel = self._learner.fitted()
         self.known: frozenset[StepKind] = frozenset()
-        """Kinds of steps that earlier workers have learned."""
+        """The kinds of steps that earlier workers have learned."""
 
     def on_change(self, observer: Callable[[StepTimeModel], None]) -> None:
         """Call `observer` with the model now and after each noticeable change."""
@@ -67,7 +65,7 @@ class StepTimes:
             self._learner.add(work_of(step), step.end_unix_ns - step.start_unix_ns)
 
     async def restore(self) -> None:
-        """Load the fits of earlier workers of this kind."""
+        """Load the fits of earlier workers with the same key."""
         found = await self._store.load(self._key)
         if found:
             self.known = frozenset(found)
@@ -86,7 +84,7 @@ class StepTimes:
                 await self.save()
 
     async def refit(self) -> None:
-        """Refit if there are new steps, on a thread so that the event loop never waits for it."""
+        """Refit if there are new steps. A thread fits, so that the event loop need not wait."""
         rows = self._learner.news()
         changed = rows is not None and self._learner.take(await asyncio.to_thread(self._learner.fit, rows), rows)
         self.fitted = self._learner.fitted()
@@ -100,16 +98,16 @@ class StepTimes:
         await self._store.save(self._key, fits)
 
     async def kept_curve(self) -> PrefillCurve | None:
-        """Return the last prefill measurement by a worker of this kind."""
+        """Return the last prefill measurement by a worker with the same key."""
         return await self._store.load_curve(self._key)
 
     async def keep_curve(self, curve: PrefillCurve) -> None:
-        """Store a prefill measurement for other workers of this kind."""
+        """Store a prefill measurement for other workers with the same key."""
         await self._store.save_curve(self._key, curve)
 
     @asynccontextmanager
     async def claim(self, lease_s: float) -> AsyncIterator[bool]:
-        """Yield whether this worker may measure prefill, alone among its kind, while the context is open."""
+        """Yield whether this worker may measure prefill. Only one worker with the same key may do so at a time."""
         mine = await self._store.claim(self._key, lease_s=lease_s)
         try:
             yield mine
@@ -128,7 +126,7 @@ def work_of(step: StepReport) -> StepWork:
     return step_work(_step(step, epoch=0))
 
 
-# Dummy steps that await their batch; beyond it the oldest are counted without their time.
+# The upper bound of dummy steps that wait for their batch. The oldest beyond it are counted without their time.
 MAX_DUMMIES: Final = 4_096
 
 
@@ -140,20 +138,23 @@ class TelemetrySource:
     gpus: int
     engine: str
     compute: Compute | None = None
-    """The figures that utilisation is computed from; None if unknown."""
+    """The inputs for computing utilisation; None if unknown."""
     kv_blocks: int = 0
-    """KV blocks of the engine's pool; 0 if unknown."""
+    """The number of KV blocks in the engine's pool; 0 if unknown."""
     max_sequences: int = 0
     """The maximum number of concurrent sequences; 0 if unknown."""
     block_size_tokens: int = 0
     chunk_tokens: int = 0
     """The maximum number of prompt tokens in one step; 0 if unknown."""
     group: str = ""
-    """Data-parallel group of which the worker is a rank; empty for none."""
+    """The data-parallel group of which the worker is a rank; empty for none."""
 
 
 class StepBatchBuilder:
-    """A builder that gathers engine events and cuts them into batches. Covers are adjacent and do not overlap."""
+    """A builder that collects engine events and cuts them into batches.
+
+    The spans of time that batches cover are adjacent and do not overlap.
+    """
 
     def __init__(self, source: TelemetrySource, start_unix_ns: int) -> None:
         self._source = source
@@ -161,7 +162,7 @@ class StepBatchBuilder:
         self._sequence = 0
         self._assignment: Assignment | None = None
         self._description = 0
-        """The number of assignments so far; all other parts of the description are constant."""
+        """The number of assignments so far. All other parts of the description are constant."""
         self._steps: list[StepRow] = []
         self._waits: list[tuple[int, int]] = []
         self._starved: list[tuple[int, int]] = []
@@ -192,9 +193,10 @@ class StepBatchBuilder:
         gpu_readings: Iterable[GpuReading] = (),
         last: bool = False,
     ) -> StepBatch | None:
-        """Return the batch from the end of the last one to now, or to where the engine's reports are complete.
+        """Return the batch from the end of the last one to now, or to the time up to which the engine has reported.
 
-        Return None if that time is empty; gathered events then stay for the next batch. `last` marks the final one.
+        Return None if that span is empty; collected events then remain for the next batch. `last` marks the final
+        batch.
         """
         covered_from = self._covered_to_ns
         covered_to = min(now_ns, load.reported_to_unix_ns or now_ns)
@@ -242,7 +244,7 @@ class StepBatchBuilder:
         return batch
 
     def _take_dummies(self, steps: Iterable[tuple[int, int]]) -> None:
-        # An empty interval means that the duration of a step is unknown; the step is only counted.
+        # An empty interval means that the duration of a step is unknown. The step is only counted.
         for start, end in steps:
             self._dummy_steps += 1
             if start < end:
@@ -250,7 +252,10 @@ class StepBatchBuilder:
         del self._dummies[:-MAX_DUMMIES]
 
     def _cut_dummies(self, covered_to: int) -> DummySteps | None:
-        """Return each dummy step whole and once, in the batch that covers its end, or later if reported late."""
+        """Return the dummy steps that ended in the covered time or were reported late.
+
+        Each is returned whole, in one batch.
+        """
         if not self._dummy_steps:
             return None
         ended = [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in self._dummies if end <= covered_to]
@@ -266,7 +271,7 @@ class StepBatchBuilder:
 
 
 def _between(ended: list[tuple[int, int]], covered_from: int, covered_to: int, ongoing_since: int) -> list[Interval]:
-    """Cut spans at the edges of the cover. The rest of a span belongs to the neighbouring batch."""
+    """Cut spans at the edges of the covered time. The rest of a span belongs to the neighbouring batch."""
     spans = [*ended, (ongoing_since, covered_to)] if ongoing_since else ended
     cut = ((max(start, covered_from), min(end, covered_to)) for start, end in spans)
     return [Interval(start_unix_ns=start, end_unix_ns=end) for start, end in cut if start < end]
@@ -309,15 +314,15 @@ def _transfer(report: KvTransferReport) -> KvTransfer:
     )
 
 
-# The number of periods in one batch of a worker at rest. It must end before windows are read, which end
-# `FULCRUM_METRICS_LAG_MS` ago.
+# The number of periods in one batch of an idle worker. The batch must end before `FULCRUM_METRICS_LAG_MS` have passed,
+# when windows are read.
 REST_PERIODS: Final = 3
-# The upper bound of that cover, unless a single period is longer.
+# The upper bound of that batch's duration, unless a single period is longer.
 MAX_REST_S: Final = 0.3
 
 
 class _ReportedState(NamedTuple):
-    """The state in a batch other than its events. A worker at rest has nothing else to report."""
+    """The state in a batch beside its events. An idle worker sends a batch early only if this state has changed."""
 
     load: Load
     assignment: Assignment
@@ -327,7 +332,7 @@ class _ReportedState(NamedTuple):
 
 
 class TelemetryPublisher:
-    """A publisher of batches, which also sends changed loads to gateways at the same pace."""
+    """A publisher of batches. It also sends changed loads to gateways, at the same pace."""
 
     def __init__(
         self,
@@ -353,11 +358,11 @@ class TelemetryPublisher:
         self._period_s = period_ms / 1000
         self._rest_s = max(self._period_s, min(REST_PERIODS * self._period_s, MAX_REST_S))
         self._reported: _ReportedState | None = None
-        """The state in the last batch."""
+        """The state in the last batch; None before the first."""
         self._reported_s = 0.0
 
     def on_event(self, event: EngineEvent) -> None:
-        """Add an engine event. A step belongs to the epoch it began in, however late it is reported."""
+        """Add an engine event. A step belongs to the epoch in which it started, however late it is reported."""
         epoch = self._host.assignment.current.epoch
         if event.step is not None:
             epoch = self._host.last_change.epoch_at(event.step.start_unix_ns, epoch)
@@ -367,14 +372,14 @@ class TelemetryPublisher:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._period_s)
-            # A batch at rest is due after a whole number of periods. Timers are off by less than half a period.
+            # An idle worker's batch is due after a whole number of periods. Timers are off by less than half a period.
             if not self._at_rest() or loop.time() - self._reported_s > self._rest_s - self._period_s / 2:
                 self.publish()
                 self._reported_s = loop.time()
             self._host.refresh_load()
 
     def publish(self, *, last: bool = False) -> None:
-        """Publish the gathered events. `last` is true if the worker is leaving."""
+        """Publish the collected events. `last` is true if the worker is leaving."""
         load = self._host.engine.load()
         state = self._state(load)
         step_time = step_time_message(self._step_times.fitted)
@@ -397,7 +402,7 @@ class TelemetryPublisher:
             self._reported = state
 
     def _at_rest(self) -> bool:
-        """Return whether nothing has happened since the last batch, no work is present, and its state still holds."""
+        """Return whether nothing happened since the last batch, no work is present, and the state is unchanged."""
         load = self._host.engine.load()
         return (
             not (load.running or load.waiting or load.awaiting_kv)

@@ -1,4 +1,4 @@
-"""The prefill chunk of a worker: timed steps of growing size, the knee of their curve, and its report."""
+"""The prefill chunk of a worker: trial steps of growing size, the knee of their curve, and the report of both."""
 
 import asyncio
 from collections import defaultdict
@@ -39,9 +39,9 @@ from libs.worker.telemetry import StepTimes
 
 log = structlog.get_logger()
 
-# Tokens of the first steps, which estimate how far a measurement can get.
+# The tokens of the first trial steps, from which the time of a whole measurement is estimated.
 GUESS_TOKENS: Final = 64
-# The number of runs of which the fastest counts: a disturbed step does not show the device's speed.
+# The number of runs, of which the fastest counts. A disturbed step does not show the device's speed.
 GUESSES: Final = 3
 
 
@@ -54,11 +54,11 @@ async def run_trials(
     patience_s: float,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> list[MeasuredStep]:
-    """Run as many trials as fit, each size several times: within an estimated `limit_s`, and started within
-    `patience_s`.
+    """Run as many trials as fit the time, each size several times.
 
-    `known` returns the present step-time model. Trials without room or time in the engine are left out, and so are
-    all that remain once `goes_on` returns false.
+    Trials are planned for an estimated `limit_s`, and none starts after `patience_s`. `known` returns the current
+    step-time model. Trials without room or time in the engine are left out. Once `goes_on` returns false, no further
+    trial starts.
     """
     clock = asyncio.get_running_loop().time
     end_s = clock() + patience_s
@@ -74,13 +74,16 @@ async def run_trials(
 
 
 def room_tokens(engine: Engine, most_tokens: int) -> int:
-    """Return the size of the largest trial, at most `most_tokens`. Half of the free KV blocks are left for prompts."""
+    """Return the size of the largest trial, at most `most_tokens`. It leaves half of the free KV blocks for prompts."""
     free = engine.load().free_kv_blocks * engine.capabilities.block_size_tokens // 2
     return max(min(most_tokens, free), 1)
 
 
 async def _corrected(engine: Engine, known: Callable[[], StepTimeModel], tokens: int) -> StepTimeModel:
-    """Correct the expected step times by a few steps: a guess about the device may be off by an order of magnitude."""
+    """Return the step-time model after a correction by a few steps.
+
+    An uncorrected guess may be wrong by a factor of ten.
+    """
     await engine.measure_prefill(tokens)  # the first step of a shape includes set-up, so its time is dropped
     took_ns = [await engine.measure_prefill(tokens) for _ in range(GUESSES)]
     fastest_ns = min((each for each in took_ns if each), default=0)
@@ -88,7 +91,7 @@ async def _corrected(engine: Engine, known: Callable[[], StepTimeModel], tokens:
 
 
 def find_knee(prior: StepTimeModel, trials: Sequence[MeasuredStep]) -> Saturation | None:
-    """Return the knee of a curve fitted to the trials, or None if they are too few."""
+    """Return the knee of a curve fitted to the trials; None if there are too few."""
     if len(trials) < MIN_STEPS:
         return None
     by_size: defaultdict[int, list[int]] = defaultdict(list)
@@ -110,20 +113,20 @@ def _rows(trials: Sequence[MeasuredStep]) -> Rows:
     return Rows(table[:, 0], table[:, 1], nothing, nothing, table[:, 2], everything)
 
 
-# Expected duration of a measurement if the caller names none.
+# The expected duration of a measurement for which the caller names none.
 LIMIT_S: Final = 10.0
-# The time after which a measurement ends with the results so far; a busy device takes longer than expected.
+# The time after which a measurement ends with the results so far. A busy device takes longer than expected.
 PATIENCE_S: Final = 20.0
-# The bound on a limit set by the caller, for example for a slow device; within the call's own deadline.
+# The upper bound of a limit that the caller names, for example for a slow device. It is within the call's deadline.
 MOST_LIMIT_S: Final = 50.0
-# The time for which other workers wait for a measuring one; only a dead worker exceeds it.
+# The time for which other workers wait for one that measures. Only a dead worker exceeds it.
 LEASE_S: Final = 30.0
-# Interval at which a waiting worker checks for the lease.
+# The interval at which a waiting worker checks for the lease.
 POLL_S: Final = 0.25
 
 
 class Measurement:
-    """The trials at one engine; only one worker of a kind runs trials at a time."""
+    """The trials on one engine. Of workers with the same key, only one runs trials at a time."""
 
     def __init__(self, engine: Engine, step_times: StepTimes, clock: Clock) -> None:
         self._engine = engine
@@ -138,7 +141,10 @@ class Measurement:
             yield mine
 
     async def in_turn(self, most_tokens: int, limit_s: float) -> PrefillCurve | None:
-        """Call `run` once no other worker of this kind measures. Raise QueueFull if waiting would exceed the limit."""
+        """Call `run` once no other worker with the same key measures.
+
+        Raise QueueFull if the wait would exceed the limit.
+        """
         clock = asyncio.get_running_loop().time
         end_s = clock() + MOST_LIMIT_S - (min(limit_s, MOST_LIMIT_S) or PATIENCE_S)
         while True:
@@ -152,7 +158,7 @@ class Measurement:
     async def run(
         self, most_tokens: int = 0, limit_s: float = 0.0, goes_on: Callable[[], bool] = lambda: True
     ) -> PrefillCurve | None:
-        """Measure while holding the lease. Return None without room or time for enough steps."""
+        """Measure while this worker has the lease. Return None without room or time for enough steps."""
         limit_s = min(limit_s, MOST_LIMIT_S)
         trials = await run_trials(
             self._engine,
@@ -180,7 +186,7 @@ class Tuned:
     default_tokens: int
     """The engine's chunk size without a measurement."""
     model: StepTimeModel
-    """The model that predicts prompts; fitted to the curve if there is one."""
+    """The model that predicts prompt times, fitted to the curve if there is one."""
     curve: PrefillCurve | None
 
     @property
@@ -190,7 +196,7 @@ class Tuned:
 
 
 def tuned_message(tuned: Tuned, tpot_target_us: int, max_sequences: int) -> pb.TunePrefillResponse:
-    """Return the chunk sizes with the curve, if known, and the largest decode batch within a target."""
+    """Return the message with the chunk sizes, the curve if known, and the largest decode batch within a TPOT target."""
     sizes = (tuned.chunk_tokens, tuned.before_tokens, tuned.default_tokens)
     prompt, before, default = (round(ttft_under_load_ns(tuned.model, TRIAL_PROMPT_TOKENS, tokens)) for tokens in sizes)
     answer = pb.TunePrefillResponse(
@@ -211,7 +217,7 @@ def tuned_message(tuned: Tuned, tpot_target_us: int, max_sequences: int) -> pb.T
 
 
 def decode_message(fitted: FittedModel, request: pb.TuneDecodeRequest, max_sequences: int) -> pb.TuneDecodeResponse:
-    """Return the largest decode batch within a target by learned step times, and how far these can be trusted."""
+    """Return the largest decode batch within a TPOT target by learned step times, with the error of these times."""
     context_tokens = request.context_tokens or DECODE_CONTEXT_TOKENS
     batch = largest_batch(fitted.model, request.tpot_target_us * 1000, context_tokens, max_sequences)
 
@@ -229,11 +235,11 @@ def decode_message(fitted: FittedModel, request: pb.TuneDecodeRequest, max_seque
     )
 
 
-# A starting worker waits this long for another's measurement, longer than the lease of a dead one.
+# The time for which a starting worker waits for another's measurement, longer than the lease of a dead worker.
 WAIT_S: Final = 45.0
 # The interval at which a prefill worker without a final chunk size checks for another worker's result.
 LOOK_S: Final = 30.0
-# The number of times that an idle worker repeats a measurement disturbed by others, such as processes that load a
+# The number of times that an idle worker repeats a measurement that others disturbed, such as processes that load a
 # model.
 AGAIN: Final = 3
 FEW: Final = (
@@ -254,8 +260,9 @@ class PrefillTuner:
         *,
         named_tokens: int = 0,
     ) -> None:
-        """Create the tuner. `chosen` is called with every size that takes effect. `named_tokens` is a size set by
-        settings, or 0.
+        """Create the tuner.
+
+        `chosen` is called with every size that takes effect. `named_tokens` is the size that settings name, or 0.
         """
         self._engine = engine
         self._step_times = step_times
@@ -266,7 +273,7 @@ class PrefillTuner:
         self._busy = False
         self._tries_left = AGAIN
         self._settled = named_tokens > 0
-        """True if measurements by other workers are ignored."""
+        """True if the worker ignores measurements of other workers."""
         self._prompts_come = asyncio.Event()
         """Set while the role is prefill."""
         self.chunk_tokens = named_tokens or DEFAULT_CHUNK_TOKENS
@@ -274,9 +281,9 @@ class PrefillTuner:
     async def settle(self, role: Role) -> None:
         """Choose a size at the start of a prefill worker, unless settings name one.
 
-        An earlier worker's measurement comes first, then a measurement of its own, then learned step times. Of
-        several workers that start together, one measures and the others wait. If nothing is measured, the log says
-        why. A worker in another role keeps its size.
+        The worker first looks for an earlier worker's measurement, then measures, then falls back on learned step
+        times. Of several workers that start together, one measures and the others wait. If none measures, the log gives
+        the reason. A worker in another role keeps its size.
         """
         if role != Role.PREFILL:
             return
@@ -291,8 +298,8 @@ class PrefillTuner:
     async def run(self) -> None:
         """Adopt measurements of other workers until a size is settled.
 
-        This serves a worker that enters role prefill later or has found nothing. A curve with scattered times does not
-        settle the size: it is measured again while the worker is idle, at most a few times.
+        This serves a worker that enters role prefill later, or whose start found no size. A curve with scattered times
+        does not settle the size. It is measured again while the worker is idle, at most `AGAIN` times.
         """
         while not self._settled:
             await self._prompts_come.wait()
@@ -302,17 +309,18 @@ class PrefillTuner:
                 await self._measure_again()
 
     def role_is(self, role: Role) -> None:
-        """Update whether the role is prefill, after any change of the worker."""
+        """Record whether the role is prefill, after any change of the worker."""
         if role == Role.PREFILL:
             self._prompts_come.set()
         else:
             self._prompts_come.clear()
 
     async def tune(self, *, most_tokens: int = 0, limit_s: float = 0.0, apply: bool = True) -> Tuned | None:
-        """Measure and, with `apply`, use the chosen chunk. Return None if there was no room or time to measure.
+        """Measure and, with `apply`, use the chosen chunk size. Return None if there was no room or time.
 
-        A curve that ends before its plateau is not shared: its end shows the limit of the measurement, not of the
-        device. Raise QueueFull while a measurement runs here, or if one at a worker of this kind takes too long.
+        A curve that ends before its plateau is not shared, because its end shows the limit of the measurement rather
+        than of the device. Raise QueueFull while a measurement runs here, or if another worker with the same key
+        measures for too long.
         """
         self._check_free()
         self._busy = True
@@ -331,8 +339,8 @@ class PrefillTuner:
     def set(self, tokens: int) -> Tuned:
         """Use a size that an administrator names until the worker ends.
 
-        Raise InvalidRequest beyond the largest size measured, and QueueFull while a measurement runs that would
-        choose another.
+        Raise InvalidRequest beyond the largest measurable size, and QueueFull while a running measurement may choose
+        another.
         """
         if not 1 <= tokens <= MOST_TOKENS:
             raise InvalidRequest(f"a step computes 1 to {MOST_TOKENS} prompt tokens, not {tokens}")
@@ -343,13 +351,14 @@ class PrefillTuner:
         return tuned
 
     async def kept(self) -> Tuned | None:
-        """Return the size in effect and the last measurement, by this worker or an earlier one; None without one."""
+        """Return the size in effect with the last measurement by this worker or an earlier one; None without one."""
         curve = self._curve or await self._step_times.kept_curve()
         return self._tuned(self.chunk_tokens, curve) if curve is not None else None
 
     async def _first(self) -> str:
-        """Adopt a stored curve, or measure while no other worker of this kind does. Return the reason if it did
-        neither.
+        """Adopt a stored curve, or measure while no other worker with the same key does.
+
+        Return the reason why this worker has not measured; empty if it has.
         """
         clock = asyncio.get_running_loop().time
         end_s = clock() + WAIT_S
@@ -377,7 +386,7 @@ class PrefillTuner:
         return ""
 
     async def _measure_again(self) -> None:
-        """Repeat a disturbed measurement while idle. It stops when work arrives and counts only if complete."""
+        """Repeat a disturbed measurement while idle. It stops when work arrives, and is used only if complete."""
         known = self._curve.saturation if self._curve is not None else None
         if known is None or known.is_steady or not known.is_whole or self._settled or self._busy or not self._idles():
             return
@@ -399,7 +408,7 @@ class PrefillTuner:
         return self._prompts_come.is_set() and not (load.running or load.waiting)
 
     async def _adopt(self, curve: PrefillCurve) -> None:
-        """Use a measured curve, and store it unless it is truncated or the stored one is steadier."""
+        """Use a measured curve. Store it unless it is truncated, or less steady than the stored one."""
         found = curve.saturation
         self._curve, self._settled = curve, found.is_whole and found.is_steady
         self._take(found.chunk_tokens)
@@ -421,7 +430,7 @@ class PrefillTuner:
         return Tuned(chunk_tokens, self.chunk_tokens, DEFAULT_CHUNK_TOKENS, model, curve)
 
     async def _take_kept(self) -> bool:
-        """Return whether a curve is in effect. One that arrives after a size was named is ignored."""
+        """Adopt a stored curve unless a size is settled. Return whether a curve or a settled size is in effect."""
         curve = await self._step_times.kept_curve()
         if curve is None or self._settled or self._busy:
             return self._settled
@@ -431,7 +440,7 @@ class PrefillTuner:
         return True
 
     def _take_fitted(self) -> None:
-        """Choose by the prefill times learned by earlier workers, if there are any."""
+        """Choose by the prefill times that earlier workers have learned, if there are any."""
         if StepKind.PREFILL in self._step_times.known:
             chunk_tokens, _ = knee_of(self._step_times.fitted.model, room_tokens(self._engine, MOST_TOKENS))
             self._take(chunk_tokens)

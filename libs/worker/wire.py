@@ -1,4 +1,4 @@
-"""Conversion between the engine port's types and protobuf. Pure."""
+"""The conversion between the engine port's types and protobuf. Pure."""
 
 import math
 
@@ -16,7 +16,7 @@ from libs.engine.port import Capabilities, EnginePhase, EngineRequest, Pooling, 
 from libs.engine.reports import EngineLoad, FinishReason, Logprob, SequenceOutput
 from libs.perfmodel.wire import compute_message
 
-# A sequence id holds the gateway's number in its low bits and the number of the worker's link above them.
+# A sequence id has the gateway's number in its low bits and the id of the gateway's link above them.
 SEQUENCE_BITS = 32
 _PHASES = {pb.PHASE_PREFILL: EnginePhase.PREFILL, pb.PHASE_DECODE: EnginePhase.DECODE, pb.PHASE_BOTH: EnginePhase.BOTH}
 _POOLINGS = {
@@ -104,17 +104,17 @@ def kv_handle(source: pb.KvSource) -> KvHandle:
 
 
 def sequence_id_of(link_id: int, sequence: int) -> int:
-    """Return a worker-wide id for a gateway's sequence number, unique while the sequence is on its link."""
+    """Return a worker-wide id for a gateway's sequence number, unique while the sequence is on the gateway's link."""
     return link_id << SEQUENCE_BITS | sequence
 
 
 def sequence_of(sequence_id: int) -> int:
-    """Return the id that the gateway gave a sequence."""
+    """Return the number that the gateway gave a sequence."""
     return sequence_id & (1 << SEQUENCE_BITS) - 1
 
 
 def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> EngineRequest:
-    """Return the engine's request for `submit`, whose phase is known. Raise InvalidRequest with the fault."""
+    """Return the engine's request for `submit`, whose phase is known. Raise InvalidRequest with the reason."""
     phase = _PHASES[submit.phase]
     token_ids = _token_ids(submit.token_ids)
     generated = len(token_ids) - submit.prompt_tokens
@@ -136,7 +136,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
         prompt_tokens=submit.prompt_tokens,
         max_output_tokens=submit.max_output_tokens,
         sampling=_sampling(submit.sampling),
-        # A cached prefix is not computed, and so neither scored nor part of a mean. Encoders keep none.
+        # A cached prefix is not computed, so it is neither scored nor part of a mean. Encoders cache no prefix.
         chain_root=b"" if computes_all else chain_root,
         kv=kv_handle(submit.kv) if phase is EnginePhase.DECODE else None,
         kv_name=submit.kv_name if phase is EnginePhase.PREFILL else b"",
@@ -153,7 +153,7 @@ def engine_request(submit: pb.Submit, sequence_id: int, chain_root: bytes) -> En
 
 
 def sequence_event(output: SequenceOutput) -> pb.SequenceEvent | None:
-    """Return the event of an output for its gateway, or None if its tokens carry all information."""
+    """Return the event of an output for its gateway; None if the output has only tokens."""
     sequence, finish = sequence_of(output.sequence_id), output.finish
     if output.streamed_handle is not None:
         return pb.SequenceEvent(sequence=sequence, kv_opened=pb.KvOpened(kv=kv_source(output.streamed_handle)))
@@ -219,7 +219,7 @@ def _token_ids(packed: bytes) -> NDArray[np.int32]:
 
 
 def _sampling(sampling: pb.Sampling) -> SamplingParams:
-    # proto3 cannot distinguish 0 from absent; where 0 has no meaning of its own, it means "off".
+    # proto3 cannot distinguish 0 from absent. Where 0 has no meaning of its own, it disables the parameter.
     params = SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p or 1.0,

@@ -1,4 +1,4 @@
-"""The live sequences of a vLLM engine, the leases of finished ones, and the translation of vLLM's messages into events."""
+"""The live sequences of a vLLM engine, the leases of finished ones, and the conversion of vLLM's messages to events."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
