@@ -20,7 +20,7 @@ WINDOW_BYTES = 4 * 1024 * 1024
 
 
 def chunk_message(pull: int, chunk: KvChunk, *, last: bool, in_place: bool) -> pb.KvChunk:
-    """Return a frame's entry for a chunk, with the number of its bytes in the frame's data or its blocks in the pool."""
+    """Return a frame's entry for a chunk, with its number of bytes in the frame's data or its blocks in the pool."""
     return pb.KvChunk(
         pull=pull,
         first_block=chunk.first_block,

@@ -196,7 +196,7 @@ class Tuned:
 
 
 def tuned_message(tuned: Tuned, tpot_target_us: int, max_sequences: int) -> pb.TunePrefillResponse:
-    """Return the message with the chunk sizes, the curve if known, and the largest decode batch within a TPOT target."""
+    """Return the chunk sizes, the curve if known, and the largest decode batch within a TPOT target."""
     sizes = (tuned.chunk_tokens, tuned.before_tokens, tuned.default_tokens)
     prompt, before, default = (round(ttft_under_load_ns(tuned.model, TRIAL_PROMPT_TOKENS, tokens)) for tokens in sizes)
     answer = pb.TunePrefillResponse(
