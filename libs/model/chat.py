@@ -1,4 +1,4 @@
-"""Chat templates: Jinja text that comes with a model, rendered like transformers' `apply_chat_template`."""
+"""Chat templates: the Jinja text of a model, rendered as by transformers' `apply_chat_template`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from jinja2.utils import Namespace
 
 from libs.contracts.errors import InvalidRequest, StartupError
 
-# Upper bound of a template's own error text, which may contain a message's text.
+# The upper bound of a template's own error text, which may contain a message's text.
 MAX_REASON_CHARS = 200
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
-# Separator of a message's text parts, for templates that take a single text. It is also vLLM's and llama.cpp's.
+# The separator of a message's text parts, for templates that take a single text. vLLM and llama.cpp use the same.
 # Clients send parts as separate blocks, whose words must not run together.
 PART_JOINER: Final = "\n"
 _CONTINUE_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -33,16 +33,17 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 ChatMessage = Mapping[str, Any]
 """A message as templates receive it.
 
-Its keys are role and content (text, a list of {"type": "text", "text": ...} and {"type": "image"}, or None). Optional
-ones are name, reasoning_content, reasoning, tool_calls (as in OpenAI's API, with `Arguments`) and tool_call_id.
+Its keys are `role` and `content`, which is text, None, or a list of {"type": "text", "text": ...} and {"type":
+"image"}. Optional keys are `name`, `reasoning_content`, `reasoning`, `tool_calls` (as in OpenAI's API, with
+`Arguments`) and `tool_call_id`.
 """
 
 
 class Arguments(dict[str, Any]):
     """The arguments of a tool call.
 
-    Templates that write them as JSON see an object. Templates that join them to text see the JSON text written by the
-    model.
+    A template that writes arguments as JSON sees an object. A template that appends them to text sees the JSON text of
+    the model.
     """
 
     def __init__(self, fields: Mapping[str, Any], text: str | None = None) -> None:
@@ -60,12 +61,12 @@ class Arguments(dict[str, Any]):
 
 
 class ChatTemplate:
-    """The templates of one model: one for all chats, or another for chats with tools."""
+    """The templates of one model: one for all chats, or a second one for chats with tools."""
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str], with_tools: str | None = None) -> None:
-        """Parse the templates. Raise StartupError if one does not parse.
+        """Parse the templates. Raise StartupError if one cannot be parsed.
 
-        `source` is None if there is only `with_tools`. `special_tokens` are texts by name, e.g. {"bos_token":
+        `source` is None if there is only `with_tools`. `special_tokens` contains texts by name, such as {"bos_token":
         "<s>"}.
         """
         environment = _environment()
@@ -85,7 +86,7 @@ class ChatTemplate:
 
     @cached_property
     def shows_system(self) -> bool:
-        """Return whether a chat without tools may begin with a system message, which is then shown."""
+        """True if a chat without tools may begin with a system message, and the prompt then contains that message."""
         try:
             return _PROBE in self.render([{"role": "system", "content": _PROBE}, {"role": "user", "content": "a"}])
         except InvalidRequest:
@@ -100,14 +101,14 @@ class ChatTemplate:
         opens_answer: bool = True,
         continues: bool = False,
     ) -> str:
-        """Return the prompt, which ends where the model's answer starts, or with the last message.
+        """Return the prompt of a chat.
 
-        With `continues`, which excludes `opens_answer`, it ends within the last message, which the answer
-        continues. Raise InvalidRequest if the template refuses, or if a variable has the name of a template's fixed
-        input.
+        With `opens_answer` it ends where the model's answer starts, otherwise with the last message. With `continues`,
+        which excludes `opens_answer`, it ends inside the last message, which the answer continues. Raise InvalidRequest
+        if the template refuses, or if a variable has the name of one of the template's fixed inputs.
         """
         given: dict[str, Any] = {"add_generation_prompt": opens_answer, **self._special_tokens}
-        # None as in transformers: templates test `tools is not none`.
+        # None as in transformers, because templates test `tools is not none`.
         given["tools"] = list(tools) or None
         taken = sorted({"messages", *given} & variables.keys()) if variables else ()
         if taken:
@@ -127,13 +128,13 @@ class ChatTemplate:
 
 
 class _ChatTemplate:
-    """A single Jinja template, and the shape of messages that its syntax tree expects."""
+    """A single Jinja template, and the form of messages that its syntax tree expects."""
 
     def __init__(self, environment: ImmutableSandboxedEnvironment, source: str) -> None:
         tree = environment.parse(source)
         self._template = environment.from_string(source)
-        # Jinja chains the environment's globals to each template's and iterates over the chain for each text, in plain
-        # Python. The environment's globals do not change any more, so a copy is equal.
+        # Jinja chains the environment's globals to each template's, and iterates over the chain in plain Python for
+        # each text. A copy is equal, since the environment's globals no longer change.
         self._template.globals = dict(self._template.globals)
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         self.words = frozenset(node.attr for node in tree.find_all(nodes.Getattr)) | frozenset(
@@ -145,9 +146,9 @@ class _ChatTemplate:
         walked += [each.node for each in tree.find_all(nodes.Filter) if each.name in _LIST_FILTERS and each.node]
         self._takes_parts = any(_is_content(node, contents) for node in walked)
         self._takes_texts = not self._takes_parts or "string" in asks
-        # Replacements of null content, each tried if a template refuses the previous one. transformers has omitted it
-        # since 5.23 and passed None before. DeepSeek R1's templates write calls only for messages whose content is
-        # none.
+        # The replacements of null content. Each is tried if the template refuses the one before. transformers has
+        # omitted null content since 5.23 and passed None before. DeepSeek R1's templates write calls only in messages
+        # with null content.
         self._nulls: tuple[Any, ...] = (_LEFT_OUT, "")
         compared = list(tree.find_all(nodes.Compare))
         if "none" in asks or any(_compares_with_none(node, contents) for node in compared):
@@ -165,14 +166,17 @@ class _ChatTemplate:
             shaped = [turn if turn["content"] is not None else self._without_content(turn, null) for turn in turns]
             try:
                 return self._template.render(messages=shaped, **given)
-            except Exception as error:  # a template can raise any Python exception
+            except Exception as error:  # a template can raise any exception
                 refusal = str(error)
         raise InvalidRequest(
             f"the model's chat template refuses these messages: {refusal[:MAX_REASON_CHARS]}", param="messages"
         )
 
     def continued(self, messages: Sequence[ChatMessage], given: Mapping[str, Any]) -> str:
-        """Return the text up to the end of the last message, found by a tag behind it, as in transformers."""
+        """Return the text up to the end of the last message.
+
+        Like transformers, find that end by a tag appended to the message.
+        """
         *before, last = messages
         content = last.get("content")
         parts = [dict(part) for part in content] if isinstance(content, list) else []
@@ -190,7 +194,7 @@ class _ChatTemplate:
             )
         end = rendered.rindex(tag)
         kept = rendered[:end]
-        # If the tag has lost its space, it was trimmed, as white space at the message's end would have been.
+        # If the tag has lost its space, the template trims messages, and would trim white space at the message's end.
         return kept if rendered.startswith(_CONTINUE_TAG, end) else kept.rstrip()
 
     def _content(self, content: Any) -> Any:
@@ -198,17 +202,17 @@ class _ChatTemplate:
         return [{"type": "text", "text": content}] if only_parts else content
 
     def _without_content(self, turn: Mapping[str, Any], null: Any) -> dict[str, Any]:
-        """Return a copy of the message whose content is null, absent or an empty text."""
+        """Return a copy of the message with null instead of absent or empty content."""
         if null is _LEFT_OUT:
             return {name: value for name, value in turn.items() if name != "content"}
         return {**turn, "content": self._content(null)}
 
     def _turn(self, message: ChatMessage) -> dict[str, Any]:
-        """Return a copy of the message in the shape that this template expects."""
+        """Return a copy of the message in the form that this template expects."""
         turn = dict(message)
         role, content = turn["role"], turn.get("content")
-        # In tool messages, some families give a list a different meaning (GLM: several results), but OpenAI's parts are
-        # one text.
+        # OpenAI's parts are one text. In tool messages, some model families give a list another meaning (GLM: several
+        # results).
         if isinstance(content, list) and (not self._takes_parts or role == "tool"):
             if any(part["type"] == "image" for part in content):
                 raise InvalidRequest("the model's chat template takes text only, and no images", param="messages")
@@ -222,12 +226,12 @@ class _ChatTemplate:
         if reasoning is None:
             return turn
         turn["reasoning_content"] = reasoning
-        # gpt-oss reads "thinking". Its template refuses a message with calls that has both this and text.
+        # gpt-oss's template reads "thinking", and refuses a message with calls that has both "thinking" and text.
         return turn if turn.get("tool_calls") and content else {"thinking": reasoning, **turn}
 
 
 def _content_names(tree: nodes.Template) -> frozenset[str]:
-    """Return the variables that hold a message's content: `content`, and those that are assigned from it."""
+    """Return the variables with a message's content: `content`, and those that are assigned from it."""
     names = frozenset({"content"})
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.target, nodes.Name) and _is_content(assign.node, names):
@@ -259,14 +263,14 @@ def _compares_with_none(node: nodes.Compare, contents: frozenset[str]) -> bool:
 
 
 class _Generation(Extension):
-    """The {% generation %} tag, by which templates mark the model's output. Only training uses it."""
+    """The {% generation %} tag, by which templates mark the model's output for training."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A separate block, as in transformers: assignments in it have no effect after it.
+        # The block has its own scope, as in transformers: assignments in it have no effect after it.
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
     def _body(self, caller: Macro) -> str:

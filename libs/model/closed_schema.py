@@ -1,11 +1,11 @@
-"""Schemas whose objects hold only the properties that they name. Pure."""
+"""JSON schemas whose objects allow only named properties. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from libs.model.schema_keywords import MAX_DEPTH
 
-# Two schemas that apply to one object would each forbid the other's properties.
+# Of two schemas that apply to one object, each would forbid the other's properties.
 _COMBINED: Final = frozenset(
     ("allOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies", "$recursiveRef", "$dynamicRef")
 )
@@ -16,9 +16,10 @@ _OPEN: Final = _COMBINED | {
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with `additionalProperties: false` in objects that have `properties` and do not say more.
+    """Return the schema with `additionalProperties: false` in objects that name their properties and nothing more.
 
-    Each instance of the result is an instance of the schema. Objects stay open where closing could leave no instance.
+    Each instance of the result is an instance of the schema. An object remains open if closing it could leave no
+    instance.
     """
     root = dict(schema)
     return root if _combines_references(root) else _closed(root, 0)
@@ -52,7 +53,7 @@ def _closes(schema: dict[str, Any]) -> bool:
 
 
 def _combines_references(root: dict[str, Any]) -> bool:
-    """Return True if a reference may apply to an object beside another schema."""
+    """Return whether a reference may apply to an object beside another schema."""
     refers = combines = False
     for each in _objects(root):
         refers = refers or "$ref" in each

@@ -1,4 +1,7 @@
-"""Resolution of a user's model to a folder: the bundled model, a folder, or a name on the Hugging Face hub."""
+"""The resolution of a user's model to a folder.
+
+A user names the bundled model, a folder, or a model on the Hugging Face hub.
+"""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -12,36 +15,36 @@ from libs.runtime.paths import cache_dir
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-# Any name of a simulated model, if it is neither a folder nor the bundled model.
+# A name that is neither a folder nor the bundled model names a simulated model.
 _SIM_NAME = re.compile(r"[A-Za-z0-9][\w.:/-]{0,199}")
 
 Helper = Callable[[str, tuple[str, ...]], Awaitable[str]]
-"""A function that runs a command in a separate process under the given display name. Returns the path that it reports,
-if any.
+"""A function that runs a command in a separate process under a display name. It returns the path that the process
+reports; empty if there is none.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The served model: its name in requests, and its folder or builtin:sim."""
+    """A model to serve: its name in requests, and its folder or builtin:sim."""
 
     name: str
     path: str
 
 
-# Assumed size of a simulated model that is only a name: 8.03 billion parameters of two bytes, as in Llama 3.1 8B.
+# The assumed size of a simulated model without a folder: 8.03 billion parameters of two bytes, as in Llama 3.1 8B.
 SIM_SIZE_BYTES = 16_060_522_496
 
 
 def size_bytes(model: Model) -> int:
-    """Return the bytes of its weights, as far as they are in its folder."""
+    """Return the bytes of the weights in the model's folder, or an assumed size without a folder."""
     if model.path == BUILTIN_SIM:
         return SIM_SIZE_BYTES
     return sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors"))
 
 
 async def resolve_model(spec: str | None, *, engine: str, helper: Helper) -> Model:
-    """Return the model given by `--model`, and fetch or convert it if necessary. Raise StartupError."""
+    """Return the model for `--model`, and download or convert it if necessary. Raise StartupError."""
     if engine == "sim" and spec in (None, SIM_NAME, BUILTIN_SIM):
         return Model(SIM_NAME, BUILTIN_SIM)
     folder = _folder(spec) if spec else None
@@ -65,7 +68,7 @@ def _folder(spec: str) -> Path | None:
 
 
 def _checked(name: str, folder: Path) -> Model:
-    # Fail here, in one line, rather than in every process.
+    # A fault is reported here in one line, rather than by every process.
     load_model_info(folder)
     if not (folder / "tokenizer.json").is_file():
         raise StartupError(f"model folder {folder} lacks tokenizer.json: save it with a fast tokenizer")

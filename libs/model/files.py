@@ -1,4 +1,4 @@
-"""JSON files of a model's folder."""
+"""The JSON files in a model's folder."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from libs.contracts.errors import StartupError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a model's file. Raise StartupError, which names the file."""
+    """Return the JSON object in a model's file. Raise StartupError that names the file."""
     value = read_any_json(path)
     if not isinstance(value, dict):
         raise StartupError(f"{path} is not a JSON object")
@@ -16,12 +16,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a model's file; empty if there is no file. Raise StartupError, which names the file."""
+    """Return the JSON object in a model's file; empty if there is no file. Raise StartupError that names the file."""
     return read_json(path) if path.is_file() else {}
 
 
 def read_any_json(path: Path) -> Any:
-    """Return the JSON value in a model's file. Raise StartupError, which names the file."""
+    """Return the JSON value in a model's file. Raise StartupError that names the file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Properties of a model that can be read without loading it, and the built-in model of the sim engine.
+"""The properties of a model that can be read without loading it, and the built-in model of the sim engine.
 
-Context, vocabulary, sampling defaults that its makers recommend (generation_config.json), its embedding of texts
-(modules.json), its form of images, and the identity of its weights.
+They are the context length, the vocabulary, recommended sampling defaults (generation_config.json), the embedding of
+texts (modules.json), the form of images, and the identity of the weights.
 """
 
 import json
@@ -41,9 +41,9 @@ CHATML_TEMPLATE: Final = (
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte behind each character of a byte-level vocabulary (GPT-2's mapping).
+    """Return the byte for each character of a byte-level vocabulary (GPT-2's mapping).
 
-    Printable bytes map to themselves, all others to the characters from U+0100 on.
+    Printable bytes map to themselves. All others map to the characters from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
@@ -70,7 +70,7 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """A model's sampling defaults, named as in the API. These values are the API's own."""
+    """A model's sampling defaults, under the API's names. The default values are the API's own."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -80,7 +80,7 @@ class SamplingDefaults:
 
 
 def sampling_defaults(generation_config: dict[str, Any], path: Path) -> SamplingDefaults:
-    """Return the defaults in a generation_config.json. Raise StartupError, which names an invalid field."""
+    """Return the defaults in a generation_config.json. Raise StartupError that names an invalid field."""
     advised = {
         field.name: generation_config[field.name]
         for field in fields(SamplingDefaults)
@@ -93,7 +93,7 @@ def sampling_defaults(generation_config: dict[str, Any], path: Path) -> Sampling
     if generation_config.get("do_sample") is False:
         advised["temperature"] = 0.0
     if advised.get("top_p") == 0:
-        del advised["top_p"]  # some files mean "off" by it
+        del advised["top_p"]  # in some files, this value means "off"
     return SamplingDefaults(**advised)
 
 
@@ -104,20 +104,23 @@ _POOLINGS: Final[dict[str, Literal["last", "mean"]]] = {
 _CLS_POOLINGS: Final = frozenset({"cls", "pooling_mode_cls_token"})
 _SERVED_MODULES: Final = frozenset({"Transformer", "Pooling", "Dense", "Normalize"})
 ACTIVATIONS: Final = frozenset({"Identity", "Tanh", "ReLU", "Sigmoid", "GELU"})
-"""Names of torch's activations that a module Dense may have."""
+"""The activations of torch that a module Dense may have."""
 _VECTOR: Final = "sentence_embedding"
 ENCODERS: Final = frozenset(
     {"bert", "camembert", "distilbert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta"}
 )
-"""Model types in config.json whose tokens attend to those after them."""
-# Encoders that number positions from the padding token's id plus one, so that they have that many positions fewer.
+"""The model types in config.json whose tokens attend to later ones."""
+# Encoders that number positions from the padding token's id plus one, which costs them that many positions.
 _PADDED_POSITIONS: Final = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
 _CROSS_ENCODER: Final = "ForSequenceClassification"
 _SIGMOIDS: Final = {"Sigmoid": True, "Identity": False}
 
 
 def is_encoder(config: dict[str, Any]) -> bool:
-    """Return whether a config.json belongs to an encoder, which gives vectors or scores and generates nothing."""
+    """Return whether a config.json belongs to an encoder.
+
+    An encoder computes vectors or scores and generates nothing.
+    """
     return config.get("model_type") in ENCODERS and not config.get("is_decoder")
 
 
@@ -129,48 +132,46 @@ def is_cross_encoder(config: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A layer behind the pooling: a matrix [outputs, inputs], optionally a bias, and an activation."""
+    """A layer after the pooling: a matrix [outputs, inputs], an optional bias, and an activation."""
 
     folder: Path
     inputs: int
     outputs: int
     bias: bool
     activation: str
-    """One of `ACTIVATIONS`."""
+    """The name of the activation, one of `ACTIVATIONS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The method that turns a text into a vector, from the files of Sentence Transformers.
+    """The method that makes a vector of a text, from the files of Sentence Transformers.
 
-    Without them, the last token's state is used and normalised, which is vLLM's default for models that generate. For
-    encoders, the mean is used, as in Sentence Transformers.
+    Without these files, a model that generates uses the last token's state and normalises it, as in vLLM. An encoder
+    uses the mean, as in Sentence Transformers.
     """
 
     pooling: Literal["last", "mean", "cls", "score"] = "last"
-    """The pooling; "score" for a cross-encoder, whose single output takes the place of a vector."""
+    """The pooling method. "score" stands for a cross-encoder's single output."""
     normalizes: bool = True
     size: int = SIM_VECTOR_SIZE
     """The length of a vector; 0 if unknown."""
     shortens: bool = False
-    """True if the model was trained so that the beginning of a vector is also a vector (Matryoshka)."""
+    """True if the beginning of a vector is also a vector, which requires special training (Matryoshka)."""
     sizes: frozenset[int] = frozenset()
-    """The lengths to which vectors can be shortened; empty allows all below `size`."""
+    """The lengths to which vectors can be shortened; empty for all lengths below `size`."""
     unserved: str = ""
-    """The reason why the model's vectors are not computed; empty if they are."""
+    """The reason why the model's vectors are not supported; empty if they are."""
     listed: bool = False
     """True if the folder has files of Sentence Transformers."""
     dense: tuple[Dense, ...] = ()
     """The layers that process a pooled vector, in order."""
     sigmoid: bool = False
-    """True if a cross-encoder's scores are the sigmoid of its output."""
+    """True if a cross-encoder's score is the sigmoid of its output."""
     prompt: str = ""
-    """The text that Sentence Transformers puts before every text; empty if the files name none by default."""
+    """The text that Sentence Transformers puts before every text; empty if the files give no default."""
 
     def fault(self, dimensions: int | None) -> str:
-        """Return the reason why vectors cannot have this length; empty if they can, as for None, the model's own
-        length.
-        """
+        """Return the reason why vectors cannot have this length; empty if they can. None is the model's own length."""
         if dimensions is None or dimensions == self.size:
             return ""
         if not self.shortens:
@@ -181,12 +182,12 @@ class Embedding:
 
 
 def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
-    """Read a model's folder, whose config.json is `config`. Raise StartupError for files that are not JSON."""
+    """Read the embedding from a model's folder, whose config.json is `config`. Raise StartupError for invalid JSON."""
     if is_cross_encoder(config):
         return _load_score(folder, config)
     encodes = is_encoder(config)
     text_config = config.get("text_config") or config
-    size = text_config.get("hidden_size", text_config.get("dim"))  # DistilBERT's name for it
+    size = text_config.get("hidden_size", text_config.get("dim"))  # DistilBERT's name of the size
     sizes = config.get("matryoshka_dimensions") or []
     own = Embedding(
         pooling="mean" if encodes else "last",
@@ -208,7 +209,7 @@ def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
     modules = dict(order)
     dense = [_load_dense(folder / path) for name, path in order if encodes and name == "Dense"]
     pooling = read_json(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
-    # Later releases name the one mode or list several, earlier ones have a flag for each.
+    # Later releases name one mode or list several. Earlier ones have a flag for each mode.
     named = pooling.get("pooling_mode")
     if isinstance(named, str | list):
         modes = [str(mode) for mode in ([named] if isinstance(named, str) else named)]
@@ -236,12 +237,12 @@ def load_embedding(folder: Path, config: dict[str, Any]) -> Embedding:
 
 
 def _load_dense(folder: Path) -> Dense | str:
-    """Return the layer in a folder, or the reason why it is not computed."""
+    """Return the layer in a folder, or the reason why it is not supported."""
     config = read_json(folder / "config.json")
     sizes = config.get("in_features"), config.get("out_features")
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return "its module Dense names no sizes"
-    # Without a name there is Tanh, as in Sentence Transformers.
+    # Sentence Transformers uses Tanh if no activation is named.
     activation = str(config.get("activation_function") or "Tanh").rsplit(".", 1)[-1]
     if activation not in ACTIVATIONS:
         return f"its module Dense has the activation {activation}"
@@ -251,7 +252,7 @@ def _load_dense(folder: Path) -> Dense | str:
 
 
 def _dense_fault(dense: list[Dense | str], order: list[str], size: int) -> str:
-    """Return the reason why a pooled vector cannot pass these layers; empty if it can."""
+    """Return the reason why a pooled vector cannot pass through these layers; empty if it can."""
     if not dense:
         return ""
     if order != ["Transformer", "Pooling", *["Dense"] * len(dense), *["Normalize"][: "Normalize" in order]]:
@@ -266,7 +267,7 @@ def _dense_fault(dense: list[Dense | str], order: list[str], size: int) -> str:
 
 
 def _poolings(*, encodes: bool) -> dict[str, Literal["last", "mean", "cls"]]:
-    """Return the served pooling by each of its names in files."""
+    """Return the supported poolings by their names in files."""
     if not encodes:
         return {**_POOLINGS}
     means = {name: pooling for name, pooling in _POOLINGS.items() if pooling == "mean"}
@@ -274,9 +275,12 @@ def _poolings(*, encodes: bool) -> dict[str, Literal["last", "mean", "cls"]]:
 
 
 def _load_score(folder: Path, config: dict[str, Any]) -> Embedding:
-    """Return the scoring of a cross-encoder. Its activation is named in one of three places, the newest first."""
+    """Return the scoring of a cross-encoder.
+
+    Its activation is in one of three places, of which the newest is read first.
+    """
     own = _stated(folder).get("activation_fn")
-    # A config without labels has the two of transformers.
+    # transformers takes two labels for a config without any.
     labels = len(config.get("id2label") or "..")
     newer = config.get("sentence_transformers")
     named = own or (newer.get("activation_fn") if isinstance(newer, dict) else None)
@@ -288,24 +292,24 @@ def _load_score(folder: Path, config: dict[str, Any]) -> Embedding:
 
 
 def _sentence_config(folder: Path) -> dict[str, Any]:
-    """Return the settings of the module `Transformer`, which is the folder itself."""
+    """Return the settings of the module `Transformer`, which is in the folder itself."""
     return read_json_if_there(folder / "sentence_bert_config.json")
 
 
 def _stated(folder: Path) -> dict[str, Any]:
-    """Return the settings of the whole model in Sentence Transformers."""
+    """Return Sentence Transformers' settings of the whole model."""
     return read_json_if_there(folder / "config_sentence_transformers.json")
 
 
 def _default_prompt(stated: dict[str, Any]) -> str:
-    """Return the prompt that the files name by default; empty without one."""
+    """Return the prompt that the files name as default; empty if there is none."""
     prompts, name = stated.get("prompts"), stated.get("default_prompt_name")
     found = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
     return found if isinstance(found, str) else ""
 
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
-# Keys of config.json that differ between copies of the same weights.
+# The keys of config.json that differ between copies of the same weights.
 _NOT_IDENTITY = ("_name_or_path", "transformers_version")
 _SAMPLE_BYTES = 64 * 1024
 
@@ -314,7 +318,10 @@ class PairTokens(list[int]):
     """The tokens of two texts, in the order in which a cross-encoder reads them."""
 
     def __init__(self, tokens: list[int], second_from: int) -> None:
-        """`second_from` is the index of the second text's first token; 0 if the tokenizer does not separate them."""
+        """Create the pair.
+
+        `second_from` is the index of the second text's first token; 0 if the texts are not separated.
+        """
         super().__init__(tokens)
         self.second_from = second_from
 
@@ -327,7 +334,7 @@ class ModelInfo:
     path: Path | None
     """The folder in Hugging Face's layout; None for the built-in model."""
     revision: str
-    """Equal on every machine with the same weights. It is the root of block hash chains."""
+    """The hash of the weights and config, equal on every machine. It is the root of block hash chains."""
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: frozenset[int]
@@ -340,14 +347,17 @@ class ModelInfo:
 
     @property
     def request_tokens(self) -> int:
-        """The most tokens of a prompt and its output. An encoder's vector counts as one, and needs no position."""
+        """The maximum number of tokens in a prompt and its output.
+
+        An encoder's vector counts as one token without a position.
+        """
         return self.max_context_tokens + self.encodes
 
 
 def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
     """Read a folder's config files, or return the built-in model for "builtin:sim".
 
-    Raise StartupError, which names the missing part.
+    Raise StartupError that names the missing part.
     """
     if str(path) == BUILTIN_SIM:
         eos = frozenset({SIM_EOS, SIM_IM_END})
@@ -379,11 +389,11 @@ def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
 
 
 def _encoder_tokens(folder: Path, config: dict[str, Any], positions: int) -> int:
-    """Return an encoder's longest prompt: its positions, or the length at which Sentence Transformers would cut."""
+    """Return the longest prompt of an encoder: its positions, or the length to which Sentence Transformers truncates."""
     if config["model_type"] in _PADDED_POSITIONS:
         pad = config.get("pad_token_id")
         positions -= (pad if isinstance(pad, int) else 1) + 1
-    # Later releases of Sentence Transformers write the length only into the tokenizer's file.
+    # Later releases of Sentence Transformers write the length into the tokenizer's file only.
     of_tokenizer = read_json_if_there(folder / "tokenizer_config.json").get("model_max_length")
     own = _sentence_config(folder).get("max_seq_length")
     named = of_tokenizer if own is None else own
@@ -403,7 +413,7 @@ def _eos_token_ids(folder: Path, generation: dict[str, Any], text_config: dict[s
 def _revision(folder: Path, config: dict[str, Any]) -> str:
     """Return a hash of the config and of each weights file's name, size and samples.
 
-    Samples save reading gigabytes at every start.
+    With samples, no start has to read gigabytes.
     """
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
@@ -413,7 +423,8 @@ def _revision(folder: Path, config: dict[str, Any]) -> str:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         listed = read_json(index)
-        # Without the hub, huggingface_hub may return an unfinished download (findings/hub-returns-partial-snapshot.sh).
+        # Without a connection to the hub, huggingface_hub may return an unfinished download
+        # (findings/hub-returns-partial-snapshot.sh).
         if missing := sorted(set(listed.get("weight_map", {}).values()) - {file.name for file in weights}):
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise StartupError(f"model folder {folder} lacks {missing[0]}{more}: download the model again")

@@ -1,9 +1,9 @@
-"""`python -m libs.model.instances`: check texts against JSON schemas, read from stdin as a list of pairs.
+"""`python -m libs.model.instances`: check the pairs of text and JSON schema on stdin.
 
-It prints a list with true, false, or null where the schema's own patterns or references cannot be followed. A text that
-is not JSON satisfies no schema.
+It prints a list with true, false, or null for a schema whose patterns or references cannot be evaluated. A text that is
+not JSON satisfies no schema.
 
-It runs in a separate process, since a client's patterns may take any time.
+It runs in a separate process because a client's patterns may take any amount of time.
 """
 
 import json
@@ -33,12 +33,12 @@ def satisfies(text: str, schema: Mapping[str, Any]) -> bool | None:
         instance = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return False
-    # Without the address, whose spelling may be one that the library does not know.
+    # Without the draft's address, of which the library may not know this spelling.
     bare = {key: value for key, value in schema.items() if key != "$schema"}
     try:
-        # An empty registry fetches nothing.
+        # The empty registry keeps the library from fetching references.
         return bool(validator(bare, registry=Registry()).is_valid(instance))
-    except Exception:  # the library has no error class for unexpected patterns and values
+    except Exception:  # the library has no class for errors about unexpected patterns and values
         return None
 
 
@@ -47,7 +47,7 @@ def _no_constant(name: str) -> None:
 
 
 def main() -> None:
-    # Beyond these limits of time and memory the kernel ends the process.
+    # The kernel ends the process at these limits of time and memory.
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     json.dump([satisfies(text, schema) for text, schema in json.load(sys.stdin)], sys.stdout)

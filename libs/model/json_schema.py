@@ -1,9 +1,8 @@
-"""Normalisation of JSON schemas to those that the grammar library can enforce. Pure.
+"""The conversion of JSON schemas to a form that the grammar library can enforce. Pure.
 
-A schema arrives as written by clients: any draft since 4, with annotations, keywords without effect, and references
-of every kind. The result is in a small part of draft 2020-12. Every instance of the resulting schema is an instance of
-the original. If the library can enforce all of it, both have the same instances; the few places that are stricter say
-so.
+Clients send schemas of any draft since 4, with annotations, keywords without effect, and all kinds of references. The
+result uses a small part of draft 2020-12. Every instance of the result is an instance of the original schema. The
+reverse holds too, except for a few constraints that the library can only read in a stricter form.
 """
 
 import re
@@ -42,26 +41,26 @@ class _Document:
         draft = str(root.get("$schema"))
         self._id = "id" if "draft-04" in draft else "$id"
         self._lone_refs = "draft-0" in draft
-        """True if an `$id` beside a `$ref` has no effect, as up to draft 7."""
+        """True if an `$id` beside a `$ref` has no effect, as in drafts up to 7."""
         self._path: list[str] = []
         self._resources: dict[str, Any] = {}
-        """Schemas with an `$id`, both by the id itself and by the URI that it resolves to."""
+        """The schemas with an `$id`, by that id and by the URI to which it resolves."""
         self._bases: dict[int, str] = {}
-        """Base URI of relative references in a resource, by the resource's `id()`."""
+        """The base URI of relative references in a resource, by the resource's `id()`."""
         self._anchors: dict[tuple[int, str], Any] = {}
-        """Schemas with an anchor, by the `id()` of their resource and the anchor's name."""
+        """The schemas with an anchor, by the `id()` of their resource and the name of the anchor."""
         self._homes: dict[int, Any] = {}
-        """The resource that each schema is part of, by the schema's `id()`."""
+        """The resource that contains each schema, by the schema's `id()`."""
         self._names: dict[int, str] = {}
         """The names of definitions, by the `id()` of the original schema."""
         self._definitions: dict[str, Schema] = {}
         self._pending: list[tuple[str, Any, Any]] = []
         self._one_ofs: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """Pairs of a schema with `oneOf`, normalised, and its original."""
+        """Pairs of a normalised schema with `oneOf` and its original."""
         self._index(root, root, "", MAX_DEPTH)
 
     def whole(self) -> dict[str, Any]:
-        """Return the normalised root with all definitions that it refers to."""
+        """Return the normalised root, with all definitions that it refers to."""
         root = self._schema(self._root, self._root)
         while self._pending:
             name, target, resource = self._pending.pop()
@@ -80,7 +79,7 @@ class _Document:
         return {**root, "$defs": self._definitions} if self._definitions else root
 
     def _without_lone_ref(self, schema: Schema) -> Schema:
-        """Replace a schema that is only a reference by its definition, since readers look for `properties`."""
+        """Replace a schema that is only a reference by its definition. Readers of the result look for `properties`."""
         for _ in range(len(self._definitions) + 1):
             if not isinstance(schema, dict) or "$ref" not in schema or not set(schema) <= {"$ref", "type"}:
                 return schema
@@ -91,7 +90,7 @@ class _Document:
         raise SchemaRefused("$ref: it refers to itself alone")
 
     def _index(self, value: Any, resource: Any, base: str, depth: int) -> None:
-        """Record identifiers and anchors of a value and all values in it."""
+        """Record the identifiers and anchors of a value and of all values in it."""
         if not depth:
             raise SchemaRefused(f"it is nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, list):
@@ -120,7 +119,7 @@ class _Document:
     # ------------------------------------------------------------ references
 
     def _target(self, ref: Any, resource: Any) -> Any:
-        """Return the schema that a reference names."""
+        """Return the schema to which a reference points."""
         if not isinstance(ref, str):
             raise self._refused("$ref must be a string")
         uri, _, fragment = ref.partition("#")
@@ -138,7 +137,7 @@ class _Document:
                 return self._anchors[id(resource), fragment]
             raise self._refused(f"$ref: {_short(ref)} does not exist")
         found = resource
-        for part in fragment[1:].split("/") if fragment != "/" else ():  # "#/" is written for "#"
+        for part in fragment[1:].split("/") if fragment != "/" else ():  # "#/" is a common misspelling of "#"
             key = part.replace("~1", "/").replace("~0", "~")
             if isinstance(found, dict) and key in found:
                 found = found[key]
@@ -158,7 +157,7 @@ class _Document:
             if name in self._definitions:
                 name = f"{name}-{len(self._definitions)}"
             self._names[id(target)] = name
-            self._definitions[name] = {}  # reserves the name; `whole` reads it later
+            self._definitions[name] = {}  # reserves the name; `whole` reads the definition later
             self._pending.append((name, target, self._homes.get(id(target), resource)))
         return {"$ref": f"#/$defs/{name}"}
 
@@ -178,16 +177,22 @@ class _Document:
         return SchemaRefused(f"{reason} (at #/{_short(place)})" if place else reason)
 
     def _cannot(self, keyword: str, reason: str = "") -> NotEnforced:
-        """Return the error for a keyword of the schema that is being read. `reason` describes it further."""
+        """Return the error for an unenforceable keyword of the current schema.
+
+        `reason` describes the keyword further.
+        """
         return NotEnforced(str(self._refused(f"{keyword}{reason} is not served")), keyword)
 
     def _probe(self, schema: Any, resource: Any, keyword: str, *path: str) -> Schema:
-        """Return a subschema whose result decides about `keyword`. Raise NotEnforced for that keyword."""
+        """Return the normalised subschema on which `keyword` depends.
+
+        Raise NotEnforced for `keyword` if it is not enforceable.
+        """
         depth = len(self._path)
         try:
             return self._child(schema, resource, keyword, *path)
         except NotEnforced:
-            # A weaker subschema could make the whole one stricter, so the whole keyword is not enforced.
+            # A weaker subschema could make the whole schema stricter, so the whole keyword is left out.
             del self._path[depth:]
             raise self._cannot(keyword) from None
 
@@ -259,10 +264,10 @@ class _Document:
                 del own[key]
 
     def _numbers(self, own: dict[str, Any]) -> None:
-        """Move bounds beyond exact numbers inwards to the last exact one, since the library cannot write them."""
+        """Move a bound beyond the exact numbers to the last exact one inside it, since the library cannot write it."""
         for key, sign in (("minimum", -1), ("maximum", 1), ("exclusiveMinimum", -1), ("exclusiveMaximum", 1)):
             value = own.get(key)
-            if value is None or isinstance(value, bool):  # draft 4 has booleans, which the library reads
+            if value is None or isinstance(value, bool):  # draft 4 has booleans here, which the library reads
                 continue
             if not isinstance(value, int | float):
                 raise self._refused(f"{key} must be a number")
@@ -272,7 +277,7 @@ class _Document:
                 raise self._refused(f"{key}: numbers beyond 2**53 cannot be enforced")
 
     def _values(self, own: dict[str, Any]) -> None:
-        """Write `const` as an `enum` of one, and drop unenforced formats and empty lists."""
+        """Replace `const` by an `enum` of one value, and drop unenforced formats and empty lists."""
         values = self._list(own, "enum")
         if "const" in own:
             const = own.pop("const")
@@ -290,7 +295,7 @@ class _Document:
                 del own[key]
 
     def _conditions(self, own: dict[str, Any], resource: Any) -> None:
-        """Resolve an `if` whose result is known or has no effect, and `not` of a schema that allows all or nothing."""
+        """Resolve an `if` whose result is known or has no effect, and a `not` of a schema for all values or none."""
         condition = own.pop("if", None)
         branches: dict[str, Schema] = {
             key: self._child(own.pop(key), resource, key) for key in ("then", "else") if key in own
@@ -348,12 +353,12 @@ class _Document:
         if own.get("minProperties", 0) <= len(required):
             own.pop("minProperties", None)
         elif own["minProperties"] > len(required) + 1:
-            # The library allows an unlisted name twice, so it cannot count distinct ones.
+            # The library allows an unlisted name twice, so it cannot count distinct names.
             raise self._cannot("minProperties", " of more than one beyond those required")
         self._unevaluated(own, resource, "unevaluatedProperties", "additionalProperties")
 
     def _unevaluated(self, own: dict[str, Any], resource: Any, keyword: str, others: str) -> None:
-        """Replace `keyword` by `others`, which is equivalent if no subschema applies in place."""
+        """Replace `keyword` by `others`, which is equivalent if no other subschema applies to the same value."""
         if keyword not in own:
             return
         rest = own.pop(keyword)
@@ -363,7 +368,7 @@ class _Document:
             own[others] = rest
 
     def _required(self, own: dict[str, Any], resource: Any) -> set[str]:
-        """Return the names that an object must have, including those that depend on one of them."""
+        """Return the names of required properties, including those that other required ones depend on."""
         required = own.get("required", [])
         if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
             raise self._refused("required must be a list of strings")
@@ -384,7 +389,7 @@ class _Document:
         return set(required)
 
     def _names_of_properties(self, own: dict[str, Any], resource: Any) -> None:
-        """Convert `propertyNames` to properties or to a pattern of them. A rule without effect on names is dropped."""
+        """Convert `propertyNames` to properties or to a pattern. Drop a rule that constrains no name."""
         if "propertyNames" not in own:
             return
         names = self._probe(*self._followed(own.pop("propertyNames"), resource), "propertyNames")
@@ -441,7 +446,7 @@ class _Document:
         return found if found.get("enum", True) else False
 
     def _alternatives(self, found: dict[str, Any], key: str, listed: Sequence[Any], resource: Any) -> bool:
-        """Add `allOf`, `anyOf` or `oneOf` to `found`. Return False if nothing can match."""
+        """Add `allOf`, `anyOf` or `oneOf` to `found`. Return False if no value can match."""
         if not listed:
             if key == "allOf":
                 return True
@@ -468,7 +473,7 @@ class _Document:
 
 
 class _Normalised:
-    """A schema in a list that has already been normalised."""
+    """A schema in a list that is already normalised."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema

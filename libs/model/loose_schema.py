@@ -1,5 +1,6 @@
-"""Schemas without the constraints that a grammar cannot express, for answers that are checked once they are
-complete.
+"""Schemas without the constraints that a grammar cannot express.
+
+The complete answer is checked for these constraints.
 """
 
 import copy
@@ -10,30 +11,30 @@ from libs.model.json_schema import normalise
 from libs.model.schema_keywords import NO_SCHEMAS, NotEnforced, SchemaRefused
 
 MAX_OMITTED: Final = 64
-"""The bound on constraints of one schema that may be left out."""
-# Keywords whose effect depends on another one, which is dropped with them.
+"""The upper bound of omitted constraints in one schema."""
+# Keywords without effect once another one is omitted, which are omitted with it.
 _WITH: Final[Mapping[str, tuple[str, ...]]] = {
     "if": ("then", "else"),
     "contains": ("minContains", "maxContains"),
     "patternProperties": ("additionalProperties", "unevaluatedProperties"),
 }
-# Parts of the grammar library's errors, with the keywords whose combination with others it does not enforce.
+# Parts of the grammar library's errors, with the keywords whose combination the library does not support.
 _COMBINED: Final[Mapping[str, tuple[str, ...]]] = {
     "min/maxProperties only supported": ("minProperties", "maxProperties"),
     "are not disjoint": ("patternProperties",),
 }
-# Keywords without which `unevaluatedItems` and `unevaluatedProperties` would refuse the parts that they evaluate.
+# Once one of these is omitted, `unevaluatedItems` and `unevaluatedProperties` would refuse what it had evaluated.
 _EVALUATING: Final = ("if", "contains", "dependentSchemas", "$dynamicRef")
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 
 
 class LooseSchema(NamedTuple):
     schema: dict[str, Any]
-    """The normalised schema, which every instance of the original fulfils."""
+    """The normalised schema. Every instance of the original is an instance of it."""
     omitted: tuple[str, ...] = ()
-    """JSON pointers of the keywords that it does not enforce."""
+    """The JSON pointers of the keywords that the schema does not enforce."""
     reason: str = ""
-    """The reason why the first of them cannot be enforced; empty if there is none."""
+    """The reason why the first omitted keyword cannot be enforced; empty if none is omitted."""
 
 
 def loosen(
@@ -41,9 +42,9 @@ def loosen(
 ) -> LooseSchema:
     """Normalise a schema without the constraints that cannot be enforced.
 
-    `fault_of_pattern` returns why a regular expression cannot be enforced, `fault_of` the same of a normalised schema;
-    both return an empty text if it can. Raise SchemaRefused for a value that is not a schema, a schema without
-    instances, or one with more than MAX_OMITTED such constraints.
+    `fault_of_pattern` returns the reason why a regular expression cannot be enforced, and `fault_of` does so for a
+    normalised schema. An empty reason means that it can. Raise SchemaRefused for a value that is no schema, a schema
+    without instances, and a schema with more than `MAX_OMITTED` omitted constraints.
     """
     loose = copy.deepcopy(dict(schema))
     omitted: list[str] = []
@@ -52,14 +53,14 @@ def loosen(
         try:
             found = normalise(loose)
         except NotEnforced as error:
-            assert error.schema is not None  # the normaliser sets it on output
+            assert error.schema is not None  # the normaliser sets it before it raises
             reason = reason or str(error)
             omitted.append(f"{_pointer(loose, error.schema)}/{_escaped(error.keyword)}")
             _omit(error.schema, error.keyword)
             if error.keyword in _EVALUATING:
                 omitted += _omit_unevaluated(loose)
             continue
-        # A pattern of a definition without references has no effect.
+        # A pattern in a definition without references has no effect.
         used = {each for value, _ in _values(found, "#") for each in _patterns(value)}
         faults = _bad_patterns(loose, {each: fault for each in used if (fault := fault_of_pattern(each))})
         if not faults:
@@ -80,7 +81,7 @@ def loosen(
 
 def _omit(schema: dict[str, Any], keyword: str) -> None:
     if keyword == "oneOf":
-        # At least one of them still applies.
+        # At least one of the alternatives still applies.
         schema["allOf"] = [*schema.get("allOf", []), {"anyOf": schema.pop("oneOf")}]
         return
     for each in (keyword, *_WITH.get(keyword, ())):
@@ -100,14 +101,14 @@ def _omit_unevaluated(root: dict[str, Any]) -> list[str]:
 
 
 def _outermost(pointers: list[str]) -> tuple[str, ...]:
-    """Return the pointers in order, without those that are parts of another one."""
+    """Return the pointers in order, without those that lie inside another one."""
     conditions = [each[: -len("if")] for each in pointers if each.endswith("/if")]
     whole = [*pointers, *(f"{each}{branch}" for each in conditions for branch in ("then", "else"))]
     return tuple(dict.fromkeys(each for each in pointers if not any(each.startswith(f"{other}/") for other in whole)))
 
 
 def _bad_patterns(schema: dict[str, Any], faults: Mapping[str, str]) -> list[tuple[dict[str, Any], str, str, str]]:
-    """Return (subschema, keyword, pointer, fault) of each keyword with a pattern that cannot be enforced."""
+    """Return (subschema, keyword, pointer, fault) for each keyword with a pattern that cannot be enforced."""
     return [
         (each, keyword, f"{pointer}/{keyword}", faults[pattern])
         for each, pointer in _subschemas(schema, "#")
@@ -117,7 +118,7 @@ def _bad_patterns(schema: dict[str, Any], faults: Mapping[str, str]) -> list[tup
 
 
 def _combined(schema: dict[str, Any], fault: str) -> list[tuple[dict[str, Any], str, str, str]]:
-    """Return (subschema, keyword, pointer, fault) of each keyword named in an error of the library."""
+    """Return (subschema, keyword, pointer, fault) for each keyword that the library's error is about."""
     keywords = next((each for text, each in _COMBINED.items() if text in fault), ())
     return [
         (each, keyword, f"{pointer}/{keyword}", fault)
@@ -128,7 +129,7 @@ def _combined(schema: dict[str, Any], fault: str) -> list[tuple[dict[str, Any], 
 
 
 def _patterns(schema: Any) -> dict[str, str]:
-    """Return the keywords that hold the patterns of one schema, by pattern."""
+    """Return the keyword of each pattern in one schema."""
     if not isinstance(schema, dict):
         return {}
     listed, own = schema.get("patternProperties"), schema.get("pattern")
@@ -137,7 +138,7 @@ def _patterns(schema: Any) -> dict[str, str]:
 
 
 def _pointer(root: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Return the JSON pointer of a subschema, by identity."""
+    """Return the JSON pointer of a subschema, which is found by identity."""
     return next((pointer for each, pointer in _values(root, "#") if each is wanted), "#")
 
 
@@ -152,7 +153,7 @@ def _values(value: Any, pointer: str) -> Iterator[tuple[Any, str]]:
 
 
 def _subschemas(schema: Any, pointer: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield all subschemas with their pointers; values of `enum` and the like are not subschemas."""
+    """Yield all subschemas with their pointers. Values of `enum` and similar keywords are not subschemas."""
     if isinstance(schema, list):
         for place, each in enumerate(schema):
             yield from _subschemas(each, f"{pointer}/{place}")

@@ -1,4 +1,4 @@
-"""The picture in an image's file, which gateway and engine must read in the same way. Needs Pillow."""
+"""The decoding of image files, which must be the same in gateways and engines. Needs Pillow."""
 
 import io
 import re
@@ -13,9 +13,9 @@ from libs.contracts.hashing import image_hash
 from libs.model.vision import FORMATS
 
 TRIAL_PIXELS: Final = 32
-"""The side of a blank picture that engines process once, to check that processor and model agree."""
+"""The side of a blank picture that an engine processes at its start, to check its processor against the model."""
 MAX_SCANS: Final = 64
-"""The maximum number of passes over a progressive JPEG; encoders write about ten."""
+"""The maximum number of passes in a progressive JPEG. Encoders write about ten."""
 MAX_ASPECT: Final = 50
 """The maximum ratio of a picture's sides. Processors scale the shorter side to some hundred pixels, and the longer one
 in proportion.
@@ -23,7 +23,7 @@ in proportion.
 _SCAN, _END = b"\xda", b"\xd9"
 _ALONE: Final = frozenset({b"\x01", b"\xd8"})
 """Markers without a segment."""
-# Stuffed bytes, fill bytes and restarts occur in a scan's data.
+# A scan's data also contains stuffed bytes, fill bytes and restart markers, which are not matched.
 _MARKER: Final = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
 
 
@@ -32,13 +32,13 @@ class BrokenImage(Exception):
 
 
 class UnservedPicture(Exception):
-    """A picture that would take too much work or memory; the message says what to send instead."""
+    """A picture that would take too much work or memory. The message gives an alternative."""
 
 
 def read_picture(data: bytes, max_pixels: int | None = None) -> Image.Image:
-    """Decode a file as transformers' `load_image` does: the first picture, rotated according to its EXIF data, in RGB.
+    """Decode a file as transformers' `load_image` does: the first picture in RGB, rotated according to its EXIF data.
 
-    Raise UnservedPicture before it is decoded. For broken files Pillow raises errors of many types.
+    Raise UnservedPicture before decoding. Pillow raises errors of many types for broken files.
     """
     if has_many_scans(data):
         raise UnservedPicture(f"is a JPEG of over {MAX_SCANS} scans: save it with fewer, or as a baseline JPEG")
@@ -53,7 +53,7 @@ def read_picture(data: bytes, max_pixels: int | None = None) -> Image.Image:
 
 @contextmanager
 def breaks_on_errors(what: str) -> Iterator[None]:
-    """Raise BrokenImage for any error in the context; `what` names the failed operation."""
+    """Raise BrokenImage for any error in the context. `what` names the failed operation."""
     try:
         yield
     except BrokenImage:
@@ -63,15 +63,16 @@ def breaks_on_errors(what: str) -> Iterator[None]:
 
 
 def read_sent_picture(data: bytes, digest: bytes) -> Image.Image:
-    """Decode a file that the gateway has checked. Raise BrokenImage if it does not match its hash."""
+    """Decode a file that the gateway has checked. Raise BrokenImage if its hash is not `digest`."""
     if image_hash(data) != digest:
         raise BrokenImage("an image does not match its hash: it was damaged on its way")
     return read_picture(data)
 
 
 def has_many_scans(data: bytes) -> bool:
-    """Return whether a file is a JPEG of over MAX_SCANS scans. Data after its end and in its segments does not
-    count.
+    """Return whether a file is a JPEG with more than `MAX_SCANS` scans.
+
+    Markers inside segments and after the end of the image are not counted.
     """
     scans, at = 0, 2 if data.startswith(b"\xff\xd8") else len(data)
     while scans <= MAX_SCANS and (found := _MARKER.search(data, at)):

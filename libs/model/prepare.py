@@ -1,8 +1,8 @@
-"""`python -m libs.model.prepare MODEL [FOLDER]`: put a model into FOLDER/MODEL, unless it is there.
+"""`python -m libs.model.prepare MODEL [FOLDER]`: put a model into FOLDER/MODEL unless it is there.
 
-MODEL is ORG/NAME on the Hugging Face hub, or the model that comes as a Python package. For volumes that gateways and
-workers share. Without FOLDER, a model of the hub is downloaded into the hub's own cache; status lines report progress
-and the path.
+MODEL is ORG/NAME on the Hugging Face hub, or the bundled model. FOLDER is usually a volume that gateways and workers
+share. Without FOLDER, a model of the hub is downloaded to the hub's own cache. Status lines report the progress and the
+path.
 """
 
 import os
@@ -24,7 +24,7 @@ from tqdm import tqdm
 from libs.model.fetch import BUNDLED_MODEL
 from libs.runtime import status
 
-# Files that engines and gateways read. Other formats of the same weights are not downloaded.
+# The files that engines and gateways read. Other formats of the same weights are not downloaded.
 FILES = ("*.safetensors", "*_Dense/pytorch_model.bin", "*.json", "*.jinja", "*.model")
 # A second copy of the weights, for their makers' code.
 OTHER_FILES = ("original/*",)
@@ -32,14 +32,14 @@ EXIT_NO_MODEL = 2
 
 
 class _Progress(tqdm):  # type: ignore[misc]
-    """A progress bar that reports the download as status lines."""
+    """A progress bar that reports the download in status lines."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         options.pop("name", None)
         super().__init__(*arguments, **{**options, "disable": False})
 
     def display(self, *_arguments: Any, **_options: Any) -> bool:
-        # Reports instead of drawing. tqdm calls this a few times a second.
+        # tqdm calls this a few times a second. It reports instead of drawing.
         if self.total:
             status.progress("downloading", min(1.0, self.n / self.total))
         return True
@@ -48,7 +48,7 @@ class _Progress(tqdm):  # type: ignore[misc]
 def download(name: str, folder: Path | None = None) -> int:
     """Download a model. Return 0 with the folder in a status line, or 2 after one line with the reason.
 
-    Without `folder` the model is stored in huggingface_hub's cache.
+    Without `folder`, the model is stored in huggingface_hub's cache.
     """
     try:
         path = snapshot_download(
@@ -74,7 +74,7 @@ def download(name: str, folder: Path | None = None) -> int:
 
 
 def main(model: str, folder: Path) -> int:
-    """Prepare the model and return an exit code, which is not 0 after one line with the reason."""
+    """Prepare the model, and return the exit code. A code other than 0 follows one line with the reason."""
     target = folder / model
     if model == BUNDLED_MODEL:
         # In a separate program, since only engines may import torch.

@@ -1,31 +1,31 @@
-"""Proof that alternatives of a JSON schema exclude one another, so that `oneOf` may be read as `anyOf`. Pure.
+"""A proof that the alternatives of a JSON schema exclude one another, so that `oneOf` may be read as `anyOf`. Pure.
 
-All schemas here have been normalised (`libs/model/json_schema.py`).
+All schemas here are normalised (`libs/model/json_schema.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-# Pairs of schemas compared for one `oneOf`. Alternatives that need more are not known to exclude others.
+# The upper bound of comparisons for one `oneOf`. If more are needed, the proof fails.
 MAX_COMPARISONS: Final = 20_000
 _MAX_DEPTH: Final = 8
 TYPES: Final = frozenset({"null", "boolean", "number", "string", "array", "object"})
 Schema = dict[str, Any] | bool
-"""A JSON schema; {} allows everything, False nothing."""
+"""A JSON schema; {} allows every value, False none."""
 
 
 class Alternatives:
-    """A check of whether alternatives in normalised schemas exclude one another."""
+    """A check whether alternatives in normalised schemas exclude one another."""
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
         self._left = MAX_COMPARISONS
 
     def prove(self, schema: dict[str, Any]) -> bool:
-        """Rewrite `oneOf` as `anyOf` if no two of its alternatives have a common instance. Return whether that is so.
+        """Replace `oneOf` by `anyOf` if no value matches two of its alternatives. Return whether that is so.
 
-        If objects differ by the value of one property, that property becomes required. This is pydantic's
-        discriminator, which is optional in its schemas if it has a default.
+        If objects differ in the value of one property, that property becomes required. It is pydantic's discriminator,
+        which pydantic's schemas do not require if it has a default.
         """
         listed = schema["oneOf"]
         if not self._apart(listed):
@@ -45,8 +45,8 @@ class Alternatives:
         return True
 
     def _with(self, schema: Schema, required: str) -> Schema:
-        # The definition itself changes, wherever it is used, because the library follows no circular reference with
-        # keys beside it.
+        # The definition itself is changed, wherever it is used, because the library follows no circular reference with
+        # keywords beside it.
         target = schema
         while isinstance(target, dict) and set(target) == {"$ref"}:
             target = self._definitions[name_of(target)]
@@ -61,7 +61,7 @@ class Alternatives:
         return all(self._exclude(one, other, _MAX_DEPTH) for one, other in self._pairs(listed))
 
     def _tag(self, listed: Sequence[Schema]) -> str | None:
-        """Return the property whose values distinguish all alternatives, if there is one."""
+        """Return the property whose values distinguish all alternatives; None if there is none."""
         every = [self._conjuncts(each, _MAX_DEPTH) for each in listed]
         if any(not any(part.get("type") == "object" for part in parts) for parts in every):
             return None
@@ -70,7 +70,7 @@ class Alternatives:
         return next((key for key in shared if self._apart([properties[key] for properties in known])), None)
 
     def _conjuncts(self, schema: Schema, depth: int) -> list[dict[str, Any]]:
-        """Return the schemas that an instance must all match, as far as references are followed."""
+        """Return the schemas that an instance must all match. References are followed up to `depth`."""
         if not isinstance(schema, dict) or not depth:
             return []
         found = [schema]
@@ -97,7 +97,7 @@ class Alternatives:
         return self._objects_exclude(mine, others, depth)
 
     def _objects_exclude(self, mine: list[dict[str, Any]], others: list[dict[str, Any]], depth: int) -> bool:
-        """Return whether some required property can have no common value in both objects."""
+        """Return whether some required property has no value that both objects allow."""
         if not all(any(part.get("type") == "object" for part in parts) for parts in (mine, others)):
             return False
         required = {key for part in (*mine, *others) for key in part.get("required", ())}
@@ -123,7 +123,7 @@ def _property(key: str) -> Callable[[dict[str, Any]], Schema]:
 
 
 def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types that a schema's `type` and `enum` allow; number includes integer."""
+    """Return the types that a schema's `type` and `enum` allow. "number" includes "integer"."""
     named = schema.get("type")
     kinds = TYPES if named is None else frozenset([named] if isinstance(named, str) else named)
     kinds = kinds | {"integer"} if "number" in kinds else kinds

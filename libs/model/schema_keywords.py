@@ -1,17 +1,15 @@
-"""The keywords of JSON Schema known to the grammar library and to its normalisation, and the reasons for refusing a
-schema.
-"""
+"""The keywords of JSON Schema that the grammar library reads or the normaliser converts, and the errors of both."""
 
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-# Nesting depth of objects and lists; the library reads 128.
+# The upper bound of nested objects and lists. The library reads 128 levels.
 MAX_DEPTH: Final = 120
 # Larger numbers lose digits in the library, as in JavaScript.
 MAX_EXACT: Final = 2**53 - 1
 MAX_SIZE: Final = 2**31 - 1
-# Formats that are enforced. The draft has `format` as an annotation, so any other one is ignored.
+# The formats that are enforced. In the draft `format` is only an annotation, so all others are ignored.
 FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
@@ -21,7 +19,7 @@ DRAFT: Final = re.compile(
 )
 _ARRAYS = ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains")
 _OBJECTS = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
-# Keywords by the type of value that they constrain. They have no effect on other types.
+# Keywords by the type of the values that they constrain. They have no effect on values of other types.
 BY_TYPE: Final[Mapping[str, tuple[str, ...]]] = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -33,7 +31,7 @@ BY_TYPE: Final[Mapping[str, tuple[str, ...]]] = {
 }
 TYPE_OF: Final = {keyword: kind for kind, keywords in BY_TYPE.items() for keyword in keywords}
 IN_PLACE: Final = ("$ref", "allOf", "anyOf", "oneOf")
-# Keywords that may constrain a value. All others are annotations, as in the draft.
+# The keywords that may constrain a value. All others are annotations, as in the draft.
 KNOWN: Final = frozenset(
     {*TYPE_OF, *IN_PLACE, "type", "enum", "const", "not", "if", "then", "else", "$dynamicRef", "$recursiveRef"}
 )
@@ -46,14 +44,14 @@ NO_SCHEMAS: Final = ("enum", "const", "default", "examples", "required")
 
 
 class SchemaRefused(Exception):
-    """A schema with a constraint that cannot be enforced; the message names it and its position."""
+    """A schema with a constraint that cannot be enforced. The message names the constraint and its position."""
 
 
 class NotEnforced(SchemaRefused):
-    """A schema has a constraint that a grammar cannot express, though other parts of it can be enforced."""
+    """A constraint that a grammar cannot express in a schema whose other constraints can be enforced."""
 
     def __init__(self, message: str, keyword: str) -> None:
         super().__init__(message)
         self.keyword = keyword
         self.schema: dict[str, Any] | None = None
-        """The original (sub)schema that has the keyword."""
+        """The original (sub)schema with the keyword."""

@@ -1,4 +1,4 @@
-"""Conversion of text to tokens and back for one model, from files of its folder and without the weights."""
+"""The conversion of text to tokens and back for one model. It reads files of the model's folder, but no weights."""
 
 import json
 import re
@@ -15,20 +15,21 @@ from libs.model.chat import ChatMessage, ChatTemplate
 from libs.model.files import read_json
 from libs.model.info import CHATML_TEMPLATE, SIM_SPECIAL_TOKENS, ModelInfo, byte_alphabet, sim_tokenizer
 
-# Tokens that may wait for the rest of a character. More of them cannot be a character.
+# The upper bound of tokens that wait for the rest of a character. No character needs more.
 MAX_HELD_TOKENS = 64
 
-# Folder of named templates beside chat_template.jinja, in the form written by transformers.
+# The folder of named templates beside chat_template.jinja, as transformers writes it.
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-# Characters per allowed token in the beginning of a text, which is encoded to check for too many tokens.
+# The number of characters per allowed token in the beginning of a text, which alone is encoded to detect excess tokens.
 PREFIX_CHARS: Final = 8
-# Kinds of pre-tokenizer that split a text from left to right into words, which no token spans.
+# The kinds of pre-tokenizer that split a text from left to right into words. No token spans two words.
 _SPLITTERS: Final = frozenset({"ByteLevel", "Digits", "Split", "Punctuation"})
-# In UTF-8 every character outside ASCII contains one.
+# In UTF-8, every character outside ASCII contains one of these bytes.
 _CONTINUATION_BYTES: Final = range(0x80, 0xC0)
-# Tokens checked in the search for a single letter or digit; vocabularies have them among the first few hundred.
+# The upper bound of tokens that are searched for a single letter or digit. Vocabularies have these among the first few
+# hundred.
 _MAX_LEADS_TRIED = 1024
 
 
@@ -40,20 +41,21 @@ class Tokenizer:
         self._template = template
         self._bytes_of_char = byte_alphabet()
         self._added = inner.get_added_tokens_decoder()
-        self._byte_level = "ByteLevel" in repr(inner.decoder)  # alone, or one of a sequence
+        self._byte_level = "ByteLevel" in repr(inner.decoder)  # as the decoder, or in a sequence of decoders
         self._lead = self._find_lead()
         self._unknown_chars: list[str] = []
-        """ASCII characters that the vocabulary lacks, and that are dropped in encoding."""
+        """The ASCII characters that the vocabulary lacks. Encoding drops them."""
         self._max_token_chars = self._find_max_token_chars()
         self.special_tokens = {token_id: str(token.content) for token_id, token in self._added.items() if token.special}
-        """Texts of special tokens by id, to which no ordinary text is encoded."""
+        """The texts of special tokens by id. Ordinary text is never encoded to them."""
         self.added_tokens = {token_id: str(token.content) for token_id, token in self._added.items()}
-        """Texts of all added tokens by id: special ones, and tags such as `<tool_call>`."""
+        """The texts of all added tokens by id: special ones, and tags such as `<tool_call>`."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text.
 
-        With `add_special_tokens`, it begins and ends as the model expects for raw text. A rendered chat already does.
+        With `add_special_tokens`, the ids begin and end as the model expects for raw text. A rendered chat already
+        contains special tokens.
         """
         # Unlike `encode`, the batch call releases the GIL.
         ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -68,9 +70,9 @@ class Tokenizer:
         return encoded.ids, encoded.type_ids.index(1) if 1 in encoded.type_ids else 0
 
     def has_more(self, text: str, most_tokens: int) -> bool:
-        """Return whether a text, without added special tokens, certainly has more than `most_tokens`.
+        """Return whether a text certainly has more than `most_tokens` tokens, without added special ones.
 
-        This is decided from its length and its beginning. The result is False if only a full encoding would show it.
+        The text's length and beginning decide. The result is False if only encoding the whole text could show it.
         """
         if self._max_token_chars is None or len(text) <= most_tokens:
             return False
@@ -81,26 +83,26 @@ class Tokenizer:
             return False
         beginning = text[: PREFIX_CHARS * most_tokens]
         words = self._inner.encode_batch([beginning], add_special_tokens=False)[0].word_ids
-        # The text that follows can change only how the last words of the beginning are split.
+        # The rest of the text can change only the last words of the beginning.
         last = max((word for word in words if word is not None), default=0) - 1
         return sum(word is not None and word < last for word in words) > most_tokens
 
     @property
     def template_text(self) -> str:
-        """Source of the chat template; empty without one."""
+        """The source of the chat template; empty without one."""
         return self._template.source if self._template is not None else ""
 
     def takes(self, name: str) -> bool:
-        """Return whether the chat template reads the variable `name`, e.g. "tools"."""
+        """Return whether the chat template reads the variable `name`, such as "tools"."""
         return self._template is not None and name in self._template.variables
 
     def names(self, word: str, *, tools: bool) -> bool:
-        """Return whether the chat template for chats with or without `tools` contains `word`, e.g. "tool_calls"."""
+        """Return whether the chat template for chats with or without `tools` contains `word`, such as "tool_calls"."""
         return self._template is not None and self._template.names(word, tools=tools)
 
     @property
     def shows_system(self) -> bool:
-        """Return whether the chat template shows a system message to chats without tools."""
+        """True if a prompt without tools contains the chat's system message."""
         return self._template is not None and self._template.shows_system
 
     def render_chat(
@@ -112,7 +114,7 @@ class Tokenizer:
         opens_answer: bool = True,
         continues: bool = False,
     ) -> str:
-        """Return the prompt text of a chat. Raise InvalidRequest if the template refuses."""
+        """Return the prompt of a chat. Raise InvalidRequest if there is no chat template, or if it refuses the chat."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", param="model")
         return self._template.render(
@@ -120,7 +122,7 @@ class Tokenizer:
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the tokens, without special ones."""
+        """Return the text of the tokens without special ones."""
         text: str = self._inner.decode(token_ids, skip_special_tokens=True)
         return text
 
@@ -129,7 +131,7 @@ class Tokenizer:
         return Decoder(self._inner, self._lead)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to the text, possibly a part of a character; empty for an unknown id."""
+        """Return the bytes that a token adds to the text, which may be part of a character; empty for an unknown id."""
         added = self._added.get(token_id)
         if added is not None:
             return str(added.content).encode()
@@ -142,9 +144,9 @@ class Tokenizer:
         return bytes([int(match[1], 16)]) if match else str(token).replace("\u2581", " ").encode()
 
     def _find_max_token_chars(self) -> int | None:
-        """Return the characters of the longest token, or None if tokens do not map to parts of the text.
+        """Return the characters of the longest token; None if tokens are not consecutive parts of the text.
 
-        They do if the tokens map to consecutive parts of the text, and only unknown characters are left out.
+        Unknown characters, which encoding drops, do not matter.
         """
         model, splitter = self._inner.model, self._inner.pre_tokenizer
         if self._inner.normalizer is not None or type(model).__name__ != "BPE" or splitter is None:
@@ -177,24 +179,25 @@ class Tokenizer:
 
 
 class Decoder:
-    """An incremental decoder. Its joined outputs are the text of all tokens, and it never emits half a character.
+    """An incremental decoder. Its outputs add up to the text of all tokens, and it never returns half a character.
 
-    If some byte tokens were emitted as characters and the rest turn out not to be, the output stays, and each
-    remaining byte becomes U+FFFD.
+    If bytes that were returned as characters turn out to be none, the output remains, and each later byte becomes
+    U+FFFD.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, lead: Sequence[int] = ()) -> None:
-        # After a restart in mid-text a stream begins after the tokens in `lead`, so that leading spaces are kept.
+        # A stream that restarts in the middle of a text begins after the tokens in `lead`, so that leading spaces
+        # remain.
         self._inner = inner
         self._lead = lead
         self._stream = DecodeStream(skip_special_tokens=True)
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """Return the text that `token_id` completes; empty while a character is incomplete, or for a special token."""
+        """Return the text that `token_id` completes; empty for an incomplete character or a special token."""
         try:
             text: str | None = self._stream.step(self._inner, token_id)
-        except Exception:  # the library has no narrower exception for text that changes after it was emitted
+        except Exception:  # the library has no narrower exception for a change of text that it has returned
             self._held.append(token_id)
             return self.flush()
         if text:
@@ -204,7 +207,7 @@ class Decoder:
         return self.flush() if len(self._held) >= MAX_HELD_TOKENS else ""
 
     def flush(self) -> str:
-        """Return the held-back text with U+FFFD for bytes that are not a character, and restart the decoder."""
+        """Return the text that was held back and restart the decoder. Bytes that are no character become U+FFFD."""
         text: str = self._inner.decode(self._held, skip_special_tokens=True)
         self._held.clear()
         self._stream = DecodeStream(self._lead, skip_special_tokens=True)
@@ -212,9 +215,9 @@ class Decoder:
 
 
 def load_tokenizer(model: ModelInfo, template_file: str = "") -> Tokenizer:
-    """Load the model's tokenizer and its chat template, or that in `template_file`.
+    """Load the model's tokenizer, with its chat template or the one in `template_file`.
 
-    Raise StartupError, which names the faulty file.
+    Raise StartupError that names the faulty file.
     """
     if model.path is None:
         bos, eos, _start, _end = SIM_SPECIAL_TOKENS
@@ -231,7 +234,7 @@ def load_tokenizer(model: ModelInfo, template_file: str = "") -> Tokenizer:
 
 
 def read_template(file: str) -> str:
-    """Return the source of a chat template. Raise StartupError, which names the file, if it is not a Jinja template."""
+    """Return the source of a chat template. Raise StartupError that names the file if it is no Jinja template."""
     try:
         source = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
@@ -264,7 +267,7 @@ def _chat_template(folder: Path, template_file: str) -> ChatTemplate | None:
 
 
 def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Return the texts of bos_token and the like by name, including the model's own, such as image_token."""
+    """Return the texts of named special tokens such as bos_token, including the model's own, such as image_token."""
     legacy = folder / "special_tokens_map.json"
     fields = dict(config)
     # transformers also gives this file precedence over the config.

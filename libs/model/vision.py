@@ -1,7 +1,7 @@
 """The form of images in a model's prompts, read from its files without loading it.
 
-Only LLaVA is served, with an image processor that resizes all images to one size. Each image then takes the same number
-of tokens.
+Only LLaVA is supported, with an image processor that resizes all images to one size. Each image then has the same
+number of tokens.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from libs.contracts.hashing import ImageSpan
 from libs.model.files import read_json
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
-"""Pillow's names of the formats that are read. Of an animation only the first frame is used."""
+"""Pillow's names of the formats that are read. Of an animation, only the first picture is used."""
 SERVED_TYPES: Final = ("llava",)
 PROCESSOR, IMAGE_PROCESSOR = "processor_config.json", "preprocessor_config.json"
 
@@ -23,17 +23,17 @@ class Vision:
     """The form of images in a model's prompts."""
 
     token_id: int = -1
-    """The placeholder that a chat template writes once per image."""
+    """The id of the placeholder that a chat template writes once per image."""
     image_tokens: int = 0
-    """The number of placeholders that an image takes in the prompt."""
+    """The number of tokens that an image has in the prompt."""
     unserved: str = ""
-    """The reason why the model's images are not served; empty if they are."""
+    """The reason why the model's images are not supported; empty if they are."""
 
 
 def load_vision(folder: Path, config: dict[str, Any]) -> Vision | None:
     """Return the vision of the model in a folder, whose config.json is `config`; None for a model without vision.
 
-    Raise StartupError for files that are not JSON.
+    Raise StartupError for invalid JSON.
     """
     if not isinstance(config.get("vision_config"), dict):
         return None
@@ -69,14 +69,14 @@ def _size(images: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def expand(token_ids: Sequence[int], vision: Vision) -> list[int]:
-    """Return a prompt with each placeholder repeated for the tokens of its image."""
+    """Return a prompt in which each placeholder is repeated once for each token of its image."""
     return [
         token_id for token_id in token_ids for _ in range(vision.image_tokens if token_id == vision.token_id else 1)
     ]
 
 
 def spans(token_ids: Sequence[int], digests: Sequence[bytes], vision: Vision) -> list[ImageSpan]:
-    """Return the places of the images, in order, in a prompt that `expand` returned."""
+    """Return the spans of the images, in order, in a prompt that `expand` returned."""
     found: list[ImageSpan] = []
     at = 0
     for digest in digests:

@@ -242,9 +242,7 @@ class HandOverCosts:
         if not sequence.decodes or sequence.weighed:
             return False
         capabilities = self._capabilities
-        if (
-            not capabilities.hands_over_running_kv
-        ):  # considered again until the sequence moves, since the answer depends on time
+        if not capabilities.hands_over_running_kv:  # asked again until it moves: the answer depends on time
             if not (capabilities.seeds_by_position or sequence.request.sampling.follows_from_tokens):
                 return False  # another worker would draw other tokens
             recompute_s = speed.prompt_ns(sequence.tokens, sequence.tokens**2) / 1e9
