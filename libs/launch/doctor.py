@@ -1,4 +1,4 @@
-"""The state of this machine as far as it matters to a suite, with remedies for deficiencies."""
+"""The state of this machine as far as a suite depends on it, with remedies for deficiencies."""
 
 import importlib.metadata
 import os
@@ -27,7 +27,7 @@ MEMORY_INFO: Final = Path("/proc/meminfo")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as reported by NVIDIA's driver."""
+    """A GPU as NVIDIA's driver reports it."""
 
     name: str
     memory_bytes: int
@@ -35,22 +35,22 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The findings about a machine; None or empty means absent."""
+    """The state of a machine. None or empty means that the thing is absent."""
 
     python: str
     system: str
     cores: int
     memory_bytes: int
-    # Free bytes in /dev/shm.
+    # The free bytes in /dev/shm.
     shared_memory_bytes: int
     memlock_bytes: int | None
-    """The bytes that this user may pin in memory, as RDMA requires; None is unlimited."""
+    """The bytes that this user may pin in memory, as RDMA requires; None for no limit."""
     cache: str
     cache_problem: str
     packages: Mapping[str, str]
-    """The versions of the packages in `PACKAGES` that are installed."""
+    """The versions of those packages in `PACKAGES` that are installed."""
     torch_cuda: str | None
-    """The CUDA version that torch was built for."""
+    """The CUDA version for which torch was built."""
     driver: str | None
     driver_cuda: str | None
     """The newest CUDA version that the driver supports."""
@@ -126,7 +126,7 @@ def _packages() -> dict[str, str]:
 
 
 def _torch_cuda() -> str | None:
-    """Read the CUDA version from the file written by torch's build, since importing torch takes seconds."""
+    """Read the CUDA version from a file that torch's build has written, since importing torch takes seconds."""
     try:
         files = importlib.metadata.files("torch") or []
     except importlib.metadata.PackageNotFoundError:
@@ -149,7 +149,7 @@ def _memory_bytes() -> int:
 
 
 def _program(*names: str) -> str | None:
-    """Return the path of the first program that exists."""
+    """Return the path of the first of these programs that exists."""
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
@@ -169,9 +169,9 @@ def _problem_with(folder: Path) -> str:
 
 
 GIB: Final = 2**30
-# The KV pools of workers on one host, and the messages between vLLM's processes.
+# For the KV pools of a host's workers, and the messages between vLLM's processes.
 LEAST_SHARED_BYTES: Final = GIB
-# RDMA pins a worker's KV pool.
+# For the KV pool of a worker, which RDMA pins.
 LEAST_MEMLOCK_BYTES: Final = 8 * GIB
 LEAST_PYTHON: Final = (3, 11)
 
@@ -179,14 +179,14 @@ LEAST_PYTHON: Final = (3, 11)
 class Level(StrEnum):
     OK = "ok"
     SLOWER = "slower"
-    """A suite runs without it, but slower or with fewer features."""
-    # The engine does not start without it.
+    """A suite runs without this, but more slowly or with fewer features."""
+    # The engine does not start without this.
     MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One property of the machine that was examined."""
+    """A property of the machine that was examined."""
 
     what: str
     level: Level
@@ -196,7 +196,7 @@ class Finding:
 
 
 def findings(machine: Machine, engine: str) -> list[Finding]:
-    """Return all findings that matter to `engine`: sim, torch or vllm."""
+    """Return all findings that concern `engine`: sim, torch or vllm."""
     found = list(_every_engine(machine))
     if engine in ("torch", "vllm"):
         found += _torch(machine)

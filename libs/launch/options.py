@@ -1,4 +1,4 @@
-"""The options and the environment of `fulcrum up`; the environment is passed on to the services."""
+"""The options of `fulcrum up` and its environment, which the services inherit."""
 
 import os
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ EngineName = Literal["torch", "sim", "vllm"]
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions:
-    """The command line of `fulcrum up`, as far as it concerns the suite."""
+    """The options of `fulcrum up` that concern the suite."""
 
     engine: EngineName = "torch"
     prefill: int = 1
     decode: int = 1
     mixed: int = 0
     spare: int = 0
-    """Workers on standby, which the planner may start."""
+    """The number of workers on standby, which the planner may start."""
     pool: int = 0
-    """Workers onto which models are loaded on demand, instead of the workers above; 0 means none."""
+    """The number of workers that load models on demand, instead of the workers above; 0 for none."""
     workers_per_gpu: int = 1
-    """Workers of a pool that share a GPU, each with an equal part of its memory and its own model."""
+    """The number of a pool's workers that share a GPU. Each has an equal part of its memory, and its own model."""
     models: tuple[str, ...] = ()
-    """The models of the pool, as named by `--model`."""
+    """The models of the pool, as `--model` names them."""
     workers_per_process: int = 1
-    """The workers of one role that share a process, with engine sim."""
+    """The number of workers of one role that share a process, with the engine sim."""
     gateways: int = 1
     # 0 picks a free port.
     gateway_port: int = 8000
@@ -44,18 +44,18 @@ class SuiteOptions:
     redis: str | None = None
     """The URL of a Redis; None starts the embedded one."""
     sim_profile: str | None = None
-    """The step-time profile of the sim engine's workers; None leaves it to their settings."""
+    """The step-time profile of the sim engine's workers; None leaves the choice to their settings."""
     profile: str | None = None
-    """The deployment profile (libs/launch/profile.py) that defines the workers, instead of their numbers."""
+    """The deployment profile (libs/launch/profile.py) that defines the workers; None if their numbers do."""
     engine_args: tuple[str, ...] = ()
-    """The arguments of vLLM's engine, as KEY=VALUE; they override those of settings and profiles."""
+    """The arguments of vLLM's engine, as KEY=VALUE. They override those of settings and profiles."""
     chat_template: Path | None = None
-    """The file of a chat template that replaces that of every model; None leaves the gateways' settings."""
+    """The file of a chat template that replaces every model's own; None leaves the choice to the gateways' settings."""
     tool_format: str | None = None
-    """The format in which every model calls tools; None leaves the gateways' settings."""
+    """The format in which every model calls tools; None leaves the choice to the gateways' settings."""
     restart: bool = True
     history: Path | None = None
-    """The folder that keeps occupancy and demand over restarts of the metrics service; None keeps them in memory."""
+    """The folder in which occupancy and demand outlive restarts of the metrics service; None keeps them in memory."""
     json_ready: Path | None = None
 
     @property
@@ -69,7 +69,7 @@ class SuiteOptions:
 
     @property
     def engine_arguments(self) -> dict[str, Any]:
-        """Return the arguments of vLLM's engine. Raise StartupError for one that is malformed or reserved."""
+        """The arguments of vLLM's engine. Raises StartupError for a malformed or reserved one."""
         try:
             return parse_arguments(self.engine_args)
         except ValueError as error:
@@ -84,7 +84,7 @@ class SuiteOptions:
             raise StartupError("--workers-per-gpu puts the workers of a GPU into one process: no --workers-per-process")
 
     def check(self) -> None:
-        """Raise StartupError if the options describe no suite."""
+        """Raise StartupError if no suite can have these options."""
         if self.engine_arguments and self.engine != "vllm":
             raise StartupError("--engine-arg is for --engine vllm")
         self._check_shared()
@@ -154,9 +154,9 @@ class LaunchSettings(CommonSettings):
         return LOOPBACK_BATCH_TOPICS if is_loopback(f"{self.host}:0") else ""
 
     def threads_of(self, workers: int) -> int:
-        """Return the threads of each worker: its share of the cores unless set."""
+        """Return the number of threads of each worker: its share of the cores, unless the setting gives one."""
         return self.worker_threads or max(1, len(os.sched_getaffinity(0)) // workers)
 
     def cluster_of(self, gateway_port: int, *, own_stores: bool) -> str:
-        """Return the name in topics and keys: suites that share a broker share it only if it is set."""
+        """Return the name in topics and keys. Suites that share a broker have the same name only if it is set."""
         return self.cluster if own_stores or "cluster" in self.model_fields_set else f"{self.cluster}-{gateway_port}"

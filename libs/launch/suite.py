@@ -1,5 +1,6 @@
-"""A suite's processes as one unit, which is up when all are up and stops in an order that lets requests finish; and its
-spares.
+"""The processes of a suite as one unit, and its spare workers.
+
+The suite is up when all processes are up. It stops in an order that lets requests finish.
 """
 
 import asyncio
@@ -21,12 +22,12 @@ from libs.runtime.http.semantics import HttpSemantics
 from libs.runtime.tasks import TaskOwner
 
 FIRST_WAIT_S: Final = 2.0
-# The pause before another attempt to start a spare worker that failed, however often it is requested.
+# The longest pause before another attempt to start a spare worker that failed, however often it is requested.
 MAX_WAIT_S: Final = 60.0
 
 
 class Spares:
-    """A supervisor of the requested number of spare workers, the first ones of the plan."""
+    """The supervisors of the spare workers. As many run as were requested last."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Spares:
         self._model = model
         self._grace_s = grace_s
         self._running: dict[str, Supervisor] = {}
-        """The running workers, including those that are ending."""
+        """The running workers, including those that are being stopped."""
         self._ending: set[str] = set()
         self._backoff = Backoff(first_s=FIRST_WAIT_S, max_s=MAX_WAIT_S)
         self._not_before_s = 0.0
@@ -55,12 +56,12 @@ class Spares:
         return SpareState(list(self._running), len(self._specs), self._model)
 
     def have(self, count: int, first_to_end: Sequence[str] = ()) -> None:
-        """Set the number of workers to run. Tasks start and end them."""
+        """Set the number of workers that run. Tasks start and stop them."""
         staying = [name for name in self._running if name not in self._ending]
         for name in to_end(staying, count, first_to_end):
             self._ending.add(name)
             self._tasks.spawn(f"end {name}", self._end(name))
-        # While others end their places are taken: there are never more than the plan has room for.
+        # A worker that is being stopped still uses its resources, so its name is not free yet.
         free = [name for name in self._specs if name not in self._running]
         wanted = max(min(count, len(self._specs)) - len(staying), 0)
         if asyncio.get_running_loop().time() < self._not_before_s:
@@ -87,7 +88,7 @@ class Spares:
         self._reporter.note(f"{name} has ended: the planner wishes fewer workers")
 
     async def _await(self, name: str, supervisor: Supervisor) -> None:
-        """Wait for a worker's start. If it fails, another one is started after a pause."""
+        """Wait for a worker's start. After a failure, no worker starts until a pause has passed."""
         try:
             await supervisor.first_ready
         except (StartupError, asyncio.CancelledError) as error:
@@ -103,16 +104,16 @@ class Spares:
         self._reporter.note(f"{name} has been started: the planner wishes more workers")
 
 
-# A big model takes minutes to load; after this long the start has failed.
+# A big model takes minutes to load. After this time the start has failed.
 START_TIMEOUT_S = 900.0
 GATEWAY_GRACE_S = 3.0
 SERVICE_GRACE_S = 2.5
-# All graces together are well under the 10 s in which a suite must stop. Services have no work left once the gateways
-# are gone.
+# All graces together are well below the 10 s in which a suite must stop. Services have no work once the gateways have
+# stopped.
 STORE_GRACE_S = 0.5
-# Time for a spare worker to finish its sequences when fewer are requested, while the suite continues.
+# The time for a spare worker to finish its sequences when fewer are requested while the suite runs.
 SPARE_GRACE_S = 30.0
-# Interval between checks of the logs' size.
+# The interval between checks of the logs' size.
 LOG_CHECK_S = 5.0
 
 T = TypeVar("T")
@@ -132,10 +133,10 @@ class Suite:
             plan.spares, self._supervise_spare, reporter, self._tasks, model=plan.model, grace_s=SPARE_GRACE_S
         )
         self._stages: list[tuple[float, list[Supervisor]]] = []
-        """The grace and the children of each stage, in the order of stopping."""
+        """The grace and the children of each stage, in the order of their start."""
 
     async def start(self) -> dict[str, StatusLine]:
-        """Return all children's status lines by name once they are ready. Raise the first child's StartupError."""
+        """Start all children and return their status lines by name. Raise the first child's StartupError."""
         plan = self._plan
         self._tasks.spawn("logs", self._bound_logs())
         stores = await self._start_all((STORE_GRACE_S, plan.stores))
@@ -159,7 +160,7 @@ class Suite:
                 await asyncio.wait({task})
 
     async def stop(self) -> None:
-        """Stop the gateways first, so that requests finish, then their workers and services, and the stores last."""
+        """Stop the gateways first, so that requests finish, then workers and services, and the stores last."""
         for grace_s, supervisors in reversed(self._stages):
             stops = [supervisor.stop(grace_s) for supervisor in supervisors]
             if grace_s == SERVICE_GRACE_S:
@@ -168,7 +169,7 @@ class Suite:
         await self._tasks.close()
 
     def kill(self) -> None:
-        """Kill everything at once; a `stop` in progress then returns."""
+        """Kill everything at once, which also ends a `stop` in progress."""
         self.spares.kill()
         for _grace_s, supervisors in self._stages:
             for supervisor in supervisors:
@@ -194,7 +195,7 @@ class Suite:
         return Supervisor(self._launcher, spec, self._reporter, restart=self._restart, on_death=self._fail)
 
     def _supervise_spare(self, spec: ChildSpec) -> Supervisor:
-        """Supervise a spare worker, which is always restarted: the suite is complete without it."""
+        """Return a supervisor that always restarts its spare worker, since the suite is complete without it."""
         return Supervisor(self._launcher, spec, self._reporter, restart=True, on_death=self._fail)
 
     @property
@@ -219,7 +220,7 @@ MAX_BODY_BYTES: Final = 64 * 1024
 
 
 def make_spares_app(spares: Spares, token: str) -> FastAPI:
-    """Return an app with GET and PUT /v1/spares, for holders of the suite's token."""
+    """Return an app with GET and PUT /v1/spares, for callers with the suite's token."""
     app = FastAPI(title="Fulcrum launcher", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(HttpSemantics)
 

@@ -1,4 +1,4 @@
-"""`fulcrum up` from its checks to the end of the last process, without the terminal."""
+"""A run of `fulcrum up`, from its checks to the end of the last process, without the terminal."""
 
 import asyncio
 import contextlib
@@ -47,7 +47,7 @@ class Up:
         self._suite: Suite | None = None
 
     async def run(self, on_ready: OnReady) -> None:
-        """Run until cancelled. After a return or a StartupError, nothing of the suite is left."""
+        """Run until cancelled. Every process of the suite has ended when this returns or raises StartupError."""
         with (
             preflight.gateway_port(self._options, self._settings.host) as port,
             preflight.broker_port(self._options) as broker_port,
@@ -86,7 +86,7 @@ class Up:
                 await suite.stop()
 
     async def _pool_models(self, options: SuiteOptions, helper: Helper) -> list[PoolModel]:
-        """Return the models that share the pool, none without a pool. Raise StartupError."""
+        """Return the models that share the pool; empty without a pool. Raise StartupError."""
         if not options.pool:
             return []
         found = [
@@ -132,8 +132,9 @@ class Up:
         )
 
     def _neighbours(self, options: SuiteOptions) -> tuple[int, int]:
-        """Return the ports of planner and metrics: the next two, so that people find them; 0 lets the service pick
-        one.
+        """Return the ports of planner and metrics: the two after the gateway's, or 0 for any.
+
+        Adjacent ports are easy to remember.
         """
         if self._options.gateway_port == 0:
             return 0, 0
@@ -174,25 +175,23 @@ def _reachable(url: str) -> str:
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-# The longest path of a Unix socket on Linux. Redis silently truncates a longer one, which then cannot be found.
+# The longest path of a Unix socket on Linux. Redis silently truncates a longer one, and clients then cannot find it.
 MAX_SOCKET_BYTES: Final = 107
 
 
 def check_socket_path(folder: Path) -> None:
-    """Raise StartupError if the path of the suite's Redis in this folder would be too long."""
+    """Raise StartupError if the path of the suite's Redis socket in this folder would be too long."""
     if len(os.fsencode(folder / REDIS_SOCKET)) > MAX_SOCKET_BYTES:
         raise StartupError(f"{folder} is too long a path for a Unix socket: set TMPDIR to a shorter folder")
 
 
-# A shell that waits for the end of its input, which arrives when the launcher dies, even by `kill -9`.
+# A shell that waits for the end of its input, which comes when the launcher dies, even by `kill -9`.
 _SWEEP = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$@"'
 
 
 @contextlib.asynccontextmanager
 async def suite_folder(*files: Path) -> AsyncIterator[Path]:
-    """Yield a new folder. The folder and `files` are removed at the end, even if the process dies. Raise
-    StartupError.
-    """
+    """Yield a new folder. Remove it and `files` at the end, even if the process dies. Raise StartupError."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="fulcrum-"))
     except OSError as error:
@@ -218,7 +217,7 @@ REQUEST_TIMEOUT_S = 2.0
 
 
 async def until_serving(ready: Ready, workers: Sequence[str]) -> None:
-    """Return once requests are answered and `workers` are listed. Raise StartupError after SERVING_TIMEOUT_S."""
+    """Return once requests are answered and `workers` are registered. Raise StartupError after SERVING_TIMEOUT_S."""
     missing = "an answer"
     try:
         async with (
@@ -238,7 +237,7 @@ def _token(ready: Ready) -> dict[str, str]:
 
 
 async def _missing(client: httpx.AsyncClient, ready: Ready, workers: Sequence[str]) -> str:
-    """Describe the first part that is still missing; empty once all serve."""
+    """Describe the first part of the suite that is missing; empty once all parts serve."""
     try:
         for gateway in ready.gateways:
             if (await client.get(f"{gateway}/readyz")).status_code != httpx.codes.OK:
@@ -255,9 +254,9 @@ HELPER_GRACE_S = 2.0
 
 
 async def run_helper(launcher: Launcher, reporter: Reporter, name: str, command: tuple[str, ...]) -> str:
-    """Run a process that does one task and ends, such as converting a model, and show its progress.
+    """Run a process that does one task, such as converting a model, and show its progress.
 
-    Return the path that it reports, or "". Raise StartupError with its own message if it fails.
+    Return the path that it reports; empty if it reports none. Raise StartupError with its message if it fails.
     """
     reporter.progress(name, "starting", 0.0)
     child = await launcher.start(ChildSpec(name, command, {}))

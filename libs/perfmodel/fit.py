@@ -1,12 +1,12 @@
 """Robust, bounded fits of step-time models to measured steps, which never predict worse than the prior. Pure.
 
-The model is linear once two regimes are known: which prompt chunks are small enough for the floor, and which can
-hide entirely in a decode step. The fit therefore alternates. From the last coefficients it derives regimes, fits
-new coefficients by robust least squares of relative errors, then fits the interference. Mixed steps inform both
-parts, so pure ones are not needed.
+The model is linear once two regimes are known: which prompt chunks are below the floor, and which can hide in a decode
+step. The fit therefore alternates. It derives the regimes from the last coefficients, fits new coefficients by robust
+least squares of relative errors, then fits the interference. Mixed steps contribute to both parts, so pure ones are not
+needed.
 
-A model that was learned on the same device before holds for sizes of steps that have not been seen since. Otherwise
-a few short prompts on a busy host would say how long the longest one takes.
+A prior learned on the same device still predicts step sizes that have not been measured since. Without this, a few
+short prompts on a busy host would determine the prediction for the longest one.
 """
 
 from collections import OrderedDict, deque
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from libs.policy.step_time import MATRIX_ROWS, StepTimeModel, StepWork
 
-# The number of step sizes, by powers of two, that are kept. The least recently seen size is dropped.
+# The upper bound of step sizes, by powers of two. The least recently seen size is dropped.
 MAX_CELLS: Final = 96
 STEPS_PER_CELL: Final = 6
 # The number of newer steps after which a step has half its weight.
@@ -83,7 +83,7 @@ class StepSamples:
         self._taken = 0
 
     def add(self, work: StepWork, duration_ns: int) -> bool:
-        """Record a finished step. Return False, and ignore it, without work or with an impossible duration."""
+        """Record a finished step. Ignore it and return False if it has no work or an impossible duration."""
         if not 0 < duration_ns <= MAX_STEP_NS or not (work.prefill_tokens or work.decode_sequences):
             return False
         self._taken += 1
@@ -118,19 +118,20 @@ class StepSamples:
                 )
 
 
-# Upper bound of the active-set search, which ends by itself long before.
+# The upper bound of iterations of the active-set search, which converges in far fewer.
 MAX_ACTIVE_SET_TURNS: Final = 64
-# Standard deviations beyond which residuals have no weight. Smaller ones have nearly full weight (95 % efficiency).
+# The number of standard deviations beyond which a residual has no weight. With normal noise, the weights cost 5 % of
+# efficiency.
 TUKEY: Final = 4.685
-# Relative noise below which nothing is an outlier.
+# The relative noise below which no residual is an outlier.
 MIN_SCALE: Final = 0.002
 
-# Rows that a kind needs for a scale of its own.
+# The number of rows from which a kind has its own scale.
 MIN_KIND_ROWS: Final = 8
 
 
 def nonnegative(gram: Floats, target: Floats) -> Floats:
-    """Return the x >= 0 that minimises x·gram·x / 2 − target·x for a positive definite gram (Lawson, Hanson)."""
+    """Return the x >= 0 that minimises x·gram·x / 2 − target·x, for a positive definite gram (Lawson, Hanson)."""
     size = len(target)
     x, free = np.zeros(size), np.zeros(size, dtype=bool)
     for _ in range(MAX_ACTIVE_SET_TURNS):
@@ -153,10 +154,10 @@ def nonnegative(gram: Floats, target: Floats) -> Floats:
 
 
 def with_prior(design: Floats, weight: Floats, prior: Floats, prior_rows: float) -> Floats:
-    """Return coefficients >= 0 for design·x ≈ 1, close to `prior` where the data leave them open.
+    """Return coefficients >= 0 for design·x ≈ 1, which are close to `prior` where the data do not determine them.
 
-    design: [rows, coefficients]. The prior has as much weight on each coefficient as `prior_rows` rows of that
-    column's usual size. A column that no row uses keeps its prior.
+    `design` is [rows, coefficients]. On each coefficient, the prior has the weight of `prior_rows` rows of that
+    column's usual size. A column without data keeps its prior.
     """
     size = np.sqrt((weight[:, None] * design**2).sum(axis=0) / max(weight.sum(), 1e-300))
     used = size > 0
@@ -173,9 +174,9 @@ def with_prior(design: Floats, weight: Floats, prior: Floats, prior_rows: float)
 def robust_weights(residual: Floats, kinds: Sequence[NDArray[np.bool_]]) -> Floats:
     """Return [rows]: 1 for residuals within the noise, falling to 0 for outliers.
 
-    The weight is Tukey's biweight, with a scale from the median. kinds: each [rows], which together name every row
-    once. Each kind has a scale of its own. With a single scale, the few rows of a badly predicted kind could all be
-    outliers and never be learned from. A kind with too few rows takes the scale of all rows.
+    The weight is Tukey's biweight, with a scale from the median. `kinds` are masks [rows] that together contain every
+    row once. Each kind has its own scale. With a common scale, all rows of a rare and badly predicted kind could be
+    outliers, and would never be fitted. A kind with too few rows takes the scale of all rows.
     """
     size = np.abs(residual)
     scale = np.full(len(size), np.median(size))
@@ -188,18 +189,18 @@ def robust_weights(residual: Floats, kinds: Sequence[NDArray[np.bool_]]) -> Floa
 
 # A phase with fewer steps keeps the shape of its prior.
 MIN_STEPS: Final = 16
-# With this many pure steps of a phase, they set its speed; with fewer, the prior does.
+# With this many pure steps of a phase, they determine its speed. With fewer, the prior does.
 MIN_SCALED: Final = 4
-# Weight of the prior in rows. It is small, so that the prior decides only what the data leave open.
+# The weight of the prior in rows. It is small, so that the prior decides only where the data do not.
 PRIOR_ROWS: Final = 0.05
 MAX_TURNS: Final = 12
-# Quantile of prefill durations, and of their ratio to a line, that lies below nearly all of them.
+# A quantile of prefill durations, and of their ratio to a line. Nearly all steps lie above it.
 LOW_QUANTILE: Final = 0.1
-# Quantiles for the line, each for its own start: with a high floor, only the few largest steps lie on the line.
+# The quantiles for the line, one for each start. With a high floor, only the few largest steps lie on the line.
 LINE_QUANTILES: Final = (LOW_QUANTILE, 0.02)
-# Bound on a coefficient: its prediction for the largest work seen, divided by the longest step.
+# The upper bound of a coefficient's prediction for the largest work seen, relative to the longest step.
 MAX_FACTOR: Final = 1e4
-# Upper bound of a relative error, so that outliers do not decide between two models.
+# The upper bound of a relative error, so that outliers do not decide between two models.
 LOSS_CAP: Final = 1.0
 # The loss on large batches up to which a profile's values are trusted.
 GOOD_LOSS: Final = 0.03
@@ -209,7 +210,7 @@ REMEMBERED_TOKENS: Final = tuple(2**power for power in range(4, 15))
 REMEMBERED_BATCHES: Final = (1, 4, 16, 64, 256)
 REMEMBERED_CONTEXTS: Final = (128, 1_024, 8_192)
 REMEMBERED_WEIGHT: Final = 0.25
-# A fit is valid for sizes up to this many times beyond those seen, so no steps of these sizes are remembered.
+# A fit is valid up to this multiple of the sizes seen, so no steps of these sizes are remembered.
 REACH: Final = 2.0
 
 COEFFICIENTS: Final = (
@@ -241,7 +242,7 @@ class Sizes(NamedTuple):
 
 
 def predict(model: StepTimeModel, rows: Rows) -> Floats:
-    """Return [steps] ns: the model's prediction for every row."""
+    """Return [steps] ns: the model's prediction for each row."""
     vector, sizes = _vector(model), Sizes.of(model)
     prefill, decode = _parts(vector, rows, sizes)
     whole = prefill + decode - (1 - model.interference) * _shared(vector, rows, sizes)
@@ -257,7 +258,7 @@ def loss(model: StepTimeModel, rows: Rows) -> float:
 
 
 def remembered_steps(model: StepTimeModel, *, prefill: bool, decode: bool) -> Rows:
-    """Return pure steps of many sizes as predicted by the model, for the phases that it has learned."""
+    """Return pure steps of many sizes as the model predicts them, for the phases that it has learned."""
     tokens = np.array(REMEMBERED_TOKENS if prefill else (), dtype=np.float64)
     sizes = [(batch, batch * each) for batch in REMEMBERED_BATCHES for each in REMEMBERED_CONTEXTS] if decode else []
     batch, kv_tokens = np.array(sizes, dtype=np.float64).reshape(-1, 2).T
@@ -279,10 +280,10 @@ NOTHING: Final = Rows(*(np.zeros(0) for _ in range(6)))
 
 
 def fit_steps(prior: StepTimeModel, rows: Rows, remembered: Rows = NOTHING) -> StepTimeModel:
-    """Return a model fitted to these steps, or the prior if they are too few or it predicts unseen ones better.
+    """Return a model fitted to these steps, or the prior if there are too few or it predicts held-out steps better.
 
-    `remembered` are the `remembered_steps` of a prior that was learned on the same device. They count where no step
-    of such a size was measured. A prior without them is a guess, and a few steps say how far it is off at any size.
+    `remembered` are the `remembered_steps` of a prior learned on the same device. They are used for sizes without a
+    measured step. A prior without them is a guess, and a few steps then correct it for all sizes.
 
     A prior's large batches are dropped if at least `MIN_STEPS` steps of such a size are predicted better without them.
     """
@@ -291,19 +292,19 @@ def fit_steps(prior: StepTimeModel, rows: Rows, remembered: Rows = NOTHING) -> S
     if not prior.saturating_sequences or len(large) < MIN_STEPS or loss(found, large) <= GOOD_LOSS:
         return found
     start = prior.without_large_batches()
-    # One descent takes a small part of a fit's time, and comes close to its result.
+    # One descent takes a small part of a fit's time, and its result is close to that of the fit.
     unseen = _unseen(remembered, enough := _enough(rows))
     trial = _descend(_scaled(start, enough, unseen), enough, unseen)
     if loss(trial, large) >= loss(found, large):
         return found
     plain = _fit_sizes(start, rows, remembered)
-    # It has fewer coefficients, so it fits the same steps better only if they are unlike the prior's.
+    # The plain model has fewer coefficients, so it fits the steps better only if they contradict the prior's batches.
     better = loss(plain, large) < loss(found, large) and loss(plain, rows) < loss(found, rows)
     return plain if better else found
 
 
 def _fit_sizes(prior: StepTimeModel, rows: Rows, remembered: Rows) -> StepTimeModel:
-    """Fit the coefficients, with the batches at which costs change as in the prior."""
+    """Fit the coefficients. The batches at which costs change remain those of the prior."""
     for own, other, known in (
         (rows.has_prefill, rows.has_decode, remembered.has_prefill),
         (rows.has_decode, rows.has_prefill, remembered.has_decode),
@@ -329,10 +330,7 @@ def _unseen(remembered: Rows, rows: Rows) -> Rows:
 
 
 def _if_better(fit: Callable[[StepTimeModel, Rows], StepTimeModel], prior: StepTimeModel, rows: Rows) -> StepTimeModel:
-    """Return the result of `fit` if it predicts one half of the rows from the other no worse than the prior.
-
-    Otherwise return the prior.
-    """
+    """Return the result of `fit`, or the prior if that predicts one half of the rows better than a fit to the other."""
     if not len(rows):
         return prior
     odd = np.arange(len(rows)) % 2 == 1
@@ -344,7 +342,7 @@ def _if_better(fit: Callable[[StepTimeModel, Rows], StepTimeModel], prior: StepT
 
 
 def _enough(rows: Rows) -> Rows:
-    """Return the rows without steps of a phase that has too few."""
+    """Return the rows without the steps of phases with too few of them."""
     keep = np.ones(len(rows), dtype=bool)
     for has in (rows.has_prefill, rows.has_decode):
         if has.sum() < MIN_STEPS:
@@ -353,7 +351,7 @@ def _enough(rows: Rows) -> Rows:
 
 
 def _fit(prior: StepTimeModel, rows: Rows, remembered: Rows) -> StepTimeModel:
-    """Return the best of the local optima from a few starts, since there are several where regimes change."""
+    """Return the best of the local optima from a few starts. There are several optima because of the regimes."""
     scaled = _scaled(prior, rows, remembered)
     starts = [scaled]
     if (pure := rows.has_prefill & ~rows.has_decode).sum() >= MIN_STEPS:
@@ -365,7 +363,7 @@ def _fit(prior: StepTimeModel, rows: Rows, remembered: Rows) -> StepTimeModel:
 
 
 def _from_below(prior: StepTimeModel, start: StepTimeModel, rows: Rows, line_quantile: float) -> StepTimeModel:
-    """Return a start whose floor and line both lie below the prefill steps, as on any device."""
+    """Return a start whose floor and line both lie below the prefill steps, as on any real device."""
     floor_ns = float(np.quantile(rows.duration_ns, LOW_QUANTILE))
     line_ns = np.maximum(
         prior.prefill_token_ns * rows.prefill_tokens + prior.prefill_token_squared_ns * rows.squared, 1
@@ -386,7 +384,7 @@ def _descend(start: StepTimeModel, measured: Rows, remembered: Rows) -> StepTime
     rows, kinds = measured.plus(remembered), measured.kinds
     for _ in range(MAX_TURNS):
         design = _design(vector, interference, rows, sizes)
-        weight = rows.weight.copy()  # remembered steps are never outliers, however far measured ones have moved
+        weight = rows.weight.copy()  # remembered steps are never outliers
         weight[: len(measured)] *= robust_weights((design @ vector - 1)[: len(measured)], kinds)
         found = np.minimum(with_prior(design, weight, first, PRIOR_ROWS), _bounds(rows, sizes))
         interference = _interference(found, rows, weight, start.interference, sizes)
@@ -418,8 +416,9 @@ def _linear(rows: Rows, sizes: Sizes) -> tuple[Floats, Floats]:
 
 
 def _parts(vector: Floats, rows: Rows, sizes: Sizes) -> tuple[Floats, Floats]:
-    """Return ([steps], [steps]) ns: prompt chunks and decodes. With a known `sizes.saturating`, chunks have no separate
-    floor.
+    """Return ([steps], [steps]) ns: prompt chunks and decodes.
+
+    With known `sizes.saturating`, chunks have no own floor.
     """
     prefill, decode = _linear(rows, sizes)
     floor_ns = 0.0 if sizes.saturating else vector[0]
@@ -439,7 +438,7 @@ def _design(vector: Floats, interference: float, rows: Rows, sizes: Sizes) -> Fl
         decode[on_floor] = 0.0
         mixed &= ~on_floor
     hiding_ns = _hiding(vector, rows, sizes)
-    all_hides = mixed & (prefill_ns < hiding_ns)  # the whole chunk hides behind reading the weights
+    all_hides = mixed & (prefill_ns < hiding_ns)  # the whole chunk hides behind the reading of weights
     prefill[all_hides] *= interference
     rest = mixed & ~all_hides
     decode[rest, :2] *= 1 - (1 - interference) * _room(rows, sizes)[rest, None]
@@ -447,8 +446,9 @@ def _design(vector: Floats, interference: float, rows: Rows, sizes: Sizes) -> Fl
 
 
 def _scaled(prior: StepTimeModel, rows: Rows, remembered: Rows = NOTHING) -> StepTimeModel:
-    """Scale each phase that is not remembered to the speed of its pure steps, or of its mixed steps if there are no
-    pure ones.
+    """Scale each phase without remembered steps to the speed of its pure steps.
+
+    Without pure steps, the phase is scaled by its mixed steps.
     """
     vector = _vector(prior)
     for part, own, other, known in (
@@ -471,25 +471,25 @@ def _bounds(rows: Rows, sizes: Sizes) -> Floats:
 
 
 def _shared(vector: Floats, rows: Rows, sizes: Sizes) -> Floats:
-    """Return [steps] ns: the time that could hide in a mixed step; 0 for pure ones."""
+    """Return [steps] ns: the time that a mixed step could hide; 0 for pure steps."""
     return np.asarray(np.minimum(_parts(vector, rows, sizes)[0], _hiding(vector, rows, sizes)))
 
 
 def _hiding(vector: Floats, rows: Rows, sizes: Sizes) -> Floats:
-    """Return [steps] ns: the fixed part of decode, as far as its sequences leave it to prompt chunks."""
+    """Return [steps] ns: the fixed part of decode in which prompt chunks can hide."""
     return np.asarray((_linear(rows, sizes)[1][:, :2] @ vector[_READING]) * _room(rows, sizes))
 
 
 def _room(rows: Rows, sizes: Sizes) -> Floats:
-    """Return [steps]: the share of decode's fixed part in which prompt chunks can hide."""
+    """Return [steps]: the fraction of decode's fixed part in which prompt chunks can hide."""
     return np.maximum(1 - rows.batch / sizes.saturating, 0.0) if sizes.saturating else np.ones(len(rows))
 
 
 def _interference(vector: Floats, rows: Rows, weight: Floats, prior: float, sizes: Sizes) -> float:
-    """Fit, by least squares within 0..1, the saving of mixed steps against the sum of their parts."""
+    """Fit the interference, 0..1, by least squares of the time that mixed steps save against the sum of their parts."""
     shared = _shared(vector, rows, sizes) / rows.duration_ns
     saved = sum(_parts(vector, rows, sizes)) / rows.duration_ns - 1
-    if sizes.saturating:  # a step on its floor says nothing about it
+    if sizes.saturating:  # a step on its floor does not depend on the interference
         whole_ns = sum(_parts(vector, rows, sizes)) - (1 - prior) * _shared(vector, rows, sizes)
         weight = weight * ~(rows.has_prefill & (whole_ns < vector[0]))
     usual = float(np.average(shared**2, weights=rows.weight)) * PRIOR_ROWS

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from libs.perfmodel.fit import Rows, StepSamples, fit_steps, predict, remembered_steps
 from libs.policy.step_time import StepTimeModel, StepWork
 
-# The recent predictions of each kind of step from which errors are published.
+# The number of recent predictions of each kind of step from which errors are computed.
 KEPT_ERRORS: Final = 256
-# With fewer steps since the last fit, there is nothing to refit.
+# With fewer steps since the last fit, there is no refit.
 MIN_NEW_STEPS: Final = 8
-# Mean relative change of predictions up to which a model is not published again.
+# The mean relative change of predictions up to which a model is not published again.
 PUBLISHED_CHANGE: Final = 0.02
 
 
@@ -37,10 +37,10 @@ class StepKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KindFit:
-    """The accuracy for one kind of step: relative errors of predictions made before the step's duration was known."""
+    """The accuracy for one kind of step: relative errors of predictions made before the step was measured."""
 
     steps: int = 0
-    """The number of steps seen so far; at 0 the model is a guess for this kind."""
+    """The number of steps seen so far. At 0 the model is a guess for this kind."""
     error_p50: float = 0.0
     error_p90: float = 0.0
 
@@ -59,7 +59,10 @@ class FittedModel:
 
 
 def combine(base: StepTimeModel, fits: Mapping[StepKind, FittedModel]) -> StepTimeModel:
-    """Return `base` with prefill, decode and interference from the fit for that kind of step, if there is one."""
+    """Return `base` with the parts of prefill, decode and interference replaced by those of the fits.
+
+    A kind of step without a fit leaves its part unchanged.
+    """
     if StepKind.PREFILL in fits:
         model = fits[StepKind.PREFILL].model
         base = replace(
@@ -78,7 +81,7 @@ def combine(base: StepTimeModel, fits: Mapping[StepKind, FittedModel]) -> StepTi
             decode_sequence_ns=model.decode_sequence_ns,
             decode_kv_token_ns=model.decode_kv_token_ns,
         )
-        # A fit from before 0.2 knows neither batch, and fitting finds none, so those of `base` stay.
+        # A fit from before 0.2 has neither batch, and no fit adds one, so `base` keeps its own.
         if model.saturating_sequences:
             base = replace(
                 base,
@@ -105,11 +108,12 @@ class _Errors:
 
 
 class StepTimeLearner:
-    """A learner that turns measured steps into a model. Until it has enough of them, the model is the prior."""
+    """A learner that turns measured steps into a model. Without enough steps, the model is the prior."""
 
     def __init__(self, prior: StepTimeModel, known: Collection[StepKind] = ()) -> None:
-        """Create a learner. `known` holds the kinds of steps that the prior has learned on this device; for others it
-        is a guess.
+        """Create a learner. `known` contains the kinds of steps that the prior has learned on this device.
+
+        For all other kinds the prior is a guess.
         """
         self._prior = prior
         self._remembered = remembered_steps(prior, prefill=StepKind.PREFILL in known, decode=StepKind.DECODE in known)
@@ -119,7 +123,7 @@ class StepTimeLearner:
         self.model = prior
 
     def add(self, work: StepWork, duration_ns: int) -> None:
-        """Record a finished step and the error of its prediction."""
+        """Record a finished step, and the error of its prediction."""
         if not self._samples.add(work, duration_ns):
             return
         errors = self._errors[StepKind.of(work)]
@@ -133,18 +137,18 @@ class StepTimeLearner:
         return rows is not None and self.take(self.fit(rows), rows)
 
     def news(self) -> Rows | None:
-        """Return the steps to fit, or None if too few of them are new."""
+        """Return the steps to fit; None if too few of them are new."""
         if self._new_steps < MIN_NEW_STEPS:
             return None
         self._new_steps = 0
         return self._samples.rows()
 
     def fit(self, rows: Rows) -> StepTimeModel:
-        """Return the model of these steps. This is slow and changes no state, so any thread may call it."""
+        """Return the model of these steps. This is slow and changes no state, so that any thread may call it."""
         return fit_steps(self._prior, rows, self._remembered)
 
     def take(self, model: StepTimeModel, rows: Rows) -> bool:
-        """Use a model for predictions from now on. Return whether it differs enough to publish it."""
+        """Use a model for predictions from now on. Return whether it differs enough to be published."""
         before, self.model = self.model, model
         old, new = predict(before, rows), predict(model, rows)
         return bool(np.mean(np.abs(new - old) / np.maximum(old, 1.0)) > PUBLISHED_CHANGE)
@@ -155,20 +159,21 @@ class StepTimeLearner:
 
 
 TYPICAL_BATCH: Final = 16
-# Work at which decode models are compared, in sequences and in tokens of a sequence.
+# The work at which decode models are compared, in sequences and in tokens of each sequence.
 TYPICAL_CONTEXT: Final = 1_000
-# Least duration of any step. Models that predict less are invalid.
+# The minimum duration of any step. A model that predicts less is invalid.
 LEAST_NS: Final = 1.0
 
 
-# The number of steps of a kind beyond which they add no weight, so that one busy slow worker does not count as usual.
+# The number of steps beyond which a worker's weight does not grow, so that one busy slow worker does not become the
+# median.
 ENOUGH_STEPS: Final = 64
 
 
 def usual_model(reported: Sequence[FittedModel], chunk_tokens: int) -> StepTimeModel | None:
-    """Combine each part from the median worker, weighted by its number of such steps.
+    """Return a model whose parts each come from the median worker, weighted by its steps of that kind.
 
-    Return None without a valid model.
+    Return None if the result is invalid or no worker has reported.
     """
     if not reported:
         return None
@@ -189,7 +194,7 @@ def usual_model(reported: Sequence[FittedModel], chunk_tokens: int) -> StepTimeM
 
 
 def expected_ns(model: StepTimeModel, counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return [steps] ns: the durations that a model predicts for finished steps. counts: [`StepCounts`, steps]."""
+    """Return [steps] ns: the durations that a model predicts for finished steps. `counts` is [`StepCounts`, steps]."""
     tokens, prompts, context, batch, kv_tokens, given_squared = counts
     alike = np.maximum(tokens * (2 * context - tokens) / np.maximum(prompts, 1), 0)  # as in `StepWork.squared`
     squared = np.where(given_squared > 0, given_squared, alike) * (tokens > 0)

@@ -1,9 +1,9 @@
-"""Named device profiles: a step-time model and the cost of KV on each device.
+"""Named device profiles: a step-time model, and the size of KV, for each device.
 
-The profiles in this module are not measured. They are rooflines: FLOPs and bytes of the model's published shape
-over the device's published peaks, times the efficiency stated in each entry. An H100 SXM has 989 TFLOP/s of dense
-bf16, 3.35 TB/s and 80 GB. Many more profiles are fitted to measurements and shipped as a file
-(`data/profiles.json`, docs/profiles.md).
+The profiles in this module are not measured. They are rooflines: FLOPs and bytes of the model's published shape over
+the device's published peaks, at the efficiency stated in each entry. An H100 SXM has 989 TFLOP/s of dense bf16, 3.35
+TB/s and 80 GB. Many more profiles are fitted to measurements and shipped as a file (`data/profiles.json`,
+docs/profiles.md).
 """
 
 import json
@@ -27,7 +27,7 @@ SHIPPED_FILE: Final = Path(__file__).parent / "data" / "profiles.json"
 def shipped_entries() -> Mapping[str, Mapping[str, Any]]:
     """Return the file's entries by name.
 
-    Each has `step_time`, `gpus`, `kv_bytes_per_token`, `kv_memory_bytes`, `device` and `source`.
+    Each entry has `step_time`, `gpus`, `kv_bytes_per_token`, `kv_memory_bytes`, `device` and `source`.
     """
     found = json.loads(SHIPPED_FILE.read_text())["profiles"]
     return MappingProxyType({entry["name"]: entry for entry in found})
@@ -41,7 +41,7 @@ class Profile:
     step_time: StepTimeModel
     kv_bytes_per_token: int
     kv_memory_bytes: int
-    """Memory left for KV beside weights and activations."""
+    """The memory for KV that weights and activations leave."""
     gpus: int
 
 
@@ -54,7 +54,7 @@ _LLAMA_8B_H100 = Profile(
         decode_fixed_ns=7e6,  # 16.1 GB of weights at 75 % of bandwidth, and 0.6 ms of launches
         decode_sequence_ns=20_000,
         decode_kv_token_ns=52,  # 128 KiB at 75 % of bandwidth
-        interference=0.3,  # between the two cases that a cluster design must survive: 0 overlaps, 1 adds
+        interference=0.3,  # between the extremes of a cluster design: 0 overlaps, 1 adds
     ),
     kv_bytes_per_token=131_072,  # 32 layers x 2 x 8 heads x 128 x 2 bytes
     kv_memory_bytes=54_000_000_000,
@@ -94,7 +94,7 @@ _SMOLLM2_135M_CPU = Profile(
 )
 
 _INSTANT = Profile(
-    name="instant",  # a device that costs nothing, so that only the suite's own cost remains
+    name="instant",  # a device without any cost, so that only the suite's own cost remains
     step_time=StepTimeModel(
         prefill_fixed_ns=0,
         prefill_token_ns=0,
@@ -115,7 +115,7 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
 
 
 def profile(name: str) -> Profile:
-    """Return the profile of that name, from this module or the file. Raise StartupError with similar names."""
+    """Return the profile with this name, from this module or the file. Raise StartupError that lists similar names."""
     found = PROFILES.get(name)
     if found is not None:
         return found
@@ -137,18 +137,18 @@ def profile(name: str) -> Profile:
 
 DATACENTER_PROFILE: Final = "llama-8b-h100"
 LAPTOP_PROFILE: Final = "smollm2-135m-cpu"
-# Fractions of a GPU's peaks that steps reach, as in DATACENTER_PROFILE. GPUs that share a model reach `_TOGETHER`
-# of them, which is the ratio between llama-70b-tp4-h100 and a single GPU.
+# The fractions of a GPU's peaks that steps reach, as in DATACENTER_PROFILE. GPUs that share a model reach `_TOGETHER`
+# of these, which is the ratio of llama-70b-tp4-h100 to a single GPU.
 MULTIPLYING, ATTENTION, READING = 0.6, 0.4, 0.75
 _TOGETHER: Final = 0.9
 DECODE_LAUNCHES_NS: Final = 0.6e6
-# Range of speed-ups in a simulated device's name. Others are ignored.
+# The range of speed-ups in a simulated device's name. Others are ignored.
 SPEEDUPS: Final = (1e-6, 1e9)
 
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredModel:
-    """The model and engine of a shipped profile whose large batches were measured."""
+    """The model and engine of a shipped profile that was measured up to large batches."""
 
     profile: str
     gpu: str
@@ -173,7 +173,7 @@ class _MeasuredModel:
         )
 
 
-# Parts of a vLLM worker's variant without CUDA graphs or without vLLM's compiler.
+# The parts of a vLLM worker's variant that mark an engine without CUDA graphs, and one without vLLM's compiler.
 VARIANT_EAGER: Final = "eager"
 VARIANT_UNCOMPILED: Final = "uncompiled"
 # A model resembles a measured one if each of its sizes is within this factor of the measured one's.
@@ -188,14 +188,13 @@ _MEASURED: Final = (
 def prior_step_time(
     engine: str, device: str = "", compute: Compute | None = None, gpus: int = 1, *, variant: str = ""
 ) -> StepTimeModel:
-    """Return what is known of step times before a worker has run a step.
+    """Return the assumed step times of a worker that has not run a step.
 
-    That is the shipped profile measured with this engine and GPU and a model like this one, scaled to its shape.
-    Without one it is a roofline of the model's shape on `gpus` GPUs if their peaks are known, else the nearest
-    profile's model.
+    They come from a shipped profile of this engine, GPU and a similar model, scaled to the model's shape. Without such
+    a profile, they are a roofline of the model on `gpus` GPUs with known peaks, and else the nearest profile.
 
-    Devices are "cpu", "cuda:NVIDIA H200", "sim:llama-8b-h100", "sim:llama-8b-h100/x50" (50 times as fast), or
-    unknown.
+    Devices are "cpu", "cuda:NVIDIA H200", "sim:llama-8b-h100", "sim:llama-8b-h100/x50" (50 times as fast), or any other
+    text for an unknown device.
     """
     if engine == "sim":
         return _simulated(device.removeprefix("sim:"))
@@ -214,7 +213,7 @@ def prior_speed(
 
 
 def _measured(compute: Compute, variant: str) -> StepTimeModel | None:
-    """Return the shipped profile of a model like this one, scaled to its shape; None without one."""
+    """Return the shipped profile of a similar model, scaled to this model's shape; None if there is none."""
     parts = variant.split(", ")
     if VARIANT_EAGER in parts:
         return None
@@ -223,7 +222,7 @@ def _measured(compute: Compute, variant: str) -> StepTimeModel | None:
         if measured.uncompiled == (VARIANT_UNCOMPILED in parts) and _is_like(compute, known):
             stated = profile(measured.profile).step_time
             scaled = _rescaled(stated, compute, known)
-            # Without the compiler the floor is the host's time to launch kernels, whatever the weights.
+            # Without the compiler, the floor is the host's time to launch kernels, which the weights do not change.
             return replace(scaled, prefill_floor_ns=stated.prefill_floor_ns) if measured.uncompiled else scaled
     return None
 
@@ -241,9 +240,7 @@ def _is_like(one: Compute, known: Compute) -> bool:
 
 
 def _rescaled(stated: StepTimeModel, compute: Compute, known: Compute) -> StepTimeModel:
-    """Return a profile of the model `known`, in which the times determined by FLOPs or bytes are scaled to another
-    model.
-    """
+    """Scale the times in `stated`, a profile of the model `known`, that follow from FLOPs or bytes to another model."""
     parameters = compute.layer_parameters / known.layer_parameters
     weights = compute.weight_bytes / known.weight_bytes
     return replace(
@@ -258,7 +255,7 @@ def _rescaled(stated: StepTimeModel, compute: Compute, known: Compute) -> StepTi
 
 
 def _roofline(compute: Compute, gpus: int) -> StepTimeModel:
-    """Return a roofline model. Costs without FLOPs or bytes, mainly launches, are DATACENTER_PROFILE's."""
+    """Return a roofline model. The costs that do not follow from FLOPs or bytes are those of DATACENTER_PROFILE."""
     like = PROFILES[DATACENTER_PROFILE].step_time
     reached = gpus * (_TOGETHER if gpus > 1 else 1.0)
     flops_per_ns = compute.peak_flops_per_s * reached / 1e9

@@ -1,10 +1,10 @@
-"""Utilisation of a device's peaks: FLOPs and bytes of a step from the model's shape. Pure.
+"""The utilisation of a device's peaks: FLOPs and bytes of a step from the model's shape. Pure.
 
-A forward pass computes 2 FLOPs per parameter and token (Kaplan et al. 2020, appendix; "model FLOPs utilisation" as
-in PaLM, appendix B). Attention adds 4 x heads x head_dim per layer and pair of tokens: Q·Kᵀ and its product with V,
-each a multiplication and an addition. The pass moves the weights once for any number of tokens, and each sequence's
-KV ("model bandwidth utilisation": bytes of parameters and KV per step, over its time). Neither figure includes what
-a kernel reads, writes or computes beyond that. They show how close a step comes to the least that the model needs.
+A forward pass computes 2 FLOPs per parameter and token (Kaplan et al. 2020, appendix; "model FLOPs utilisation" as in
+PaLM, appendix B). Attention adds 4 x heads x head_dim per layer and pair of tokens: Q·Kᵀ and its product with V, each a
+multiplication and an addition. The pass reads the weights once for any number of tokens, and the KV of each sequence
+once ("model bandwidth utilisation": bytes of parameters and KV per step, over the step's time). Neither figure includes
+further work of the kernels. The figures show how close a step comes to the minimum that the model needs.
 """
 
 import re
@@ -23,10 +23,13 @@ class KvGroup:
     block_bytes: int
     """The bytes of one block in all layers of the group."""
     window_tokens: int = 0
-    """Tokens at the end of a sequence whose blocks are kept; 0 for all tokens."""
+    """The number of tokens at the end of a sequence whose blocks are kept; 0 for all tokens."""
 
     def blocks(self, tokens: int) -> int:
-        """Return the blocks of a sequence of `tokens` tokens. A window that starts within a block needs one more."""
+        """Return the number of blocks of a sequence of `tokens` tokens.
+
+        A window that starts inside a block needs one block more.
+        """
         blocks = -(-tokens // self.block_tokens)
         return min(blocks, -(-self.window_tokens // self.block_tokens) + 1) if self.window_tokens else blocks
 
@@ -40,18 +43,18 @@ class KvShape:
     """The bytes of states, which do not grow with the sequence."""
 
     def sequence_bytes(self, tokens: int) -> int:
-        """Return the bytes of a sequence of `tokens` tokens in whole blocks, which a hand-over moves."""
+        """Return the bytes of a sequence of `tokens` tokens in whole blocks, which a hand-over transfers."""
         return sum(group.blocks(tokens) * group.block_bytes for group in self.groups) + self.state_bytes
 
     def block_bytes(self, block_tokens: int) -> int:
-        """Return the bytes that `block_tokens` more tokens add to a long sequence.
+        """Return the bytes that `block_tokens` further tokens add to a long sequence.
 
-        In a model that has only windows, they would add nothing, so there they are added to a short sequence.
+        In a model with windows only, they would add nothing, so the result is for a short sequence.
         """
         return round(block_tokens * (self._bytes(windows=False) or self._bytes(windows=True)))
 
     def kept_tokens(self, tokens: int) -> int:
-        """Return the number of a sequence's `tokens` kept by the layers that keep most of them."""
+        """Return how many of a sequence's `tokens` the layers with the longest reach keep."""
         return max((min(tokens, group.window_tokens or tokens) for group in self.groups), default=0)
 
     @property
@@ -66,7 +69,7 @@ class KvShape:
 
     @property
     def window_tokens(self) -> int:
-        """The length of the windows. If they differ, the single length that needs the same bytes."""
+        """The length of the windows. For windows of different lengths, the one length that needs the same bytes."""
         whole = sum(group.window_tokens * group.block_bytes / group.block_tokens for group in self.groups)
         return round(whole / self.window_token_bytes) if self.window_token_bytes else 0
 
@@ -75,10 +78,10 @@ class KvShape:
 
 
 # Dense tensor-core bfloat16 (else float16) and memory bandwidth, from NVIDIA's data sheet of each product. If a sheet
-# states figures with sparsity only, half of them are taken.
+# only has figures with sparsity, these are halves of them.
 PEAKS: Final = MappingProxyType(
     {
-        # words that the device's name must have: (TFLOP/s, TB/s); more words are more exact
+        # words that the device's name must contain: (TFLOP/s, TB/s). The entry with the most words applies.
         ("B200",): (2250.0, 8.0),
         ("GB200",): (2500.0, 8.0),
         ("GH200",): (989.4, 4.0),
@@ -107,7 +110,7 @@ PEAKS: Final = MappingProxyType(
 
 
 def gpu_peaks(name: str) -> tuple[float, float]:
-    """Return (FLOP/s, bytes/s) of a GPU by the name reported by its driver; zeros if it is unknown."""
+    """Return (FLOP/s, bytes/s) of a GPU by the name that its driver reports; zeros if it is unknown."""
     words = set(re.split(r"[\s\-_]+", name.upper()))
     known = [key for key in PEAKS if words.issuperset(key)]
     if not known:
@@ -125,39 +128,40 @@ class Compute:
     head_parameters: int
     """The number of parameters of the output projection, which runs only for the last token of a chunk."""
     parameter_bytes: int
-    """The bytes of a single parameter in the model's type."""
+    """The bytes of one parameter in the model's type."""
     attention_width: int
     """The product of layers, heads per layer and head_dim."""
     kv_token_bytes: int
-    """KV bytes of a token, one copy, in layers that keep all tokens."""
+    """The KV bytes of a token, one copy, in layers that keep all tokens."""
     peak_flops_per_s: float
-    """Peak of the worker's device in the type that it computes in; 0 if unknown."""
+    """The peak of the worker's device in the type that it computes in; 0 if unknown."""
     peak_bytes_per_s: float
-    """Peak of the memory that holds weights and KV; 0 if unknown."""
+    """The peak of the memory that holds weights and KV; 0 if unknown."""
     kv_window_token_bytes: int = 0
-    """KV bytes of a token in layers that keep only the last `kv_window_tokens` of a sequence."""
+    """The KV bytes of a token in layers that keep only the last `kv_window_tokens` of a sequence."""
     kv_window_tokens: int = 0
     kv_state_bytes: int = 0
-    """KV bytes of a sequence that do not depend on its length."""
+    """The KV bytes of a sequence that do not depend on its length."""
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of weights, which every step reads once."""
+        """The bytes of the weights, which every step reads once."""
         return (self.layer_parameters + self.head_parameters) * self.parameter_bytes
 
     @property
     def window_share(self) -> float:
-        """The fraction of attention in layers with windows, by the bytes of a token."""
+        """The fraction of attention that is in layers with windows, by the bytes of a token."""
         return self.kv_window_token_bytes / max(self.kv_token_bytes + self.kv_window_token_bytes, 1)
 
     def attended(self, tokens: float, within: float) -> float:
-        """Return the number of the preceding `tokens` that the mean layer attends to, if windows reach `within`
-        tokens.
+        """Return the number of the preceding `tokens` that a layer attends to on average.
+
+        Windows reach `within` tokens.
         """
         return tokens - self.window_share * max(tokens - within, 0.0)
 
     def kv_bytes(self, tokens: float, sequences: float) -> float:
-        """Return the KV bytes of `sequences` that have `tokens` tokens in total."""
+        """Return the KV bytes of `sequences` sequences that have `tokens` tokens in total."""
         if not self.kv_window_token_bytes and not self.kv_state_bytes:
             return float(self.kv_token_bytes) * tokens
         inside = min(tokens, float(self.kv_window_tokens) * sequences)
@@ -178,8 +182,8 @@ class Effort:
 def effort_of(compute: Compute, work: StepWork, *, prefill_steps: float, decode_steps: float) -> Effort:
     """Return the effort of steps that do `work` in total.
 
-    Each step reads the weights, which is divided between the phases like its time: `prefill_steps` steps belong to
-    prefill, `decode_steps` to decode. Both may be fractions.
+    Each step reads the weights once. `prefill_steps` of the steps count for prefill and `decode_steps` for decode; both
+    may be fractions.
     """
     squared = work.squared if work.prefill_tokens else 0.0
     window = float(compute.kv_window_tokens)

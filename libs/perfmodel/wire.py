@@ -1,4 +1,4 @@
-"""Conversion of workers' step-time models and speeds to protobuf and back. Pure."""
+"""The conversion of workers' step-time models and speeds to protobuf and back. Pure."""
 
 import math
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel, StepWork
 from libs.policy.worker.saturation import MOST_TOKENS, Point, PrefillCurve, Saturation
 
-# Upper bound of each coefficient of a model, at which a single token would take hours. Sums over a prompt stay far
-# within the range of a float.
+# The upper bound of a model's coefficient, at which a single token would take hours. Sums over a prompt stay far within
+# the range of a float.
 MAX_COEFFICIENT_NS: Final = 1e13
-# Upper bound of the points of a curve; a measurement has about fifteen.
+# The upper bound of points in a curve. A measurement has about fifteen.
 MAX_POINTS: Final = 256
 
 
@@ -54,7 +54,7 @@ def fitted_model(message: common.StepTime) -> FittedModel | None:
 
 
 def curve_message(curve: PrefillCurve) -> pb.PrefillCurve:
-    """Return a prefill measurement in the form in which it is stored."""
+    """Return the message in which a prefill measurement is stored."""
     found = curve.saturation
     return pb.PrefillCurve(
         chunk_tokens=found.chunk_tokens,
@@ -67,7 +67,7 @@ def curve_message(curve: PrefillCurve) -> pb.PrefillCurve:
 
 
 def prefill_curve(message: pb.PrefillCurve) -> PrefillCurve | None:
-    """Return the measurement in a message; None if its values are not valid."""
+    """Return the prefill measurement in a message; None if its values are invalid."""
     fitted = fitted_model(message.step_time)
     points = tuple(Point(p.tokens, p.measured_tokens_per_s, p.fitted_tokens_per_s) for p in message.curve[:MAX_POINTS])
     if fitted is None or not 1 <= message.chunk_tokens <= MOST_TOKENS or not 1 <= len(message.curve) <= MAX_POINTS:
@@ -105,7 +105,7 @@ def compute_of(message: common.Compute) -> Compute | None:
 
 
 def link_token_ns(message: common.StepTime) -> float:
-    """Return the time in which a worker's link receives the KV of one token; 0 if unknown or not valid."""
+    """Return the time in which a worker's link receives the KV of one token; 0 if unknown or invalid."""
     return message.kv_token_ns if 0.0 < message.kv_token_ns < MAX_COEFFICIENT_NS else 0.0
 
 
@@ -143,9 +143,9 @@ def speed_message(speed: Speed) -> pb.Speed:
 
 
 def speed_of(message: pb.Speed, chunk_tokens: int) -> Speed | None:
-    """Return the speed sent by a worker; None if its values are not valid.
+    """Return the speed that a worker sent; None if its values are invalid.
 
-    `chunk_tokens` is used if the worker sent none.
+    `chunk_tokens` replaces a missing chunk size.
     """
     fitted = fitted_model(message.step_time)
     if fitted is None or not 0 <= message.kv_token_ns < math.inf:

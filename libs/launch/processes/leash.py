@@ -1,7 +1,7 @@
 """`python -I -S leash.py LAUNCHER_PID COMMAND...`: become COMMAND, and be killed when the launcher dies.
 
-The kernel kills the process (PR_SET_PDEATHSIG survives exec), so even `kill -9` of the launcher leaves nothing behind.
-This module uses only the standard library, because every child starts through it.
+The kernel kills the process (PR_SET_PDEATHSIG survives exec), so no process survives even a `kill -9` of the launcher.
+Every child starts through this module, so it uses only the standard library.
 """
 
 import ctypes
@@ -15,10 +15,10 @@ EXIT_NOT_STARTED = 127
 
 
 def main(launcher_pid: int, command: list[str]) -> None:
-    """Replace this process. Return only if the launcher has already ended or the command does not exist."""
+    """Replace this process by the command. Return only if the launcher has ended or the command does not exist."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != launcher_pid:  # the launcher died before the line above
+    if os.getppid() != launcher_pid:  # the launcher died before the call above
         sys.exit(EXIT_NOT_STARTED)
     try:
         os.execvp(command[0], command)  # noqa: S606 (its whole purpose)

@@ -17,12 +17,13 @@ from libs.launch.processes import leash
 from libs.launch.processes.port import ChildSpec, StatusLine, parse_status
 from libs.runtime.paths import create_private, private_folder
 
-# A log that exceeds this replaces the previous one and is started anew.
+# A log that exceeds this size replaces the previous one, and a new log begins.
 MAX_LOG_BYTES = 32 * 1024 * 1024
 LAST_WORDS_BYTES = 4096
 MAX_STATUS_BYTES = 64 * 1024
-# Sockets are read by the thread that waits for completions. gRPC's newer method passes each message through three more
-# threads, at 1.5 times the CPU time. gRPC reads this variable when imported; deploy/images sets the same.
+# With this setting, the thread that waits for completions reads the sockets. gRPC's newer method passes each message
+# through three more threads, at 1.5 times the CPU time. gRPC reads the variable when it is imported. deploy/images sets
+# the same value.
 GRPC_EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 
 
@@ -38,11 +39,11 @@ class ProcessChild:
         return self._process.pid
 
     async def statuses(self) -> AsyncIterator[StatusLine]:
-        """Yield status lines; other lines go into the log."""
+        """Yield status lines. Write other lines to the log."""
         while True:
             try:
                 line = await self._stdout.readline()
-            except ValueError:  # longer than MAX_STATUS_BYTES: not a status line
+            except ValueError:  # longer than MAX_STATUS_BYTES, so no status line
                 continue
             if not line:
                 return
@@ -55,11 +56,11 @@ class ProcessChild:
             yield StatusLine("text", stage=line.decode(errors="replace").rstrip())
 
     async def wait(self) -> int:
-        """Return the exit code; a negative one is a signal."""
+        """Return the exit code. A negative one is a signal's number."""
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM to the leader, then SIGKILL to the group."""
+        """Send SIGTERM to the leader of the group, then SIGKILL to the group."""
         try:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -77,14 +78,14 @@ class ProcessChild:
 
 
 class ProcessLauncher:
-    """A launcher of children as processes whose logs lie in one folder."""
+    """A launcher of children as processes, with their logs in one folder."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._started: set[str] = set()
 
     async def start(self, spec: ChildSpec) -> ProcessChild:
-        """Start a child. Raise StartupError if processes or files run out."""
+        """Start a child. Raise StartupError if no process or file can be created."""
         try:
             return await self._start(spec)
         except OSError as error:
@@ -114,12 +115,12 @@ class ProcessLauncher:
                     try:
                         shutil.copyfile(log, log.with_name(f"{log.name}.1"))
                     finally:
-                        # The child holds it open for appending, so it can be truncated but not replaced.
+                        # The child has the log open for appending, so it can be truncated but not replaced.
                         os.truncate(log, 0)
 
     async def _start(self, spec: ChildSpec) -> ProcessChild:
         reader = asyncio.StreamReader(limit=MAX_STATUS_BYTES)
-        # A separate pipe: the end of a process must not wait for a grandchild that holds its output open.
+        # A separate pipe, because the end of a process must not wait for a grandchild that still has its output open.
         read_end, write_end = os.pipe()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
@@ -142,7 +143,7 @@ class ProcessLauncher:
         return ProcessChild(process, reader, Path(self.log_of(spec.name)))
 
     def _open_log(self, name: str) -> BinaryIO:
-        """Open a child's log, truncated at the suite's start; a restarted child appends to it."""
+        """Open a child's log, empty at the suite's start. A restarted child appends to it."""
         private_folder(self._logs, allowed=0o077)
         path = Path(self.log_of(name))
         if name not in self._started:
@@ -158,9 +159,7 @@ def _leashed(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _environment(spec: ChildSpec) -> dict[str, str]:
-    """Return the child's environment: the code that this process runs, wherever it was started, and gRPC's own
-    polling.
-    """
+    """Return the child's environment, with this process's code in its path and the setting for gRPC."""
     root = str(Path(libs.__file__).resolve().parents[1])
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join((root, inherited)) if inherited else root

@@ -1,4 +1,4 @@
-"""The launcher port: processes of a suite, wherever they run, and their reports (`libs.runtime.status`)."""
+"""The launcher port: the processes of a suite, on whatever machine, and their status lines (`libs.runtime.status`)."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import msgspec
 
 
 class StatusLine(msgspec.Struct, frozen=True):
-    """One line of a child's stdout: progress, ready, or failed."""
+    """A line of a child's stdout that reports progress, readiness or failure."""
 
     event: str
     stage: str = ""
@@ -17,12 +17,12 @@ class StatusLine(msgspec.Struct, frozen=True):
     grpc: str = ""
     kafka: str = ""
     path: str = ""
-    """The folder of a model that has been prepared."""
+    """The folder of a model that has been prepared; empty for other lines."""
     error: str = ""
 
     @property
     def address(self) -> str:
-        """The address on which the child serves: its HTTP URL, or else its gRPC or Kafka address."""
+        """The address at which the child serves: its HTTP URL, or else its gRPC or Kafka address."""
         return self.http or self.grpc or self.kafka
 
 
@@ -30,7 +30,7 @@ _decoder = msgspec.json.Decoder(StatusLine)
 
 
 def parse_status(line: bytes) -> StatusLine | None:
-    """Parse a status line. Return None for anything else, such as a library's output."""
+    """Parse a status line. Return None for any other line, such as a library's output."""
     try:
         return _decoder.decode(line)
     except msgspec.MsgspecError:
@@ -38,14 +38,14 @@ def parse_status(line: bytes) -> StatusLine | None:
 
 
 class Reporter(Protocol):
-    """A display of progress; the command line has one for terminals and one for plain output."""
+    """A display of progress. The command line has one for terminals and one for plain output."""
 
     def progress(self, name: str, stage: str, fraction: float) -> None:
-        """Report the fraction (0..1) of a stage of `name` that is done."""
+        """Report the completed fraction (0..1) of a stage of `name`."""
         ...
 
     def ready(self, name: str, address: str) -> None:
-        """Report that `name` serves, at the first start and after each restart."""
+        """Report that `name` serves, at its first start and after each restart."""
         ...
 
     def note(self, text: str) -> None: ...
@@ -53,38 +53,38 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One process of a suite to be started."""
+    """The description of one process of a suite."""
 
     name: str
-    """A name that survives restarts; for a worker its id."""
+    """The name, which survives restarts. A worker's name is its id."""
     command: tuple[str, ...]
-    """The command; a leading "python" means the interpreter with this project."""
+    """The command. A leading "python" stands for the interpreter with this project."""
     env: Mapping[str, str]
-    """Variables set in addition to those that the launcher inherited."""
+    """The variables that are set in addition to those of the launcher."""
     ready_text: str = ""
-    """The text of the line that marks a program without status lines as ready."""
+    """The text by which a program without status lines reports that it is ready."""
     port_variable: str = ""
     """The variable of the HTTP port. A restart keeps the port of the first start."""
 
 
 class Child(Protocol):
-    """A started process together with everything it started."""
+    """A started process, together with all its descendants."""
 
     @property
     def pid(self) -> int:
-        """Return the id of the process itself, not that of a wrapper."""
+        """The id of the process itself, not of a wrapper."""
         ...
 
     def statuses(self) -> AsyncIterator[StatusLine]:
-        """Yield its status lines to the end of its output, for one consumer."""
+        """Yield status lines to the end of the child's output, for one consumer."""
         ...
 
     async def wait(self) -> int:
-        """Wait for its end and return the exit code; a negative one is a signal's number."""
+        """Wait for the child's end and return its exit code. A negative one is a signal's number."""
         ...
 
     async def stop(self, grace_s: float) -> None:
-        """Request the child's end, and after `grace_s` kill it and all its descendants. Return when nothing is left."""
+        """Ask the child to end, and after `grace_s` kill it and its descendants. Return when none of them is left."""
         ...
 
     def kill(self) -> None:
@@ -93,14 +93,14 @@ class Child(Protocol):
 
 
 class Launcher(Protocol):
-    """A starter of children, which never outlive the launcher's own process."""
+    """A launcher of children, which never outlive its own process."""
 
     async def start(self, spec: ChildSpec) -> Child:
-        """Start a child. Raise StartupError if that is impossible."""
+        """Start a child. Raise StartupError on failure."""
         ...
 
     def log_of(self, name: str) -> str:
-        """Return the file with the child's log."""
+        """Return the file of the child's log."""
         ...
 
     def last_words(self, name: str) -> str:
@@ -108,5 +108,5 @@ class Launcher(Protocol):
         ...
 
     async def bound_logs(self) -> None:
-        """Cut logs to a bounded size; called now and then while children run."""
+        """Reduce logs to a bounded size. Call it at intervals while children run."""
         ...

@@ -1,4 +1,4 @@
-"""The supervision of one child under its name: start, watch, and restart after a growing, bounded wait."""
+"""The supervision of one child: start, watch, and restart after a growing, bounded wait."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,9 @@ from libs.runtime.backoff import Backoff
 from libs.runtime.tasks import TaskOwner
 
 FIRST_WAIT_S = 0.25
-# Restarts continue forever at this pace, because the cause may be fixed from outside.
+# Restarts continue forever at this pace, because the cause may be removed from outside.
 MAX_WAIT_S = 10.0
-# A child that has served this long starts again with the shortest wait.
+# After serving for this time, a child restarts with the shortest wait again.
 STABLE_S = 30.0
 DEFAULT_GRACE_S = 5.0
 LAST_OUTPUT_S = 1.0
@@ -33,10 +33,10 @@ class Supervisor:
         restart: bool,
         on_death: Callable[[StartupError], None],
     ) -> None:
-        """Create the supervisor. It calls `on_death` once when a child that was ready dies and `restart` is off."""
+        """Create the supervisor. It calls `on_death` once if a child that was ready dies and `restart` is off."""
         self.name = spec.name
         self.first_ready: asyncio.Future[StatusLine] = asyncio.get_running_loop().create_future()
-        """The line by which the child first reports that it is ready; a StartupError if it ends before that."""
+        """The line by which the child first reports that it is ready, or a StartupError if it ends before."""
         self._launcher = launcher
         self._spec = spec
         self._reporter = reporter
@@ -70,7 +70,7 @@ class Supervisor:
             await asyncio.sleep(wait_s)
 
     async def stop(self, grace_s: float) -> None:
-        """End the child, which has `grace_s` to drain."""
+        """Stop the child, which has `grace_s` to drain."""
         self._grace_s = grace_s
         if self._task is not None:
             self._task.cancel()
@@ -79,13 +79,13 @@ class Supervisor:
             self.first_ready.cancel()
 
     def kill(self) -> None:
-        """End the child at once and for good; a later `stop` returns at once."""
+        """Kill the child at once and do not restart it. A later `stop` returns at once."""
         self._killed.set()
         if self._child is not None:
             self._child.kill()
 
     async def _once(self) -> tuple[str, float]:
-        """Run the child once and return the reason for its end and the time for which it was ready."""
+        """Run the child once. Return the reason for its end, and the time for which it was ready."""
         loop = asyncio.get_running_loop()
         self._reporter.progress(self.name, "starting", 0.0)
         try:
@@ -100,7 +100,7 @@ class Supervisor:
         finally:
             try:
                 await child.stop(self._grace_s)
-                # Its output is no longer held open, so the rest of it can be read.
+                # Its output is closed now, so the rest of it can be read.
                 await asyncio.wait([watching], timeout=LAST_OUTPUT_S)
             finally:
                 self._child = None
@@ -141,6 +141,6 @@ class _Life:
 
 
 def _retrieve(future: "asyncio.Future[StatusLine]") -> None:
-    """Retrieve an exception that is no longer awaited, so that asyncio does not log it."""
+    """Retrieve an exception that nothing awaits any more, so that asyncio does not log it."""
     if not future.cancelled():
         future.exception()
