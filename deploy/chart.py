@@ -1,5 +1,8 @@
-"""`python -m deploy.chart`: what of the Helm chart follows from elsewhere: its schema from settings classes, values of
-each launch profile, rules and dashboards."""
+"""`python -m deploy.chart`: write the parts of the Helm chart that are generated.
+
+These are the values schema from the settings classes, a values file for each launch profile, and copies of the
+Prometheus rules and Grafana dashboards.
+"""
 
 import json
 import sys
@@ -33,7 +36,7 @@ OWN: Final = frozenset({
 })  # fmt: skip
 """The variables that the chart sets from other values."""
 OTHERS: Final = "^(CUDA|HF|HTTP|HTTPS|NCCL|NO|NVIDIA|OMP|PYTORCH|TORCH|UCX|VLLM)_[A-Z0-9_]+$"
-"""The variables of libraries that the chart passes on."""
+"""A pattern of the variables of libraries, which the chart passes on."""
 NAME: Final[Json] = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"}
 TEXT: Final[Json] = {"type": "string"}
 SWITCH: Final[Json] = {"type": "boolean"}
@@ -49,7 +52,7 @@ def closed(properties: Json, **more: Any) -> Json:
 
 
 def variables(*classes: type[CommonSettings]) -> Json:
-    """Schema of an `env` that takes these classes' variables."""
+    """Return the schema of an `env` with the variables of these settings classes."""
     found: Json = {}
     for cls in classes:
         said, fields = docstrings(cls), cls.model_json_schema(by_alias=False)["properties"]
@@ -124,7 +127,7 @@ def schema() -> Json:
 
 
 def profile_values(name: str, profile: DeploymentProfile) -> str:
-    """Return a values file as YAML: one pool for each role, and one of the decode workers' kind for the planner."""
+    """Return a values file as YAML: a pool for each role, and an empty pool of spare workers for the planner."""
     roles = sorted({worker.role for worker in profile.workers}, reverse=True)
     pools = {role: _pool(role, profile.of(role)) for role in roles}
     spare = {**_pool("standby", profile.of(roles[-1])), "replicas": 0}
@@ -158,7 +161,7 @@ def _pool(role: str, workers: list[ProfileWorker]) -> Json:
 
 
 def _environment(worker: ProfileWorker) -> Mapping[str, str | int]:
-    """Return the environment without the variables that a pod's own GPUs and the chart set."""
+    """Return the worker's environment without the variables that the chart sets and those that belong to a pod's GPUs."""
     left_out = {*OWN, "CUDA_VISIBLE_DEVICES", "FULCRUM_WORKER_GPUS", "FULCRUM_WORKER_BUDGET_TOKENS"}
     return {
         name: int(value) if value.isdigit() else value
@@ -168,15 +171,15 @@ def _environment(worker: ProfileWorker) -> Mapping[str, str | int]:
 
 
 def _flow(value: Any) -> str:
-    return json.dumps(value)  # which is YAML
+    return json.dumps(value)  # JSON is also YAML
 
 
 def made() -> dict[Path, str]:
-    """Return the text of every generated file, by path."""
+    """Return the text of each generated file, by path."""
     files = {CHART / "values.schema.json": json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"}
     for given in (DEPLOY / "prometheus" / "rules.yml", *sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))):
         kept = CHART / "monitoring" / ("dashboards" if given.suffix == ".json" else "") / given.name
-        files[kept] = given.read_text()  # a copy: Helm reads nothing outside of a chart, and archives drop links
+        files[kept] = given.read_text()  # a copy: Helm reads nothing outside a chart, and archives drop links
     for name in profile_names():
         files[CHART / "profiles" / f"{name}.yaml"] = profile_values(name, load_profile(name))
     return files

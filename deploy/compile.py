@@ -1,15 +1,16 @@
-"""Compile the modules that the lab runs on with mypyc, from the same sources: `python -m deploy.compile build/lab`.
+"""`python -m deploy.compile build/lab`: compile the modules that the lab runs, from the same sources, with mypyc.
 
-`--services` compiles those on the path of a request instead.
+`--services` compiles the modules on the path of a request instead.
 
-The folder gets a copy of `libs/` with an extension module beside each of `MODULES`, which Python prefers to the
-`.py` of that name. Only `PYTHONPATH=build/lab fulcrum lab run …` uses it, or `PYTHONPATH=build/services fulcrum up`.
-Figures and answers are those of plain Python (tests/e2e/test_lab_compiled.py, test_services_compiled.py). A folder that
-is up to date is left as it is. Needs mypy, which brings mypyc, setuptools and a C compiler; a build takes minutes.
+The folder gets a copy of `libs/` with an extension module beside each of `MODULES`. Python prefers an extension module
+to a `.py` file of the same name. Only commands with the folder in their path use it: `PYTHONPATH=build/lab fulcrum lab
+run …` and `PYTHONPATH=build/services fulcrum up`. Figures and answers are those of plain Python
+(tests/e2e/test_lab_compiled.py, test_services_compiled.py). A folder that is up to date is not built again. The command
+needs mypy with mypyc, setuptools and a C compiler. A build takes minutes.
 
 mypyc leaves the `__init__` that `@dataclass` generates to the interpreter, which took a third of the compiled lab's
-time. The copies therefore get written constructors. Their records lose `frozen`, which the sources were checked
-for, and keep fields, defaults, equality and hash.
+time. The copies therefore get constructors as source code. Their dataclasses are no longer `frozen`, which type checks
+of the sources have made unnecessary. Fields, defaults, equality and hash remain.
 """
 
 import argparse
@@ -31,13 +32,16 @@ class _Field(NamedTuple):
     name: str
     annotation: str
     default: str
-    """Source of the default; empty if there is none."""
+    """The source of the default; empty if there is none."""
     factory: str
     init: bool
 
 
 def bases(sources: Iterable[str]) -> frozenset[str]:
-    """Return the names of all base classes: their fields go into constructors elsewhere."""
+    """Return the names of all base classes.
+
+    Their fields would also have to be in the constructors of derived classes.
+    """
     found: set[str] = set()
     for source in sources:
         for node in ast.walk(ast.parse(source)):
@@ -47,9 +51,7 @@ def bases(sources: Iterable[str]) -> frozenset[str]:
 
 
 def with_constructors(source: str, derived_from: frozenset[str] = frozenset()) -> str:
-    """Return the module with a written constructor in each dataclass that has none, derives from no other and is no
-    base.
-    """
+    """Return the module with a constructor in each dataclass that has none and neither has nor is a base class."""
     lines = source.splitlines()
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     for node in reversed(classes):
@@ -74,7 +76,7 @@ def _decorator(node: ast.ClassDef) -> ast.expr | None:
 
 
 def _plain(decorator: ast.expr) -> str:
-    """Return the decorator without its constructor; frozen classes keep their hash."""
+    """Return the decorator with `init=False` and without `frozen`. Frozen classes keep their hash."""
     keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
     options = {each.arg: ast.unparse(each.value) for each in keywords if each.arg is not None}
     frozen = options.pop("frozen", "False") == "True"
@@ -153,8 +155,8 @@ _ENGINE: Final = (
     "runner",
     "sequence",
 )
-# Globs. Not the rest of libs/engine, which the lab does not load, nor what libs/lab does before and after a run,
-# nor decisions about roles (libs/policy/planner, libs/policy/pressure.py), which are arithmetic on arrays.
+# Globs. Excluded are the modules of libs/engine that the lab does not load, the part of libs/lab that works before and
+# after a run, and decisions about roles (libs/policy/planner, libs/policy/pressure.py), which are arithmetic on arrays.
 MODULES: Final = (
     *(f"libs/policy/{name}.py" for name in ("batch", "ratios", "roles", "speed", "step_time")),
     "libs/policy/gateway/*.py",
@@ -164,10 +166,10 @@ MODULES: Final = (
     "libs/lab/cluster/*.py",
     "libs/lab/cluster/host/*.py",
 )
-# The modules of these that services run, and the ones that turn tokens into frames and answers. Left out are modules
-# with coroutines, since mypyc trusts a narrowed attribute after an `await` (findings/mypyc-trusts-narrowing.sh);
-# dispatch/places.py, since msgspec does not decode into compiled classes; and saturation.py, whose `Final` tuples of
-# floats mypyc 2.4 cannot read.
+# The modules of these that services run, and the modules that turn tokens into frames and answers. Excluded are modules
+# with coroutines, since mypyc trusts a narrowed attribute after an `await` (findings/mypyc-trusts-narrowing.sh), and
+# dispatch/places.py, since msgspec does not decode into compiled classes. saturation.py is excluded because mypyc 2.4
+# cannot read its `Final` tuples of floats.
 _APART: Final = ("libs/lab/", "libs/policy/worker/", "libs/dispatch/")
 SERVICES: Final = (
     *(glob for glob in MODULES if not glob.startswith(_APART)),
@@ -180,12 +182,13 @@ SERVICES: Final = (
     "services/gateway/answers/parts.py",
     *(f"services/gateway/request/{name}.py" for name in ("choice", "parse")),
 )
-# Decisions alone, compiled in a quarter of the time.
+# The decisions only, which compile in a quarter of the time.
 DECISIONS: Final = MODULES[: MODULES.index("libs/dispatch/*.py")]
 DIGEST: Final = "built-from"
 LAB_BUILD: Final = ROOT / "build" / "lab"
 SERVICES_BUILD: Final = ROOT / "build" / "services"
-# Runs in a separate process, because its working directory is the folder. `make check` checks types strictly.
+# This runs in a separate process, because its working directory is the folder. It relaxes type checks; `make check` has
+# the strict ones.
 _BUILD: Final = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -213,7 +216,7 @@ setup(name="lab", packages=[], ext_modules=extensions, script_args=["-q", "build
 
 
 def missing() -> str:
-    """Return the requirements of compilation that this machine lacks; empty if there are none."""
+    """Return the requirement of compilation that this machine lacks; empty if it lacks none."""
     if shutil.which(_compiler()) is None:
         return f"no C compiler ({_compiler()})"
     found = subprocess.run([sys.executable, "-c", "import mypyc.build, setuptools"], capture_output=True, check=False)
@@ -225,14 +228,14 @@ def _compiler() -> str:
 
 
 def _c_flags() -> str:
-    # Functions that nothing outside of the library calls are inlined and called directly. Debug symbols would only
-    # make the build longer. CFLAGS take the place of this Python's own flags, so those are repeated.
+    # With hidden visibility, functions that only this library calls are inlined or called directly. Debug symbols would
+    # lengthen the build. CFLAGS replaces the flags of this Python, so those are repeated.
     flags = sysconfig.get_config_var("CFLAGS"), os.environ.get("CFLAGS"), "-fvisibility=hidden -g0"
     return " ".join(each for each in flags if each)
 
 
 def digest(optimise: int, globs: Sequence[str] = MODULES) -> str:
-    """Return a digest of everything that a build depends on."""
+    """Return a digest of everything on which a build depends."""
     of = hashlib.sha256(f"{sys.version} {optimise} {globs} {_BUILD} {_compiler()} {_c_flags()}".encode())
     for path in sorted(path for top in _tops(globs) for path in (ROOT / top).rglob("*.py")):
         of.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
@@ -241,14 +244,14 @@ def digest(optimise: int, globs: Sequence[str] = MODULES) -> str:
 
 
 def _tops(globs: Sequence[str]) -> list[str]:
-    """Return the top-level folders that a build copies: services only where some of their modules are compiled."""
+    """Return the top-level folders that a build copies. It copies services only if modules of them are compiled."""
     return ["libs", "services"] if any(glob.startswith("services/") for glob in globs) else ["libs"]
 
 
 def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES, jobs: int = 0) -> bool:
-    """Compile into `folder`; return whether anything was to be done. Raise CalledProcessError if a module fails.
+    """Compile into `folder` unless it is up to date. Return whether it was compiled.
 
-    Up to `jobs` C files are compiled at a time; 0 means one per core.
+    Raise CalledProcessError if a module fails. Up to `jobs` C files are compiled at a time; 0 means one per core.
     """
     wanted, mark = digest(optimise, globs), folder / DIGEST
     if mark.exists() and mark.read_text() == wanted:
@@ -257,7 +260,7 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES, jobs:
         raise SystemExit(f"{folder} holds something else: name a new folder")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    mark.write_text("")  # from now on a build folder, not yet complete
+    mark.write_text("")  # from now on a build folder, though incomplete
     for top in _tops(globs):
         shutil.copytree(ROOT / top, folder / top, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
     modules = [str(path.relative_to(ROOT)) for glob in globs for path in sorted(ROOT.glob(glob))]
@@ -270,7 +273,7 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES, jobs:
     command = [sys.executable, "-c", _BUILD, str(optimise), str(jobs or os.cpu_count() or 1), *modules]
     environment = os.environ | {"PYTHONPATH": ""}
     if sys.platform == "linux":
-        # Without the linker's flags of this Python, which may name folders of this machine.
+        # The linker's flags of this Python are left out, since they may name folders of the machine that built it.
         environment["LDSHARED"] = f"{_compiler()} -shared"
         environment["CFLAGS"] = _c_flags()
     subprocess.run(command, cwd=folder, check=True, env=environment, stdout=sys.stderr)
@@ -281,15 +284,16 @@ def build(folder: Path, optimise: int = 3, globs: Sequence[str] = MODULES, jobs:
 
 
 def compiled_files(folder: Path) -> list[str]:
-    """Return the paths in a finished build of all compiled modules, of their sources and of what they share."""
+    """Return the paths of a finished build's compiled modules, their sources, and the library that they share."""
     libraries = sorted(path.relative_to(folder) for path in folder.rglob("*.so"))
     sources = [path.with_name(f"{path.name.partition('.')[0]}.py") for path in libraries]
     return [str(path) for path in (*libraries, *sources) if (folder / path).exists()]
 
 
 def run_compiled(module: str) -> None:
-    """Restart the running program `python -m module …` with compiled modules, built first if they are out of date.
-    Return without a change if they are in use already or cannot be built.
+    """Restart the running program `python -m module …` with compiled modules, after a build if one is needed.
+
+    Return without a change if the modules are already in use or cannot be built.
     """
     in_use = sys.modules[LabWorker.__module__].__file__ or ""
     if not in_use.endswith(".py") or missing():

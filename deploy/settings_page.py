@@ -1,4 +1,4 @@
-"""`python -m deploy.settings_page`: docs/settings.md from the settings classes, so that the page cannot lie."""
+"""`python -m deploy.settings_page`: write docs/settings.md from the settings classes, so that the page cannot diverge."""
 
 import ast
 import inspect
@@ -81,7 +81,7 @@ def _allowed(field: FieldInfo) -> str:
 
 
 def docstrings(settings: type[CommonSettings]) -> dict[str, str]:
-    """Return the docstring of each field from the source."""
+    """Return the docstring of each field, read from the source."""
     tree = ast.parse(dedent(inspect.getsource(settings)))
     assert isinstance(tree.body[0], ast.ClassDef)
     body = tree.body[0].body

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs for pages that the metrics service (/runbook) and the repository show too."""
+"""MkDocs hooks for pages that the metrics service (/runbook) and the repository show too."""
 
 import re
 import shutil
@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-# Search in a page opened from disk needs this script, which the theme would fetch from the network.
+# Search in a page opened from disk needs this script, which the theme would load from the network.
 SHIM_URL = re.compile(r'https://[^"]+/iframe-worker/shim')
 SHIM = Path(__file__).with_name("iframe-worker.js")
-# Comments behind commands would otherwise end beyond the edge.
+# A long comment after a command would otherwise extend beyond the edge of the page.
 STYLE = "<style>.language-sh pre>code{white-space:pre-wrap}</style></head>"
-# [text](target), as far as target is no address and no anchor of the same page.
+# [text](target), unless the target is a URL or an anchor on the same page.
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Name runbooks by file, show links to what lies outside the site as text, and keep records and the pages for
-    contributors out of search.
+    """Rewrite a page's links, and exclude pages outside the navigation from search, except runbooks.
+
+    Links to runbooks get the name of their file. Links to files outside the site become plain text.
     """
     if page.file.inclusion.is_not_in_nav() and not page.file.src_path.startswith("runbook/"):
         page.meta["search"] = {"exclude": True}
@@ -34,17 +35,17 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Load the script of search from the site itself, and wrap long commands."""
+    """Load the search script from the site itself, and wrap long commands."""
     up = "../" * page.url.count("/")
     return SHIM_URL.sub(f"{up}assets/{SHIM.name}", output).replace("</head>", STYLE, 1)
 
 
 def on_post_template(output_content: str, **_: Any) -> str:
-    """Do the same for the 404 page, which may be served at any depth."""
+    """Load the search script from the site's root in the 404 page, which may be served at any depth."""
     return SHIM_URL.sub(f"/assets/{SHIM.name}", output_content)
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Put the script of search, and its licence, into the site."""
+    """Copy the search script and its licence into the site."""
     for file in (SHIM, SHIM.with_suffix(".LICENSE")):
         shutil.copy(file, Path(config.site_dir) / "assets")

@@ -1,13 +1,13 @@
-r"""Check on a machine without a GPU that a vLLM image can start: import what a worker imports, and report what is
-missing.
+r"""Check on a machine without a GPU that a vLLM image can start.
 
-Run it as a worker runs, read-only, as the image's user, without a network (`make test-image`):
+Import what a worker imports, and report what is missing. Run this as a worker runs, read-only, as the image's user,
+without a network (`make test-image`):
 
     docker run --rm -i --read-only --tmpfs /tmp --network none -v compiled:/cache fulcrum/vllm:dev \
-      python - <deploy/images/check_imports.py
+        python - <deploy/images/check_imports.py
 
-Each part is tried in a process of its own. What fails for want of the driver (libcuda) is listed and is no failure; all
-else is. The last line is JSON.
+Each part is imported in its own process. A part that fails only for lack of the driver (libcuda) is listed, but does
+not count as a failure. The last line is JSON.
 """
 
 import json
@@ -45,7 +45,7 @@ LIMIT_S = 300
 
 
 def tried(code: str) -> tuple[str, str]:
-    """("works" | "wants the driver" | "fails", the last line of its output)."""
+    """Return ("works" | "wants the driver" | "fails", the last line of the output) for code run in its own process."""
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     lines = [line for line in (run.stderr or run.stdout).splitlines() if line.strip()]
     last = lines[-1].strip() if lines else ""
@@ -55,7 +55,7 @@ def tried(code: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Try all parts; exit code 1 where one fails for another reason than the driver."""
+    """Try all parts. Exit with code 1 if one fails for another reason than the missing driver."""
     found: dict[str, dict[str, str]] = {}
     for tool in TOOLS:
         found[tool] = {"state": "works" if shutil.which(tool) else "fails", "says": shutil.which(tool) or "not there"}

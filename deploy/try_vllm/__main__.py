@@ -1,7 +1,7 @@
-"""`python -m deploy.try_vllm VERSION`: what of vLLM's names this project touches is missing or changed in a version.
+"""`python -m deploy.try_vllm VERSION`: list the names of vLLM used here that are missing or changed in a version.
 
-Only the Python sources of its wheel are fetched, and nothing is imported or installed. Exit code 1 if anything is
-missing. It says nothing of behaviour: docs/vllm-design.md lists what to read and run besides.
+Only the Python sources in its wheel are downloaded, and nothing is imported or installed. The exit code is 1 if
+anything is missing. The check does not cover behaviour; docs/vllm-design.md lists what else to read and run.
 """
 
 import argparse
@@ -17,18 +17,18 @@ from deploy.try_vllm.names import touched
 from deploy.try_vllm.wheel import METADATA_FILE, FetchError, sources_of, to_stderr
 
 LOCK = ROOT / "locks" / "vllm.txt"
-# Packages whose versions decide about images and locks.
+# Packages whose versions matter for images and locks.
 SHOWN = ("torch", "transformers", "flashinfer-python", "nixl", "nixl-cu13", "llguidance")
 
 
 def locked() -> str:
-    """Return the version of vLLM in the lock of images."""
+    """Return the version of vLLM in the lock file of the images."""
     found = re.search(r"^vllm==(\S+)", LOCK.read_text(encoding="utf-8"), re.MULTILINE)
     return found[1] if found else ""
 
 
 def requirements(folder: Path) -> Iterator[str]:
-    """Yield the packages that decide about images and locks, with their versions."""
+    """Yield the packages whose versions matter for images and locks, with these versions."""
     for line in (folder / METADATA_FILE).read_text(encoding="utf-8").splitlines():
         field, _, value = line.partition(": ")
         name = re.match(r"[\w.-]+", value)

@@ -1,4 +1,4 @@
-"""The check of touched names against one version's source."""
+"""The check of the names that this project uses against one version's source."""
 
 import ast
 import copy
@@ -15,7 +15,7 @@ from deploy.try_vllm.source import Found, Function, Signature, Sources, is_bound
 from deploy.try_vllm.touched import WITH_TEXT, CallArguments, Kind, Touched
 from deploy.try_vllm.wheel import FILE_LIST
 
-# Packages in which vLLM's engine calls functions that this project replaces.
+# The packages in which vLLM's engine calls functions that this project replaces.
 CALLERS: Final = ("vllm.v1", "vllm.distributed")
 MOST_HINTS: Final = 3
 CODE: Final = frozenset({Kind.NAME, Kind.CALL, Kind.OVERRIDE})
@@ -23,7 +23,7 @@ CODE: Final = frozenset({Kind.NAME, Kind.CALL, Kind.OVERRIDE})
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A touched name that a version lacks or has changed."""
+    """A used name that a version lacks or has changed."""
 
     touched: Touched
     reason: str
@@ -35,27 +35,26 @@ class Problem:
 
 
 class Check:
-    """The check against the source below a folder that has `vllm`."""
+    """The check against the source in a folder that contains `vllm`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._sources = Sources(root)
 
     def problems(self, touched: list[Touched]) -> list[Problem]:
-        """Return the missing or changed names that are not optional, and our names that hide one of vLLM."""
+        """Return the missing or changed names that are not optional, and our names that would hide one of vLLM's."""
         needed = [each for each in touched if not each.optional]
         found = [Problem(each, reason) for each in needed for reason in self._reasons(each)]
         return found + list(self._collisions(touched))
 
     def absent(self, touched: list[Touched]) -> list[Touched]:
-        """Return the optional names that are not there."""
+        """Return the optional names that the version lacks."""
         return [each for each in touched if each.optional and list(self._reasons(each))]
 
     def changed(self, touched: list[Touched], before: "Check") -> list[tuple[str, int]]:
-        """Return the touched classes and functions whose code differs from another version's, with changed lines.
+        """Return (name, changed lines) of used classes and functions whose code differs from another version's.
 
-        Comments, docstrings and layout count for nothing. A method is named, and not also its class, where it is
-        touched by its own name.
+        Comments, docstrings and layout are ignored. A method that is used by its own name is listed without its class.
         """
         found: dict[str, int] = {}
         for name in dict.fromkeys(each.name for each in touched if each.kind in CODE):
@@ -96,7 +95,7 @@ class Check:
         return self._sources.find(name) is not None
 
     def _missing(self, name: str) -> str:
-        """Return that a name is not there, with how far it goes and where its last part is now."""
+        """Describe a missing name by the part of it that exists and the modules that define its last part now."""
         parts = name.split(".")
         whole = next((n for n in range(len(parts) - 1, 0, -1) if self._sources.find(".".join(parts[:n]))), 0)
         places = self._definitions.get(parts[whole], [])[:MOST_HINTS]
@@ -141,7 +140,7 @@ class Check:
                 yield f"vLLM asks it for {name!r}, which ours lacks"
 
     def _collisions(self, touched: list[Touched]) -> Iterator[Problem]:
-        """Yield our own attributes that hide one of vLLM's in its class, unless they are listed."""
+        """Yield our own attributes that would hide one of vLLM's in its class and are not listed."""
         listed = {each.name for each in touched}
         for where, (base, own) in subclasses().items():
             found = self._sources.find(base)
@@ -163,7 +162,7 @@ class Check:
 
     @cached_property
     def _definitions(self) -> dict[str, list[str]]:
-        """The modules that define a class or function at the top, or a method, by its name."""
+        """The modules that define a top-level class or function, or a method, by its name."""
         found: dict[str, list[str]] = {}
         pattern = re.compile(r"^(?:    )?(?:async )?(?:class|def) (\w+)", re.MULTILINE)
         for module in self._sources.modules("vllm"):
@@ -173,7 +172,7 @@ class Check:
 
 
 def changed_lines(old: ast.AST, new: ast.AST) -> int:
-    """Return how many lines of code two definitions do not have in common."""
+    """Return the number of lines of code in which two definitions differ."""
     before, after = (ast.unparse(_without_docstrings(node)).splitlines() for node in (old, new))
     return sum(line[0] in "+-" for line in difflib.ndiff(before, after)) if before != after else 0
 
@@ -189,7 +188,7 @@ def _without_docstrings(node: ast.AST) -> ast.AST:
 
 
 def _follows_no_further(found: Found, name: str) -> bool:
-    """Return whether a function was found in place of an attribute of its result."""
+    """Return whether `found` is the function itself, of whose result `name` is an attribute."""
     assert isinstance(found.node, Function)
     return found.node.name != name.rpartition(".")[2]
 

@@ -1,4 +1,4 @@
-"""The names of vLLM that our source itself shows: imports, and what is done with imported and annotated names."""
+"""The names of vLLM that follow from our source: imports, and uses of imported and annotated names."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from typing import Final
 from deploy.try_vllm.touched import CallArguments, Kind, Touched
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-# The code that a worker and a server with the plug-in run, and the tests' stand-ins for parts of vLLM.
+# The code of a worker, the code of a server with the plug-in, and the tests' replacements for parts of vLLM.
 SOURCES: Final = ("libs/engine/vllm", "deploy/vllm-plugin", "libs/testing/engines")
 LIBRARY: Final = "vllm"
 VARIABLE: Final = re.compile(r"VLLM_[A-Z0-9_]+")
@@ -23,7 +23,7 @@ def our_files() -> list[Path]:
 
 
 def derive() -> list[Touched]:
-    """Return all names that our files show, each once a file, in order."""
+    """Return all names that our files use, each once per file, in order."""
     found: dict[tuple[object, ...], Touched] = {}
     for path in our_files():
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -35,9 +35,9 @@ def derive() -> list[Touched]:
 
 @cache
 def subclasses() -> dict[str, tuple[str, frozenset[str]]]:
-    """Return our subclasses of vLLM's classes by FILE:CLASS, with vLLM's class and all that they define.
+    """Return our subclasses of vLLM's classes by FILE:CLASS, with vLLM's class and all names that they define.
 
-    A class has one entry for each of vLLM's that it inherits from, marked with a number from the second on.
+    A class with several base classes in vLLM has an entry for each, numbered from the second on.
     """
     found: dict[str, tuple[str, frozenset[str]]] = {}
     for path in our_files():
@@ -52,7 +52,7 @@ def subclasses() -> dict[str, tuple[str, frozenset[str]]]:
 
 
 def our_method(where: str, name: str) -> Function | None:
-    """Return a method of our class FILE:CLASS, inherited from another class of the file or its own."""
+    """Return a method of our class FILE:CLASS, or of its base classes in the same file; None if there is none."""
     file, _, of = where.partition("#")[0].partition(":")
     classes = _classes(ast.parse((ROOT / file).read_text(encoding="utf-8")))
     for each in _lineage(of, classes):
@@ -63,7 +63,7 @@ def our_method(where: str, name: str) -> Function | None:
 
 
 def imported(body: Iterable[ast.stmt]) -> Names:
-    """Return vLLM's dotted names by the names that statements import them as."""
+    """Return vLLM's dotted names by the local names under which statements import them."""
     names: Names = {}
     for node in body:
         if isinstance(node, ast.If):
@@ -77,7 +77,7 @@ def imported(body: Iterable[ast.stmt]) -> Names:
 
 
 class _Reader:
-    """A walk through one file that knows which local names stand for something of vLLM's."""
+    """A walk through one file that tracks which local names refer to objects of vLLM."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -160,7 +160,7 @@ class _Reader:
         yield from self._statements(node.body, names)
 
     def _uses(self, node: ast.AST, names: Names) -> Iterator[Touched]:
-        """Yield attributes and calls of known names. The longest chain stands for its beginnings."""
+        """Yield attributes and calls of known names. Of a chain of attributes, only the longest is yielded."""
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             return
         match node:
@@ -194,7 +194,7 @@ class _Reader:
 
 
 def _dotted(node: ast.expr, names: Names) -> str | None:
-    """Return vLLM's name for an expression; None if it is none, or one that our own class defines."""
+    """Return vLLM's name for an expression; None if it has none, or if our own class defines it."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
         return names.get(node.value)
     parts: list[str] = []
@@ -209,7 +209,7 @@ def _dotted(node: ast.expr, names: Names) -> str | None:
 
 
 def _narrowed(test: ast.expr, names: Names) -> Names:
-    """Return the names where a test holds, with the classes that it checks by `isinstance`."""
+    """Return the names inside a test's branch, narrowed to the classes that the test checks by `isinstance`."""
     tests = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
     found = dict(names)
     for each in tests:
@@ -220,13 +220,13 @@ def _narrowed(test: ast.expr, names: Names) -> Names:
 
 
 def _without(names: Names, target: ast.expr) -> Names:
-    """Return the names that an assignment to a target leaves."""
+    """Return the names that remain after an assignment to a target."""
     bound = {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
     return {name: value for name, value in names.items() if name not in bound}
 
 
 def _assigned(node: ast.Assign, names: Names) -> Names:
-    """Return the names that an assignment gives to something of vLLM's."""
+    """Return the names that an assignment binds to objects of vLLM."""
     target, value = node.targets[0], node.value
     pairs = [(target, value)]
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -260,7 +260,7 @@ def _foreign_bases(name: str, classes: dict[str, ast.ClassDef], names: Names) ->
 
 
 def _own_members(name: str, classes: dict[str, ast.ClassDef]) -> set[str]:
-    """Return the names that a class and its bases in the same file define, including instance attributes."""
+    """Return the names that a class and its base classes in the same file define, including instance attributes."""
     found: set[str] = set()
     for each in _lineage(name, classes):
         for node in ast.walk(each):

@@ -1,7 +1,7 @@
-"""Every name of vLLM that this project touches: a line each here, and what our source itself shows (derived.py).
+"""All names of vLLM that this project uses: those listed here, and those that follow from our source (derived.py).
 
-Here is what syntax does not show: attributes of objects whose class is not written beside them, arguments in
-dictionaries, methods that ours replace, environment variables, metrics. A line has the dotted name at its definition
+The list has what syntax does not show: attributes of objects without an annotated class, arguments in dictionaries,
+methods that ours replace, environment variables, and metrics. Each line has a dotted name, as where vLLM defines it,
 and our file.
 """
 
@@ -135,7 +135,7 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_text(MOONCAKE_CODE, "remote_bootstrap_addr", CONNECTORS),
     *_text(MOONCAKE_CODE, "transfer_id", CONNECTORS),
     *_text("vllm.v1.request", "kv_transfer_params", WIRE),
-    # Reads of blocks that are marked
+    # Reads of KV whose blocks are marked
     *_override(f"{PULLS}._read_blocks_for_req", MARKS, ""),
     *_override(f"{PULLS}._pop_done_transfers", MARKS, ""),
     *(each for name in (
@@ -285,13 +285,13 @@ BY_HAND: Final[tuple[Touched, ...]] = (
     *_text("vllm.config.kv_transfer", "kv_producer", OBSERVER),
     *_text("vllm.config.kv_transfer", "kv_consumer", OBSERVER),
     *_name("vllm.v1.request.RequestStatus.WAITING_FOR_REMOTE_KVS", OBSERVER),
-    # The metrics that `fulcrum observe` reads; their names follow below
+    # The metrics that `fulcrum observe` reads. Their names follow below.
     *_text(METRICS, "local_compute", PARSER),
     *_text(METRICS, "engine", PARSER),
     *_text(METRICS, "model_name", PARSER),
     *_name("vllm.config.CacheConfig.block_size", PARSER),
     *_name("vllm.config.CacheConfig.num_gpu_blocks", PARSER),
-    # The check of the image
+    # The check of images
     *_name("vllm.v1.sample.ops.topk_topp_sampler", IMAGE),
     *_name("vllm.v1.attention.backends.flashinfer", IMAGE),
     *_name("vllm.v1.attention.backends.flash_attn", IMAGE),
@@ -301,9 +301,9 @@ BY_HAND: Final[tuple[Touched, ...]] = (
 )
 # fmt: on
 
-# The definitions of names that an object finds by `__getattr__`.
+# The definitions of names that vLLM resolves in `__getattr__`.
 ELSEWHERE: Final = {"vllm.platforms.current_platform.device_count": "vllm.platforms.cuda.CudaPlatformBase.device_count"}
-# Arguments of vLLM's engine that the worker sets, by the file that has them in a dictionary.
+# The arguments of vLLM's engine that the worker sets, by the file that has them in a dictionary.
 SET: Final = {
     LAUNCH: (
         "model", "served_model_name", "dtype", "block_size", "max_num_seqs", "max_num_batched_tokens",
@@ -328,14 +328,14 @@ def _argument(name: str, where: str) -> Touched:
 
 
 def _of_profiles() -> Iterable[Touched]:
-    """Yield vLLM's arguments in the profiles of this release."""
+    """Yield vLLM's arguments in the deployment profiles of this release."""
     for path in sorted((ROOT / PROFILES).glob("*.json")):
         for worker in json.loads(path.read_text(encoding="utf-8")).get("workers", ()):
             yield from (_argument(name, f"{PROFILES}/{path.name}") for name in worker.get("arguments", ()))
 
 
 def _metrics() -> Iterable[Touched]:
-    """Yield the metrics that are read, by the names of their families."""
+    """Yield the metrics that `fulcrum observe` reads, by the names of their families."""
     fallbacks = {*TOKEN_GAPS[1:], *KV_USED[1:]}
     for name in sorted({*SCALARS, *HISTOGRAMS}):
         bare = name.removesuffix("_count").removesuffix("_sum")
@@ -343,7 +343,7 @@ def _metrics() -> Iterable[Touched]:
 
 
 def touched() -> list[Touched]:
-    """Return every name, in the order of our files."""
+    """Return all names, in the order of our files."""
     arguments = [_argument(name, where) for where, names in SET.items() for name in names]
     derived = [replace(each, name=ELSEWHERE.get(each.name, each.name)) for each in derive()]
     return [*derived, *BY_HAND, *arguments, *_of_profiles(), *_metrics()]

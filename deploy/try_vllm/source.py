@@ -1,7 +1,7 @@
-"""vLLM's source read as syntax trees: what a dotted name stands for, and which arguments a function takes.
+"""vLLM's source as syntax trees: the definition of a dotted name, and the arguments of a function.
 
-Nothing is imported. Names are followed through re-exports, base classes and annotations. Where the syntax does not
-say what an object is, the rest of its name is not checked.
+Nothing is imported. Names are followed through re-exports, base classes and annotations. If the syntax does not show
+the class of an object, the rest of the name is not checked.
 """
 
 import ast
@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 
-# Re-exports, or base classes, that lead to one another.
+# Bounds re-exports and base classes that lead to one another.
 MOST_STEPS: Final = 24
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Class attributes with these annotations are no fields of a dataclass.
@@ -20,13 +20,13 @@ NO_FIELDS: Final = ("ClassVar", "KW_ONLY")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The definition that a dotted name leads to."""
+    """The definition of a dotted name."""
 
     module: "Module"
     node: ast.AST | None
-    """None for a module."""
+    """The node of the definition; None for a module."""
     owner: ast.ClassDef | None = None
-    """The class that defines it, for a member of one."""
+    """The class that defines it, if it is a member of a class."""
 
 
 class Module:
@@ -45,7 +45,7 @@ class Module:
 
     @cached_property
     def bindings(self) -> dict[str, ast.AST]:
-        """The binding of each name at the top of the module: a class or function rather than an assignment."""
+        """The binding of each name at the top of the module. A class or function precedes an assignment."""
         found: dict[str, ast.AST] = {}
         for name, node in _bound(self.tree.body):
             if not isinstance(found.get(name), (ast.ClassDef, Function)) or isinstance(node, (ast.ClassDef, Function)):
@@ -54,19 +54,19 @@ class Module:
 
     @cached_property
     def star_imports(self) -> list[str]:
-        """The modules of which everything is imported."""
+        """The modules from which everything is imported."""
         imports = [node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom)]
         return [self.absolute(node) for node in imports if any(alias.name == "*" for alias in node.names)]
 
     @cached_property
     def texts(self) -> frozenset[str]:
-        """All string constants, and the names of all arguments given by name."""
+        """All string constants, and the names of all keyword arguments."""
         constants = (each.value for each in ast.walk(self.tree) if isinstance(each, ast.Constant))
         keywords = (each.arg for each in ast.walk(self.tree) if isinstance(each, ast.keyword) and each.arg)
         return frozenset((*(each for each in constants if isinstance(each, str)), *keywords))
 
     def absolute(self, node: ast.ImportFrom) -> str:
-        """Return the name of the module that an import is from."""
+        """Return the absolute name of the module in an import statement."""
         if not node.level:
             return node.module or ""
         parts = self.name.split(".")
@@ -90,7 +90,7 @@ class Sources:
         return self._modules[name]
 
     def modules(self, package: str) -> Iterator[Module]:
-        """Yield a module, and if it is a package all modules in it."""
+        """Yield a module, or all modules of a package."""
         folder = self._root.joinpath(*package.split("."))
         for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_name(f"{folder.name}.py")]:
             parts = path.relative_to(self._root).with_suffix("").parts
@@ -99,9 +99,9 @@ class Sources:
                 yield module
 
     def find(self, name: str, steps: int = MOST_STEPS) -> Found | None:
-        """Return what a dotted name leads to. A prefix that the syntax says no more about stands for the whole name.
+        """Return the definition of a dotted name; None if there is none.
 
-        None if it leads nowhere.
+        If the syntax does not show the class of a prefix, the prefix's definition is returned for the whole name.
         """
         parts = name.split(".")
         for split in range(len(parts), 0, -1):
@@ -144,11 +144,11 @@ class Sources:
         return None
 
     def _outside(self, name: str, here: Found, steps: int) -> Found | None:
-        """Follow an import. What is imported from elsewhere than vLLM counts as found."""
+        """Follow an import. A name from outside vLLM is found at the import statement."""
         return self.find(name, steps) if name.partition(".")[0] == here.module.name.partition(".")[0] else here
 
     def class_of(self, found: Found, steps: int = MOST_STEPS) -> Found | None:
-        """Return the class itself, or the class of a value, by its annotation or the call that makes it."""
+        """Return the class itself, or the class of a value by its annotation or the call that creates it."""
         node = found.node
         if isinstance(node, ast.ClassDef):
             return found
@@ -177,7 +177,7 @@ class Sources:
     def bases(self, found: Found) -> list[Found]:
         """Return a class and its base classes inside vLLM, in the order in which attributes are looked up.
 
-        The order is exact only without diamonds.
+        The order is exact only if no class is inherited twice.
         """
         order: list[Found] = []
         waiting = [found]
@@ -192,7 +192,7 @@ class Sources:
         return order
 
     def member(self, found: Found, name: str) -> Found | None:
-        """Return the attribute of a class or of its instances, inherited ones included."""
+        """Return an attribute of a class or its instances, including inherited ones."""
         for each in self.bases(found):
             assert isinstance(each.node, ast.ClassDef)
             node = _members(each.node).get(name)
@@ -201,7 +201,7 @@ class Sources:
         return None
 
     def constructor(self, found: Found) -> "Signature":
-        """Return the arguments of a class: those of `__init__`, else the fields of a dataclass or Struct."""
+        """Return the arguments of a class: those of `__init__`, or else the fields of a dataclass or Struct."""
         init = self.member(found, "__init__")
         if init is not None and isinstance(init.node, Function):
             return Signature.of(init.node, bound=True)
@@ -220,13 +220,13 @@ class Signature:
     required: frozenset[str]
     named_only: frozenset[str] = frozenset()
     more: bool = False
-    """True if the function takes any further positional arguments."""
+    """True if the function takes any number of positional arguments."""
     any_name: bool = False
-    """True if the function takes arguments of any name."""
+    """True if the function takes keyword arguments of any name."""
 
     @classmethod
     def of(cls, node: Function, *, bound: bool) -> "Signature":
-        """Return a function's signature. `bound`: without its first argument."""
+        """Return a function's signature; without its first argument if `bound`."""
         arguments = node.args
         given = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
         needed = given[: len(given) - len(arguments.defaults)]
@@ -242,7 +242,10 @@ class Signature:
         )
 
     def refuses(self, positional: int, names: Iterable[str], *, partly: bool = False) -> list[str]:
-        """Return why a call would fail. `partly`: it also has arguments that the syntax does not show."""
+        """Return the reasons why a call would fail.
+
+        If `partly`, the call has further arguments that the syntax does not show.
+        """
         names = set(names)
         reasons = [
             f"takes no argument {name!r}"
@@ -257,7 +260,7 @@ class Signature:
         return reasons
 
     def differs(self, base: "Signature") -> list[str]:
-        """Return why a method with this signature cannot stand for one with the signature `base`."""
+        """Return the reasons why a method with this signature cannot replace one with the signature `base`."""
         reasons = []
         for place, name in enumerate(base.positional):
             own = self.positional[place] if place < len(self.positional) else None
@@ -277,7 +280,7 @@ class Signature:
 
 
 def is_bound(found: Found) -> bool:
-    """Return whether the first argument of a function is given by attribute access."""
+    """Return whether attribute access supplies the first argument of a function."""
     if found.owner is None or not isinstance(found.node, Function):
         return False
     return not any("staticmethod" in ast.unparse(each) for each in found.node.decorator_list)
@@ -288,7 +291,7 @@ def _is_property(node: Function) -> bool:
 
 
 def _bound(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the names that statements bind, those in branches included, with the statements."""
+    """Yield the names that statements bind, including those in branches, with the statements."""
     for node in body:
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -310,7 +313,7 @@ def _bound(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
 
 @cache
 def _members(node: ast.ClassDef) -> dict[str, ast.AST]:
-    """Return the names that a class binds in its body and those that its methods assign to `self`."""
+    """Return the names that a class binds in its body or its methods assign to `self`."""
     found: dict[str, ast.AST] = {}
     for method in node.body:
         if isinstance(method, Function):
@@ -331,7 +334,7 @@ def _assigned_to_self(method: Function) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _with_annotation(node: ast.AST, target: ast.Attribute, arguments: dict[str, ast.expr | None]) -> ast.AST:
-    """Return an assignment of an argument as one that is annotated as the argument is."""
+    """Return an assignment with the annotation of the argument that it assigns, if it assigns one."""
     match node:
         case ast.Assign(value=ast.Name(name)) if (annotation := arguments.get(name)) is not None:
             return ast.AnnAssign(target, annotation, ast.Name(name), simple=0)
@@ -339,7 +342,7 @@ def _with_annotation(node: ast.AST, target: ast.Attribute, arguments: dict[str, 
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, bool]]:
-    """Yield the fields of a dataclass or Struct that its constructor takes, each with whether it has no default."""
+    """Yield the fields that the constructor of a dataclass or Struct takes, each with whether it is required."""
     for each in node.body:
         match each:
             case ast.AnnAssign(target=ast.Name(name)):

@@ -19,7 +19,7 @@ from libs.runtime.paths import cache_dir
 
 INDEX: Final = "https://pypi.org/simple"
 JSON: Final = "application/vnd.pypi.simple.v1+json"
-# The GPU build that images install. Its Python sources are those of every platform.
+# The GPU build that images install. Its Python sources are the same for every platform.
 PLATFORM: Final = "x86_64.whl"
 BLOCK_BYTES: Final = 1 << 20
 TIMEOUT_S: Final = 180.0
@@ -30,7 +30,7 @@ METADATA_FILE: Final = "METADATA"
 
 
 class FetchError(Exception):
-    """An error whose text a person reads instead of a traceback."""
+    """An error with a text for people, shown without a traceback."""
 
 
 def sources_of(version: str, report: Callable[[str], None]) -> Path:
@@ -41,13 +41,13 @@ def sources_of(version: str, report: Callable[[str], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as part:
             _extract(url, Path(part) / version, report)
-            # A folder under its final name is whole, whenever this program was interrupted.
+            # A folder is complete once it has its final name, even if this program is interrupted.
             (Path(part) / version).rename(folder)
     return folder
 
 
 def wheel_url(version: str) -> str:
-    """Return the URL of a version's wheel. Raise FetchError, which names the newest versions, if there is none."""
+    """Return the URL of a version's wheel. Raise FetchError that lists the newest versions if there is none."""
     index = os.environ.get("PIP_INDEX_URL", INDEX).rstrip("/")
     with _open(f"{index}/vllm/", Accept=JSON) as response:
         page, kind = response.read(), response.headers.get_content_type()
@@ -88,7 +88,7 @@ def _extract(url: str, folder: Path, report: Callable[[str], None]) -> None:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on a web server that answers range requests, read by blocks."""
+    """A file on a web server that answers range requests. It is read by blocks."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""Fulcrum as an installed package: its `libs` and `services` lie in `tree`, out of other packages' way."""
+"""Fulcrum as an installed package. Its `libs` and `services` are in `tree`, where they clash with no other package."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ TREE = Path(__file__).parent / "tree"
 
 
 def enter() -> None:
-    """Make `libs` and `services` importable in this process and in those that it starts."""
+    """Make `libs` and `services` importable in this process and in the processes that it starts."""
     if str(TREE) in sys.path:
         return
     sys.path.insert(0, str(TREE))

@@ -1,4 +1,4 @@
-"""A vLLM plugin that reports each engine step to `fulcrum observe`. It needs nothing but the standard library."""
+"""A vLLM plugin that reports each engine step to `fulcrum observe`. It needs only the standard library."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ URL_VARIABLE = "FULCRUM_OBSERVE_URL"
 def register() -> None:
     """Prepare this process to report its engine's steps if FULCRUM_OBSERVE_URL is set.
 
-    vLLM calls this in each of its processes; only one that runs an engine's loop reports.
+    vLLM calls this in each of its processes. Only a process that runs an engine's loop reports.
     """
     if not os.environ.get(URL_VARIABLE):
         return

@@ -30,7 +30,7 @@ log = logging.getLogger("vllm")
 
 
 class Clock:
-    """Unix nanoseconds that never step back within a process."""
+    """A clock of Unix nanoseconds that never goes backwards within a process."""
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
@@ -55,7 +55,7 @@ def _reporting(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
         stop: Callable[[], None] | None = None
         try:
             stop = attach(self)
-        except Exception:  # vLLM serves all the same
+        except Exception:  # vLLM must serve in any case
             log.warning("fulcrum-observe does not report: unknown vLLM", exc_info=True)
         try:
             return run(self)
@@ -67,7 +67,7 @@ def _reporting(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def attach(core: Any) -> Callable[[], None]:
-    """Report the steps of an EngineCore from now on, and return the function that ends it."""
+    """Report the steps of an EngineCore from now on, and return a function that stops the reports."""
     clock = Clock()
     recorder = StepRecorder(clock)
     source = source_of(core.vllm_config, clock())
@@ -111,7 +111,7 @@ def follow(scheduler: Any, recorder: StepRecorder, clock: Callable[[], int]) -> 
 
 
 class SchedulerHooks:
-    """The recording of one scheduler, which its first error ends."""
+    """The hooks of one scheduler. Recording ends with the first error in them."""
 
     def __init__(self, scheduler: Any, recorder: StepRecorder, clock: Callable[[], int]) -> None:
         self._scheduler = scheduler
@@ -149,8 +149,8 @@ class SchedulerHooks:
     def _work(self, scheduled: dict[str, int]) -> Step:
         """Return the work of a step whose tokens vLLM already counts as computed.
 
-        A single last token costs as much as a decode and counts as one. This includes the last prompt token, which a
-        request with transferred KV computes again to sample from it.
+        A single last token costs as much as a decode and counts as one. This includes the last prompt token of a
+        transferred prompt, which is computed again to sample from it.
         """
         tokens = prompts = context = squared = decodes = kv_tokens = 0
         requests = self._scheduler.requests
@@ -178,7 +178,7 @@ class SchedulerHooks:
         running, waiting = scheduler.running, scheduler.waiting
         prompts = [each for each in _first(waiting) if each.status.name != AWAITING_KV]
         tokens = sum(max(each.num_tokens - each.num_computed_tokens, 0) for each in (*prompts, *running))
-        # A running sequence has one token left to compute, which is no prompt's.
+        # Each running sequence has one token left to compute, which belongs to no prompt.
         tokens -= sum(each.num_tokens - each.num_computed_tokens == 1 for each in running)
         if len(waiting) > MAX_COUNTED:
             tokens = tokens * len(waiting) // MAX_COUNTED
@@ -196,7 +196,7 @@ def _first(queue: Any) -> list[Any]:
 
 
 def source_of(config: Any, incarnation: int) -> Source:
-    """Return the description of an engine by vLLM's configuration and the environment."""
+    """Return the description of an engine from vLLM's configuration and the environment."""
     parallel, cache, steps = config.parallel_config, config.cache_config, config.scheduler_config
     name = os.environ.get(NAME_VARIABLE) or socket.gethostname()
     rank = getattr(parallel, "data_parallel_index", 0) or parallel.data_parallel_rank
@@ -221,7 +221,7 @@ def source_of(config: Any, incarnation: int) -> Source:
 
 
 def role_of(transfer: Any, chunk_tokens: int) -> tuple[int, int]:
-    """Return the role and prompt budget of the environment, or else those that follow from the KV connector."""
+    """Return the role and prompt budget from the environment, or else those that follow from the KV connector."""
     kv_role = getattr(transfer, "kv_role", None)
     usual = {PRODUCER: "prefill", CONSUMER: "decode"}.get(kv_role or "", "mixed")
     named = os.environ.get(ROLE_VARIABLE) or usual

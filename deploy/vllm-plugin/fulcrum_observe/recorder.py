@@ -1,7 +1,7 @@
-"""The record of an engine's steps: written by the engine's thread, cut into batches by another. It has no locks.
+"""The record of an engine's steps, written by the engine's thread and cut into batches by another, without locks.
 
-A step begins when it is decided, but not before the one before it has ended: with asynchronous scheduling and with
-pipeline parallelism several are under way. It ends when its output arrives.
+With asynchronous scheduling and with pipeline parallelism, several steps are in flight. A step begins when it is
+decided, but not before the previous one has ended. It ends when its output arrives.
 """
 
 from collections import deque
@@ -14,22 +14,22 @@ from .wire import Batch, Load, Span, Step
 T = TypeVar("T")
 
 MAX_STEPS = 16_384
-"""The maximum number of steps that await a cut; beyond it all of them are dropped, and their time is unknown."""
+"""The maximum number of steps that wait to be cut. Beyond it all of them are dropped, and their time is unknown."""
 MAX_SPANS = 4_096
 LONGEST_NS = 1_000_000_000
 """The longest time that one batch covers."""
 
 
 class StepRecorder:
-    """Steps, KV waits and load of one engine. All methods but `cut` belong to the engine's thread."""
+    """The steps, KV waits and load of one engine. Only the engine's thread may call methods other than `cut`."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
         self._in_flight: deque[tuple[Step, int]] = deque()
-        """Work and time of the decision of each step in flight."""
+        """The work of each step in flight, with the time of its decision."""
         self._ended_ns = 0
         self._running: Step | None = None
-        """The oldest step in flight with its start; its end is 0."""
+        """The oldest step in flight, with its start and 0 as its end; None if none is in flight."""
         self._steps: deque[Step] = deque()
         self._waits: deque[Span] = deque(maxlen=MAX_SPANS)
         self._waits_since_ns = 0
@@ -38,8 +38,8 @@ class StepRecorder:
         self._known_from_ns = self._overflows = 0
         self.load = Load()
         self.broken = False
-        """True once an error has ended recording; nothing is covered then."""
-        # Below is the cutter's.
+        """True once an error has ended the recording. No time is covered after it."""
+        # The fields below belong to the thread that cuts.
         self._covered_to_ns = clock()
         self._sequence = 0
         self._late: list[Step] = []
@@ -49,7 +49,7 @@ class StepRecorder:
     # ------------------------------------------------------------ the engine's thread
 
     def decided(self, work: Step) -> None:
-        """Record the decision of a step; the times of `work` are ignored."""
+        """Record the decision of a step. The times in `work` are ignored."""
         now_ns = self._clock()
         self._end_wait(now_ns)
         self._in_flight.append((work, now_ns))
@@ -65,7 +65,7 @@ class StepRecorder:
             self._steps.clear()
             self._known_from_ns = now_ns
             self._overflows += 1
-        # The order matters to the cutter: a step is never in neither place.
+        # The step is appended before `_running` changes, so that the other thread always finds it in one of the two.
         self._steps.append(self._running._replace(end_ns=now_ns))
         self._ended_ns = now_ns
         self._in_flight.popleft()
@@ -76,7 +76,7 @@ class StepRecorder:
             self._running = None
 
     def nothing_to_compute(self, awaiting_kv: bool) -> None:
-        """Record that nothing could be scheduled, and whether a request awaits KV of another engine."""
+        """Record that nothing could be scheduled, and whether a request waits for KV of another engine."""
         if self._in_flight:
             return
         if not awaiting_kv:
@@ -97,11 +97,11 @@ class StepRecorder:
     # ------------------------------------------------------------ the cutter's thread
 
     def cut(self, dropped_batches: int = 0, *, last: bool = False) -> list[Batch]:
-        """Return batches from the end of the last one to now, each of at most `LONGEST_NS`.
+        """Return batches that cover the time from the last one to now, each of at most `LONGEST_NS`.
 
-        Covers touch, except where steps were dropped.
+        Batches are adjacent in time, except where steps were dropped.
         """
-        # The clock is read before the state: a step that begins or ends in the meantime then belongs to the next batch.
+        # The clock is read before the state, so that a step that begins or ends in between belongs to the next batch.
         now_ns, running, waits_since_ns = self._clock(), self._running, self._waits_since_ns
         steps = self._late + _drained(self._steps)
         from_ns = max(self._covered_to_ns, self._known_from_ns)
@@ -117,7 +117,7 @@ class StepRecorder:
             each.start_ns == waits_since_ns for each in waits
         ) else []  # fmt: skip
         found: list[Batch] = []
-        begin_ns = 0  # of the first piece: a step may have begun before it
+        begin_ns = 0  # the first batch includes steps that began before it
         for low_ns, high_ns in pairwise([*range(from_ns, now_ns, LONGEST_NS), now_ns]):
             self._sequence += 1
             begun = [each for each in steps if begin_ns <= each.start_ns < high_ns]
@@ -133,13 +133,13 @@ class StepRecorder:
         return found
 
     def _is_news(self, running: Step, steps: list[Step], now_ns: int) -> bool:
-        """Return whether to announce a running step: once, and only while it runs."""
+        """Return whether to announce a running step. Each is announced once, and only while it runs."""
         known = running.start_ns == self._announced_ns or any(each.start_ns == running.start_ns for each in steps)
         return running.start_ns < now_ns and not known
 
 
 def _drained(found: "deque[T]") -> list[T]:
-    """Take all entries, to which another thread appends meanwhile."""
+    """Remove and return all entries, while another thread may append further ones."""
     taken: list[T] = []
     while found:
         try:

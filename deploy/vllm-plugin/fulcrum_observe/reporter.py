@@ -18,9 +18,9 @@ RETRY_S = 1.0
 REFUSED_S = 5.0
 TIMEOUT_S = 2.0
 MAX_BATCHES = 600
-"""The maximum number of batches that await sending; the oldest are dropped and counted."""
+"""The maximum number of batches that wait to be sent. The oldest ones beyond it are dropped and counted."""
 MAX_SENT_AT_ONCE = 8
-"""The maximum number of batches sent in one turn, so that those of an outage come as a trickle."""
+"""The maximum number of batches sent in one turn, so that an outage does not end in a burst."""
 PATH = "/v1/observed/steps"
 CONTENT_TYPE = "application/x-protobuf"
 BUSY_STATUSES = (429, 503)
@@ -38,10 +38,10 @@ class Post(Protocol):
 
 
 class HttpPost:
-    """A `Post` over one connection that stays open."""
+    """A `Post` over one persistent connection."""
 
     def __init__(self, url: str, token: str) -> None:
-        """Raise ValueError if `url` is no address."""
+        """Create the client. Raise ValueError if `url` is not a valid URL."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no address like http://host:8002")
@@ -74,15 +74,15 @@ class Reporter:
         self._stopping = threading.Event()
         self._trouble = ""
         self._unanswered = False
-        """True if the oldest batch was sent and got no answer; the service may have taken it."""
+        """True if the oldest batch was sent without an answer. The service may have received it."""
         self.dropped = 0
-        """Batches that were never received: too many waited, or the service refused them."""
+        """The number of batches that never arrived, because too many waited or the service refused them."""
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="fulcrum observe", daemon=True).start()
 
     def stop(self) -> None:
-        """Send a last batch if the process lives long enough; return at once."""
+        """Let the thread send a last batch if the process lives long enough, and return at once."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -94,12 +94,12 @@ class Reporter:
     def _turn_safely(self, *, last: bool) -> float:
         try:
             return self.turn(last=last)
-        except Exception as error:  # a thread that ends would report nothing more, and nobody would know why
+        except Exception as error:  # a thread that ends would silently stop the reports
             self._warn(f"{type(error).__name__}: {error}")
             return REFUSED_S
 
     def turn(self, *, last: bool = False) -> float:
-        """Cut a batch, send pending ones, and return the seconds until the next turn."""
+        """Cut a batch, send waiting batches, and return the seconds until the next turn."""
         for batch in self._recorder.cut(self.dropped, last=last):
             self._unsent.append(encode(self._source, batch))
         while len(self._unsent) > MAX_BATCHES:
@@ -120,7 +120,7 @@ class Reporter:
                 return RETRY_S
             self._unsent.popleft()
             unanswered, self._unanswered = self._unanswered, False
-            if status == CONFLICT and unanswered:  # it was taken the first time
+            if status == CONFLICT and unanswered:  # the first attempt had arrived
                 continue
             if status >= 400:
                 self.dropped += 1
@@ -138,7 +138,7 @@ class Reporter:
 
 
 def make_reporter(recorder: StepRecorder, source: Source, url: str, token: str) -> Callable[[], None]:
-    """Start a reporter and return the function that ends it."""
+    """Start a reporter and return a function that stops it."""
     reporter = Reporter(recorder, source, HttpPost(url, token))
     reporter.start()
     return reporter.stop

@@ -1,7 +1,7 @@
 """The message StepBatch of proto/fulcrum/telemetry in protobuf's encoding.
 
-Generated code is bound to a version of protobuf, and vLLM's images have different ones. A test holds this encoder
-against the generated code.
+Generated code requires its version of protobuf, and vLLM's images have different ones. A test compares this encoder
+with the generated code.
 """
 
 from array import array
@@ -18,7 +18,7 @@ class Span(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step with a model call. Fields are those of `StepColumns`, in the order of their numbers."""
+    """A step with a model call. The fields are those of `StepColumns`, in the order of their numbers."""
 
     start_ns: int
     end_ns: int
@@ -40,7 +40,7 @@ class Load(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The description of an engine, the same in each of its batches."""
+    """The description of an engine, which is the same in each of its batches."""
 
     name: str
     incarnation: int
@@ -89,7 +89,7 @@ def encode(source: Source, batch: Batch) -> bytes:
 
 
 def _columns(steps: list[Step]) -> bytes:
-    # Columns are little-endian, as all machines are that vLLM runs on. One of zeros is left out.
+    # Columns are little-endian, like all machines on which vLLM runs. A column of zeros is left out.
     columns = [array("Q", column) for column in zip(*steps, strict=True)]
     return b"".join(_part(number, column.tobytes()) for number, column in enumerate(columns, 1) if any(column))
 
