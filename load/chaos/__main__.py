@@ -1,4 +1,4 @@
-"""`make faults SEEDS=20`: the seeded fault test. `--seed N --verbose` replays one."""
+"""`make faults SEEDS=20`: run the seeded fault test. `--seed N --verbose` replays one seed."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from load.chaos.run import Plan, Result, run_seed
 
 
 def main() -> int:
-    """Run every seed; return 1 if any run broke an invariant."""
+    """Run every seed. Return 1 if a run broke an invariant."""
     parser = argparse.ArgumentParser(
         prog="chaos", description="Real gateways and workers in virtual time, under seeded faults."
     )

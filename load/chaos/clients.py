@@ -1,4 +1,4 @@
-"""Clients over simulated HTTP: their requests, the expected answers, and the comparison with the received ones."""
+"""Clients over simulated HTTP: their requests, the expected answers, and the comparison of both."""
 
 import asyncio
 import json
@@ -18,9 +18,9 @@ from load.chaos.loop import Node
 from load.chaos.net import CUT, EOF, KEEPALIVE, REFUSED, RESET, Net, Pipe
 
 MAX_CHUNKS = 4096
-# Errors that a client may get: the queue is full, or there is no worker.
+# The errors that a client may get: the queue is full, or there is no worker.
 ALLOWED = {(429, "queue_full"), (503, "no_workers")}
-# Reasons for which a connection may break without a fault of the gateway.
+# The reasons why a connection may break without a fault of the gateway.
 NETWORK = {CUT, RESET, REFUSED}
 
 
@@ -50,13 +50,13 @@ class ClientCall:
         return json.dumps(fields).encode()
 
     def expected(self, index: int) -> tuple[str, str]:
-        """Return the text and finish reason of one choice on an undisturbed engine."""
+        """Return the text and finish reason of one choice from an engine without faults."""
         text = undisturbed(self.prompt, self.max_tokens, self.temperature, self.seed + index)
         place = text.find(self.stop) if self.stop else -1
         return (text[:place], "stop") if place >= 0 else (text, "length")
 
     def expected_tokens(self, index: int) -> int:
-        """Return the completion tokens that usage counts, up to the one that ended the text."""
+        """Return the completion tokens that usage must count, up to the one that ended the text."""
         text = undisturbed(self.prompt, self.max_tokens, self.temperature, self.seed + index)
         place = text.find(self.stop) if self.stop else -1
         return place + len(self.stop) if place >= 0 else self.max_tokens
@@ -68,7 +68,7 @@ def _source() -> TokenSource:
 
 
 def undisturbed(prompt: tuple[int, ...], count: int, temperature: float, seed: int) -> str:
-    """Return the sim engine's answer, one byte a token, when nothing goes wrong."""
+    """Return the sim engine's answer, one byte a token, if nothing goes wrong."""
     history = list(prompt)
     sampling = SamplingParams(temperature=temperature, seed=seed)
     blocks = np.zeros(0, dtype=np.int32)
@@ -80,7 +80,7 @@ def undisturbed(prompt: tuple[int, ...], count: int, temperature: float, seed: i
 
 
 def draw(number: int, random: Random) -> ClientCall:
-    """Draw a request as users send them: shared openings, short and long, greedy and sampled."""
+    """Draw a request like those of users: shared prefixes, short and long prompts, greedy and sampled."""
     opening = [97 + place % 26 for place in range(random.choice((0, 16, 64, 160)))]
     prompt = (*opening, *(random.randrange(97, 123) for _ in range(1 + int(random.expovariate(1 / 40)))))
     tokens = random.choice((1, 2, 1 + int(random.expovariate(1 / 12))))
@@ -104,12 +104,12 @@ class Outcome:
     status: int = 0
     body: bytes = b""
     broken: str = ""
-    """The reason for which the connection broke; empty if it did not."""
+    """The reason why the connection broke; empty if it did not."""
     left: bool = False
     """True if the client closed the connection itself."""
     requested_s: float = 0.0
     came_s: list[float] = field(default_factory=list)
-    """Times at which parts of the answer arrived, on the loop's clock."""
+    """The loop times at which parts of the answer arrived."""
 
     @property
     def kind(self) -> str:
@@ -121,12 +121,12 @@ class Outcome:
 
     @property
     def longest_wait_s(self) -> float:
-        """Return the longest wait for a part of the answer, the first one included."""
+        """The longest wait for a part of the answer, including the first part."""
         return max(later - sooner for sooner, later in pairwise((self.requested_s, *self.came_s)))
 
     @property
     def error(self) -> str:
-        """Return the error's code, from a status or from the stream."""
+        """The error's code, from the status or the stream; empty without an error."""
         for value in _values(self.body):
             if "error" in value:
                 return str(value["error"]["code"])
@@ -141,7 +141,7 @@ def _values(body: bytes) -> list[dict[str, Any]]:
 
 
 def check(outcome: Outcome) -> list[str]:
-    """Return the faults of an answer that arrived whole."""
+    """Return the faults of an answer that was received to its end."""
     ask, body = outcome.ask, outcome.body
     if outcome.left:
         return []
@@ -169,8 +169,9 @@ def check(outcome: Outcome) -> list[str]:
 async def send(
     net: Net, client: Node, gateway: str, ask: ClientCall, came: Callable[[bytes], None] | None = None
 ) -> Outcome | None:
-    """Send one request over HTTP; return None if the address does not listen. `came` is called with each part of the
-    answer.
+    """Send one request over HTTP, and return its outcome; None if nothing listens at the address.
+
+    `came` is called with each part of the answer.
     """
     found = net.apps.get(gateway)
     if found is None:
@@ -206,7 +207,7 @@ async def _receive(down: Pipe, outcome: Outcome, came: Callable[[bytes], None] |
 
 
 class _Exchange:
-    """The server's end of one request: ASGI in the gateway's node, as uvicorn would call it."""
+    """The server's end of one request. It calls the ASGI app on the gateway's node, as uvicorn does."""
 
     def __init__(self, net: Net, client: Node, gateway: Node, ask: ClientCall) -> None:
         self._net, self._gateway, self._ask = net, gateway, ask
@@ -229,7 +230,7 @@ class _Exchange:
         self._gone.set()
 
     def broken(self, why: str) -> None:
-        """Close both ends. A gRPC keepalive failure is ignored, since this is HTTP."""
+        """Close both ends. A failed gRPC keepalive is ignored, since this is HTTP."""
         if why == KEEPALIVE:
             return
         self._net.calls.pop(self, None)

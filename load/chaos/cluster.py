@@ -1,6 +1,6 @@
-"""Gateways, workers, planner and metrics as they run for real, each wired to the simulated network and stores.
+"""The real gateways, workers, planner and metrics service on a simulated network with stores in memory.
 
-Redis and the broker of a run are stores in memory, reached over a network whose delays a seed draws.
+The stores replace Redis and the broker. A seed draws the delays of the network.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from services.planner.run import PlannerPorts, RunningPlanner, open_planner
 from services.planner.settings import PlannerSettings
 
 CLUSTER = "simulated"
-# The least travel time; a message takes up to twice as long.
+# The minimum travel time of a message. The maximum is twice as long.
 ONE_WAY_S = 0.00025
 
 
@@ -61,20 +61,20 @@ class Stores:
         self._loop = loop
         self._random = random
         self.late_s = 0.0
-        """The longest delay with which the registry publishes changes."""
+        """The longest delay of the registry's notifications."""
         self.redis = MemoryStore(travel=self._travel, news_travel=self._travel_late)
         self.broker = MemoryBroker(travel=self._travel)
 
     def records(self, topic: Topic, *, since_unix_ns: int = 0) -> list[Message]:
-        """Return all records that the broker has taken of a topic; each key's are in order."""
+        """Return all of a topic's records that the broker has taken. The records of each key are in order."""
         return self.broker.values(topic, CLUSTER, since_unix_ns=since_unix_ns)
 
     def digest(self) -> int:
-        """Return a digest of every record: equal histories have equal ones."""
+        """Return a digest of every record. Runs with equal records have equal digests."""
         digest = 0
         for topic in ALL:
             for value in self.records(topic):
-                # Maps are written in any order otherwise.
+                # Without `deterministic`, maps are written in any order.
                 digest = crc32(value.SerializeToString(deterministic=True), digest)
         return digest
 
@@ -92,7 +92,7 @@ class Stores:
         await self._pass(ONE_WAY_S + self.late_s * self._random.random())
 
     async def _pass(self, delay_s: float) -> None:
-        # The network's own time, not a timer of the process that waits.
+        # The loop's timer outside any node, so that a frozen process does not delay the message.
         arrived = self._loop.create_future()
         self._loop.after(delay_s, _arrive, arrived)
         await arrived
@@ -107,7 +107,7 @@ T = TypeVar("T")
 EPOCH_NS = 1_700_000_000_000_000_000
 TOKEN = "simulated"
 _METADATA = bearer(TOKEN)
-# Deadline of each call that sets roles.
+# The deadline of each call that sets a role.
 ADMIN_S = 2.0
 PORT = 50051
 DRAIN_S = 3
@@ -117,7 +117,7 @@ PROFILE: dict[str, Any] = {"engine": "sim", "sim_speedup": 4.0, "max_sequences":
 
 
 class SimClock:
-    """The loop's virtual time as Unix time."""
+    """A clock that shows the loop's virtual time as Unix time."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -126,7 +126,7 @@ class SimClock:
         return EPOCH_NS + int(self._loop.time() * 1e9)
 
     def to_s(self, unix_ns: int) -> float:
-        """Return the loop's time at a Unix time."""
+        """Return the loop's time for a Unix time."""
         return (unix_ns - EPOCH_NS) / 1e9
 
 
@@ -144,68 +144,68 @@ class Process:
     planner: RunningPlanner | None = None
     metrics: RunningMetrics | None = None
     decided: list[Decision] = field(default_factory=list)
-    """Decisions that its planner has published; of repeated ones only the newest is kept."""
+    """The decisions that the process's planner has published. Of repeated ones, only the newest is kept."""
     spare_tasks: int = 0
-    """Tasks that the process owns beside those of links when nothing runs."""
+    """The number of tasks that the process has beside its links' when nothing runs."""
     served_s: float | None = None
-    """The time at which the process began to serve; None if it has not."""
+    """The time at which the process began to serve; None before."""
     ended_s: float | None = None
-    """The time at which the process was killed or asked to leave."""
+    """The time at which the process was killed or asked to leave; None before."""
     still_since_s: float | None = None
     still_s: list[tuple[float, float]] = field(default_factory=list)
-    """Earlier intervals in which it was frozen."""
+    """The past intervals in which the process was frozen."""
 
     @property
     def up(self) -> bool:
         return not self.node.dead and self.served_s is not None and not self.stopping.is_set()
 
     def stood_still(self, now_s: float) -> list[tuple[float, float]]:
-        """Return the intervals in which it was frozen, up to now."""
+        """Return the intervals in which the process was frozen, up to now."""
         return [*self.still_s, *([] if self.still_since_s is None else [(self.still_since_s, now_s)])]
 
 
 @dataclass
 class Cluster:
-    """All processes of a run, dead ones included."""
+    """All processes of a run, including dead ones."""
 
     loop: SimLoop
     net: Net
     stores: Stores
     wrong: list[str] = field(default_factory=list)
     engine: Mapping[str, Any] = field(default_factory=lambda: PROFILE)
-    """Settings of workers beside their names and roles."""
+    """The settings of workers beside their names and roles."""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The settings of each service (gateway, planner, metrics) other than its name."""
+    """The settings of each service (gateway, planner, metrics) beside its name."""
     batch: BatchPorts | None = None
-    """Batch ports of every gateway; None if it runs no batches."""
+    """The batch ports of every gateway; None to run no batches."""
     keys: KeyTable | None = None
-    """Keys that every gateway knows; None lets anybody call."""
+    """The keys that every gateway knows; None to accept every caller."""
     limits: Ledger | None = None
-    """The ledger that all gateways share; None means no limits and no shared places."""
+    """The ledger that all gateways share; None for no limits and no shared places."""
     actuator: Actuator | None = None
-    """The actuator of every planner; None if it scales nothing."""
+    """The actuator of every planner; None to scale nothing."""
     processes: dict[str, Process] = field(default_factory=dict)
     past: list[Process] = field(default_factory=list)
     lost: list[Outgoing] = field(default_factory=list)
-    """Records that processes held when they were killed, and that the broker may not have."""
+    """The records that killed processes had not sent, which the broker may therefore lack."""
 
     def __post_init__(self) -> None:
         self.clock = SimClock(self.loop)
 
     def workers(self) -> list[Process]:
-        """Return the workers that serve, in order of their names."""
+        """Return the serving workers in order of their names."""
         return [each for _, each in sorted(self.processes.items()) if each.up and each.worker is not None]
 
     def gateways(self) -> list[Process]:
-        """Return the gateways that serve, in order of their names."""
+        """Return the serving gateways in order of their names."""
         return [each for _, each in sorted(self.processes.items()) if each.up and each.gateway is not None]
 
     def start_gateway(self, name: str) -> None:
-        """Start a gateway. An earlier life under this name must have ended."""
+        """Start a gateway. An earlier process with this name must have ended."""
         self._start(name, self._gateway)
 
     def start_worker(self, name: str, role: str) -> None:
-        """Start a worker in a first role. An earlier life under this name must have ended."""
+        """Start a worker in a first role. An earlier process with this name must have ended."""
         self._start(name, partial(self._worker, role=role))
 
     def start_planner(self, name: str) -> None:
@@ -215,7 +215,7 @@ class Cluster:
         self._start(name, self._metrics)
 
     def kill(self, name: str) -> None:
-        """End a process as SIGKILL does."""
+        """Kill a process as SIGKILL does."""
         process = self.processes.pop(name)
         process.ended_s = self.loop.time()
         self.past.append(process)
@@ -246,8 +246,9 @@ class Cluster:
         self.loop.call_soon(process.stopping.set, context=process.node.context.copy())
 
     async def set_role(self, client: Node, name: str, *roles: str) -> None:
-        """Set a role through the admin service, as the planner does. A refusal is fine. Of several roles sent for the
-        same epoch at most one may win.
+        """Set a role through the admin service, as the planner does. The worker may refuse it.
+
+        If several roles are sent for the same epoch, at most one may be accepted.
         """
         async with SimTransport(self.net, client, TOKEN).channel(f"{name}:{PORT}") as channel:
             stub: Any = pb_grpc.WorkerAdminServiceStub(channel)  # type: ignore[no-untyped-call]
@@ -289,7 +290,7 @@ class Cluster:
         process.main = self.loop.spawn(node, self._live(process, live))
 
     async def _live(self, process: Process, live: Callable[[Process, AsyncExitStack], Awaitable[None]]) -> None:
-        """Run a process to its end: close what `live` opened, then its tasks, then the bus."""
+        """Run a process to its end. Close what `live` opened, then the process's tasks, then its bus."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(process.bus.close)
             stack.push_async_callback(process.tasks.close)
@@ -379,7 +380,7 @@ class Cluster:
         return SimTransport(self.net, process.node, TOKEN)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` and return its result; close the loop and leave nothing to the garbage collector."""
+        """Run `work` and return its result. Close the loop without leftovers for the garbage collector."""
         try:
             return self.loop.run_until_complete(work)
         finally:
@@ -387,8 +388,9 @@ class Cluster:
             self.loop.close()
 
     def bury(self, *others: Node) -> None:
-        """End after a run, silently, what its processes (dead ones too) and `others` left. The garbage collector would
-        end it otherwise, at a random moment.
+        """End silently what is left of a run: tasks of its processes, including dead ones, and of `others`.
+
+        Otherwise the garbage collector would end them at a random moment.
         """
         processes = (*self.past, *self.processes.values())
         self.loop.set_exception_handler(lambda _loop, _context: None)
@@ -396,7 +398,7 @@ class Cluster:
             self.loop.run_until_complete(self.loop.bury([*others, *(each.node for each in processes)]))
 
     def _ended(self, process: Process) -> None:
-        """Record that a process left by itself, and check that its earlier work is over."""
+        """Record that a process left by itself, and check that its earlier tasks have ended."""
         if self.processes.get(process.node.name) is process:
             del self.processes[process.node.name]
         self.past.append(process)

@@ -1,4 +1,7 @@
-"""Faults of a run: drawn from a seed before it begins, so that its own course changes none, and then inflicted."""
+"""The faults of a run.
+
+They are drawn from a seed before the run, so that the run cannot change them, and then injected.
+"""
 
 import asyncio
 from collections import Counter
@@ -31,13 +34,13 @@ CONTROL_WEIGHTS: dict[Kind, int] = {
     "kill planner": 3, "kill metrics": 3, "stop planner": 1, "stop metrics": 1, "freeze planner": 3,
     "freeze metrics": 3, "freeze Redis": 2, "freeze broker": 3,
 }  # fmt: skip
-"""Faults of planner and metrics, and of the stores that they depend on."""
+"""The faults of planner and metrics, and of the stores that they use, by weight."""
 ROLES = ("prefill", "decode", "mixed", "standby")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `pick` in [0, 1) chooses among the targets that exist by then."""
+    """One fault. `pick` in [0, 1) chooses among the targets that exist when it is injected."""
 
     at_s: float
     kind: Kind
@@ -45,11 +48,11 @@ class Fault:
     lasts_s: float
     role: str
     rival: str
-    """The role that a rival requests at the same moment."""
+    """The role that another caller requests at the same moment."""
 
 
 def draw_schedule(of: Mapping[Kind, int], random: Random, *, duration_s: float, every_s: float) -> list[Fault]:
-    """Draw faults of these kinds by their weights, at random moments, one each `every_s` on average."""
+    """Draw faults of these kinds by weight, at random times with one each `every_s` on average."""
     kinds, weights = list(of), list(of.values())
     faults: list[Fault] = []
     at_s = random.expovariate(1 / every_s)
@@ -69,10 +72,13 @@ def draw_schedule(of: Mapping[Kind, int], random: Random, *, duration_s: float, 
 
 
 class FaultInjector:
-    """An executor of a fault schedule on a cluster; `done` counts faults by kind."""
+    """An injector of a fault schedule into a cluster. `done` counts faults by kind."""
 
     def __init__(self, cluster: Cluster, client: Node, first_name: int) -> None:
-        """Set roles from the node `client`, and number new workers from `first_name` on."""
+        """Create the injector, which sets roles from the node `client`.
+
+        New workers are numbered from `first_name` on.
+        """
         self.done = Counter[str]()
         self._cluster, self._client = cluster, client
         self._loop, self._net, self._stores, self._log = cluster.loop, cluster.net, cluster.stores, cluster.net.log
@@ -82,7 +88,7 @@ class FaultInjector:
         self._net.spoil = self._spoil
 
     async def run(self, schedule: Sequence[Fault]) -> None:
-        """Inflict each fault when it is due, counted from now."""
+        """Inject each fault at its time, counted from now."""
         began_s = self._loop.time()
         for fault in schedule:
             await asyncio.sleep(max(began_s + fault.at_s - self._loop.time(), 0))
@@ -93,8 +99,9 @@ class FaultInjector:
                 self._do(fault, target)
 
     def _target(self, fault: Fault) -> str | None:
-        """Return a process that is up, chosen by the fault's own draw; empty if the fault has no target, None if none
-        is up.
+        """Return a process that is up, chosen by the fault's `pick`.
+
+        Return an empty name for a fault without a target, and None if no process is up.
         """
         service = fault.kind.partition(" ")[2]
         if service in (PLANNER, METRICS):
@@ -173,7 +180,7 @@ class FaultInjector:
             (self._cluster.start_planner if name == PLANNER else self._cluster.start_metrics)(name)
 
     def _needed(self) -> str:
-        """Return the role that fewest workers have."""
+        """Return the role that the fewest workers have."""
         roles = [each.worker.host.assignment.current.role for each in self._cluster.workers() if each.worker]
         return "prefill" if roles.count(Role.PREFILL) <= roles.count(Role.MIXED) else "decode"
 

@@ -1,4 +1,4 @@
-"""Invariants of a run: gateways and workers at rest, planner and metrics whatever happened to Redis and the broker."""
+"""The invariants of a run: gateways and workers at rest, planner and metrics after any fault of their stores."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,7 +19,7 @@ from services.metrics.run import RunningMetrics
 
 
 def unsettled(cluster: Cluster) -> Iterator[str]:
-    """Yield every counter that is not zero although nothing is running any more."""
+    """Yield a line for each counter that is not zero although nothing runs."""
     gateways, workers = cluster.gateways(), cluster.workers()
     for each in gateways:
         assert each.gateway is not None
@@ -31,7 +31,7 @@ def unsettled(cluster: Cluster) -> Iterator[str]:
 
 
 def _credits_left(gateways: list[Process], workers: list[Process]) -> Iterator[str]:
-    """Yield workers whose granted credits differ from those that gateways hold."""
+    """Yield a line for each worker whose granted credits differ from those that gateways hold."""
     links: dict[str, list[Any]] = {}
     for each in gateways:
         assert each.gateway is not None
@@ -68,17 +68,17 @@ def _worker_left(node: Node, worker: RunningWorker, gateways: int) -> Iterator[s
 
 
 PLANNER, METRICS = "planner", "metrics"
-# Longest gap between two published decisions while the planner runs: it repeats an unchanged plan once a second.
+# The longest gap between two published decisions of a running planner. It repeats an unchanged plan once a second.
 DECIDED_S: Final = 1.5
-# Age of the window that is checked: by then its telemetry has arrived and is written.
+# The age of the checked window. By then its telemetry has arrived and been written.
 WRITTEN_S: Final = 1.2
 WINDOW_S: Final = 1.0
-# Time without faults before the final checks.
+# The time without faults before the final checks.
 QUIET_S: Final = WRITTEN_S + WINDOW_S + 0.3
 
 
 def unreported(cluster: Cluster) -> Iterator[str]:
-    """Yield what planner and metrics still lack some time after everything has healed."""
+    """Yield a line for each fact that planner and metrics still lack, some time after all faults have ended."""
     now_ns = cluster.clock.now_ns()
     registered = {(each.id, each.incarnation) for each in _registered(cluster.stores)}
     serving = {each.node.name for each in cluster.workers()}
@@ -107,7 +107,7 @@ def _registered(stores: Stores) -> Iterator[Worker]:
 
 
 def missed_decisions(cluster: Cluster) -> Iterator[str]:
-    """Yield lives of a planner that did not decide steadily, or whose decisions did not all reach the broker."""
+    """Yield a line for each planner that did not decide steadily, or whose decisions did not all reach the broker."""
     published = {
         (each.incarnation, each.sequence) for each in cluster.stores.records(DECISIONS) if isinstance(each, Decision)
     }
@@ -148,7 +148,7 @@ def _silences(cluster: Cluster, process: Process, decisions: list[Decision]) -> 
 
 
 def wrong_sums(cluster: Cluster) -> Iterator[str]:
-    """Yield figures of the last window that do not add up."""
+    """Yield a line for each figure of the last window that does not add up."""
     for process in cluster.processes.values():
         if process.up and process.metrics is not None:
             for wrong in _wrong_sums(_occupancy(cluster, process.metrics, ago_s=0.0)):
@@ -173,7 +173,7 @@ def _parts(time: GpuTime) -> tuple[int, ...]:
 
 
 def missed_time(cluster: Cluster) -> Iterator[str]:
-    """Yield workers whose time in a quiet window is missing from metrics."""
+    """Yield a line for each worker whose time in a window without faults is missing from metrics."""
     since_s = cluster.loop.time() - QUIET_S
     served = [each.node.name for each in cluster.workers() if each.served_s is not None and each.served_s <= since_s]
     for process in cluster.processes.values():

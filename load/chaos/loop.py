@@ -1,8 +1,8 @@
-"""An asyncio event loop on virtual time, shared by processes that a test can kill and freeze.
+"""An asyncio event loop in virtual time, shared by processes that a test can kill and freeze.
 
-Every callback belongs to the node whose context scheduled it. Within a node callbacks run in asyncio's own order,
-since programs may rely on it. Between nodes a seeded choice decides which runs next, since nothing may rely on that
-order. Time stands still while any node can run, then jumps to the next timer. See docs/adr/0015.
+Every callback belongs to the node whose context scheduled it. Callbacks of one node run in asyncio's own order, on
+which programs may rely. A seeded choice decides which node runs next, since no program may rely on an order between
+nodes. Time stands still while any node can run, then jumps to the next timer. See docs/adr/0015.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import structlog
 
-# Turns without time passing: a loop that exceeds them never waits.
+# The upper bound of turns at one point in time. A loop that exceeds it never waits.
 MAX_IDLE_TURNS = 2_000_000
 MAX_CANCELS = 5
 BURY_S = 30.0
@@ -54,11 +54,11 @@ def current_node() -> Node | None:
 
 
 class Stuck(Exception):
-    """Raised when nothing can run and no timer is left, or when time no longer passes."""
+    """An error for a run in which nothing can run and no timer is left, or in which time no longer passes."""
 
 
 class _Task(asyncio.Task[Any]):
-    """A task whose hash is its number, so that sets of tasks are walked in the same order in every run."""
+    """A task whose hash is its number, so that sets of tasks have the same order in every run."""
 
     def __init__(self, coro: Any, *, loop: "SimLoop", context: contextvars.Context | None = None) -> None:
         self.number = next(loop.numbers)
@@ -69,7 +69,7 @@ class _Task(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The event loop. Threads and sockets are not simulated: executors run at once, and nothing is selected on."""
+    """An event loop without threads and sockets. Executors run their work at once, and there is no selector."""
 
     def __init__(self, random: Random) -> None:
         super().__init__()
@@ -88,13 +88,11 @@ class SimLoop(asyncio.BaseEventLoop):
         self._nodes.append(node)
 
     def kill(self, node: Node) -> None:
-        """Run nothing of a node any more, not even cleanup. What it waits for is kept for `bury`."""
+        """Never run the node's callbacks again, not even cleanup. Its tasks remain for `bury`."""
         node.dead = True
 
     async def bury(self, nodes: list[Node]) -> None:
-        """Cancel the tasks that killed processes left behind, and wait for their ends. Python warns about pending
-        tasks.
-        """
+        """Cancel the tasks that killed processes left, and wait for their ends, since Python warns of pending tasks."""
         for node in nodes:
             node.dead = node.frozen = False
         tasks = [task for node in nodes for task in node.tasks if not task.done()]
@@ -113,17 +111,17 @@ class SimLoop(asyncio.BaseEventLoop):
         return node.context.copy().run(self.create_task, work)
 
     def after(self, delay_s: float, act: Callable[..., object], *args: Any) -> None:
-        """Run `act` after a delay, outside any node: it happens even if the caller's process dies."""
+        """Run `act` after a delay, outside any node, so that it runs even if the caller's process has died."""
         self.call_at(self._now_s + delay_s, act, *args, context=self.world)
 
     def run_in_executor(
         self, executor: Any, func: Callable[[Unpack[_Args]], _Result], *args: *_Args
     ) -> "asyncio.Future[_Result]":
-        # At once, in this thread: the timing of threads cannot be replayed.
+        # The work runs at once in this thread, because the timing of threads cannot be replayed.
         future: asyncio.Future[_Result] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # raised in the caller, whatever it is
+        except Exception as error:  # the caller gets any error
             future.set_exception(error)
         return future
 
@@ -148,7 +146,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.turns += 1
         node = runnable[0] if len(runnable) == 1 else runnable[int(self._random.random() * len(runnable))]
         ready = node.ready
-        for _ in range(len(ready)):  # one turn of that process's loop
+        for _ in range(len(ready)):  # one turn of the node's loop
             handle = ready.popleft()
             if not handle._cancelled:
                 handle._run()
@@ -182,7 +180,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
 @contextmanager
 def replayable(seed: int) -> Iterator[SimLoop]:
-    """Yield a loop whose run depends on the seed alone, and drop the services' log meanwhile."""
+    """Yield a loop whose run depends only on the seed. Drop the services' logs in the meantime."""
     global_random.seed(seed)
     structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
     gc.disable()  # finalizers would run at random moments

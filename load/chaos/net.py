@@ -12,11 +12,11 @@ import grpc.aio
 from libs.runtime.net.rpc import KEEPALIVE_MS
 from load.chaos.loop import Node, SimLoop
 
-# Bytes sent and not read: HTTP/2's default.
+# The upper bound of bytes sent and not read, which is HTTP/2's default.
 WINDOW_BYTES = 64 * 1024
-# The time after which a peer that answers no ping is given up.
+# The time after which a peer that answers no ping counts as dead.
 KEEPALIVE_S = 2 * KEEPALIVE_MS / 1000
-# Between two items of a pipe: timers of the same moment have no order.
+# The minimum time between two items of a pipe. Timers of the same time have no order.
 ORDER_S = 1e-9
 CUT = "cut"
 RESET = "connection reset by peer"
@@ -28,19 +28,19 @@ EOF = grpc.aio.EOF
 class Connection(Protocol):
     @property
     def client(self) -> Node:
-        """Return the node that opened the connection."""
+        """The node that opened the connection."""
         ...
 
     @property
     def server(self) -> Node:
-        """Return the node that accepted the connection."""
+        """The node that accepted the connection."""
         ...
 
     def broken(self, why: str) -> None: ...
 
 
 class Log:
-    """The events of the network as one digest: equal logs have equal digests."""
+    """A log of the network's events as one digest. Equal logs have equal digests."""
 
     def __init__(self, loop: SimLoop, on_line: Callable[[str], None] | None) -> None:
         self._loop = loop
@@ -49,7 +49,7 @@ class Log:
         self.events = 0
 
     def add(self, text: str, *, loud: bool = False) -> None:
-        """Enter an event; a loud one is printed to whoever follows the run."""
+        """Add an event. If `loud`, also pass it to `on_line`."""
         self.events += 1
         line = f"{self._loop.time():.6f} {text}"
         self.digest = crc32(line.encode(), self.digest)
@@ -58,19 +58,19 @@ class Log:
 
 
 class Net:
-    """All connections between nodes, and the delays and faults on them."""
+    """All connections between nodes, with their delays and faults."""
 
     def __init__(self, loop: SimLoop, random: Random, log: Log) -> None:
         self.loop = loop
         self.log = log
         self.random = random
         self.faults: list[str] = []
-        """Unexpected exceptions of a server's handler."""
+        """The unexpected exceptions of servers' handlers."""
         self.servers: dict[str, Any] = {}
         self.apps: dict[str, tuple[Node, Any]] = {}
         self.calls: dict[Connection, None] = {}
         self.slow_s: dict[str, float] = {}
-        """Additional delay of messages from or to a node, by its name."""
+        """The additional delay of messages from or to a node, by the node's name."""
         self.spoil: Callable[[Any, bytes], bytes] | None = None
 
     def delay_s(self, one: Node, other: Node) -> float:
@@ -79,7 +79,7 @@ class Net:
         return 100e-6 + self.random.expovariate(1 / 200e-6) + extra_s * self.random.random()
 
     def killed(self, node: Node) -> None:
-        """Reset every connection of a node, as its kernel would."""
+        """Reset every connection of a killed node, as its kernel would."""
         for name in [name for name, server in self.servers.items() if server.node is node]:
             del self.servers[name]
         self.apps = {name: found for name, found in self.apps.items() if found[0] is not node}
@@ -91,7 +91,7 @@ class Net:
             call.broken(why)
 
     def frozen(self, node: Node) -> None:
-        """Break connections of a node that stays frozen beyond the keepalive."""
+        """Break a node's connections if it stays frozen for longer than the keepalive."""
         self.loop.after(KEEPALIVE_S, self._ping, node)
 
     def _ping(self, node: Node) -> None:
@@ -109,20 +109,20 @@ class Pipe:
         self.ended: object = None
 
     async def write(self, data: bytes) -> None:
-        """Send, and return once the window has room again, as flow control does."""
+        """Send the data, and return once the window has room again, as with flow control."""
         self._bytes += len(data) + 5
         self.send(data)
         while self._bytes > WINDOW_BYTES and self.ended is None:
             await self._wait()
 
     def send(self, item: Any) -> None:
-        """Send an item, which arrives after all earlier ones."""
+        """Send an item. It arrives after all earlier ones."""
         loop = self._net.loop
         self._last_s = max(self._last_s + ORDER_S, loop.time() + self._net.delay_s(self._source, self._sink))
         loop.call_at(self._last_s, self._arrive, item, context=loop.world)
 
     async def read(self) -> Any:
-        """Return the next item; the end marker once nothing is left."""
+        """Return the next item. Once nothing is left, return the end marker."""
         while not self._inbox:
             if self.ended is not None:
                 return self.ended
@@ -134,7 +134,7 @@ class Pipe:
         return item
 
     def end(self, why: object) -> None:
-        """Close the pipe behind the items that have arrived."""
+        """Close the pipe after the items that have arrived."""
         if self.ended is None:
             self.ended = why
             self._wake()

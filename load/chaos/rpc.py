@@ -1,7 +1,7 @@
-"""gRPC in memory, with the surface of grpc.aio that the services use.
+"""gRPC in memory, with the part of grpc.aio that the services use.
 
-Messages are serialised as on the wire and arrive in order. TLS, HTTP/2 frames, DNS and channels shared by calls are
-not modelled: every call has a connection of its own, established in one round trip.
+Messages are serialised as for a real connection, and arrive in order. TLS, HTTP/2 frames, DNS and channels shared by
+calls are not modelled. Every call has its own connection, established in one round trip.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class _Status(NamedTuple):
 
 
 class Call:
-    """A call as its client sees it; `_ServerCall` is the other end."""
+    """A call as its client sees it. `_ServerCall` is the other end."""
 
     def __init__(self, net: Net, client: Node, address: str, method: str, *, codec: Any, metadata: Any) -> None:
         self.net, self.client, self.method, self.metadata = net, client, method, metadata or ()
@@ -36,7 +36,7 @@ class Call:
         self._status: _Status | None = None
         self._half_closed = False
         net.calls[self] = None
-        # Pass the address rather than the server. The server may have changed when the connection arrives.
+        # The address is passed rather than the server, because the server may have changed when the connection arrives.
         net.loop.after(net.delay_s(client, self.server), self._connect, address)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Call:
     # ------------------------------------------------------------ what grpc.aio's client side offers
 
     async def write(self, message: Any) -> None:
-        """Send a message. Raise as grpc.aio does for a call that has ended."""
+        """Send a message. Raise like grpc.aio if the call has ended."""
         self._check_open()
         await self.up.write(self._pack(message))
         self._check_open()
@@ -65,7 +65,7 @@ class Call:
             self.up.send(EOF)
 
     async def read(self) -> Any:
-        """Return the next message or EOF; raise AioRpcError at a bad end."""
+        """Return the next message, or EOF at the end. Raise AioRpcError if the call failed."""
         item = await self.down.read()
         if isinstance(item, bytes):
             return self._unpack(item)
@@ -119,7 +119,7 @@ class Call:
     def _abandon(self) -> None:
         self.up.end(EOF)
         if self.handler is not None and not self.server.dead:
-            # Cancelled in the server's own turn: a frozen one is cancelled when it thaws.
+            # The handler is cancelled in the server's own turn, so that a frozen server cancels it after it continues.
             self.net.loop.call_soon(self.handler.cancel, context=self.server.context.copy())
 
     def _finish(self, status: _Status) -> None:
@@ -147,7 +147,7 @@ def _error(status: _Status) -> grpc.aio.AioRpcError:
 
 
 class _ServerCall:
-    """The ServicerContext of a call, as far as the services use it."""
+    """The ServicerContext of a call, with the part that the services use."""
 
     def __init__(self, call: Call, handler: Any) -> None:
         self._call, self._handler = call, handler
@@ -162,7 +162,7 @@ class _ServerCall:
         return (self._handler.request_deserializer or _as_it_is)(item) if isinstance(item, bytes) else EOF
 
     async def write(self, message: Any) -> None:
-        """Send a message, once the window has room."""
+        """Send a message once the window has room."""
         call = self._call
         data = (self._handler.response_serializer or _as_it_is)(message)
         if call.net.spoil is not None:
@@ -170,7 +170,7 @@ class _ServerCall:
         await call.down.write(data)
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Return nothing: no certificates are shown here."""
+        """Return an empty context, since no certificates are simulated."""
         return {}
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
@@ -204,7 +204,7 @@ class SimServer:
         self.net.servers[self.address] = self
 
     async def stop(self, grace: float | None) -> None:
-        """Refuse new calls, let running ones end within `grace` seconds, then cancel them."""
+        """Refuse new calls, let running ones end within `grace` seconds, then cancel the others."""
         if self.net.servers.get(self.address) is self:
             del self.net.servers[self.address]
         tasks = [call.handler for call in self._calls if call.handler is not None]
@@ -217,7 +217,7 @@ class SimServer:
             await asyncio.wait(tasks)
 
     def accept(self, call: Call) -> "asyncio.Task[Any]":
-        """Serve a call in a task of this node's."""
+        """Serve a call in a new task on this server's node."""
         self._calls[call] = None
         return self.net.loop.spawn(self.node, self._serve(call))
 
@@ -241,7 +241,7 @@ class SimServer:
         async def find(details: Any) -> Any:
             return next((found for each in self._generic if (found := each.service(details))), None)
 
-        # Its types are those of gRPC's threaded server; the handlers here are coroutines.
+        # Its type is for gRPC's threaded server, but handlers here are coroutines.
         handler: Any = await self._interceptor.intercept_service(find, _Details(call.method, call.metadata))  # type: ignore[arg-type]
         if handler is None:
             raise _Aborted(grpc.StatusCode.UNIMPLEMENTED, call.method)
@@ -308,7 +308,7 @@ class SimTransport:
     """The libs.runtime.transport.Transport of one node."""
 
     def __init__(self, net: Net, node: Node, token: str) -> None:
-        """Require `token` of every call, as beyond loopback."""
+        """Create the transport. Its servers require `token` of every call, as beyond loopback."""
         self._net, self._node, self._token = net, node, token
 
     def channel(self, address: str) -> Any:
@@ -318,7 +318,7 @@ class SimTransport:
         return bearer(self._token)
 
     def server(self, address: str) -> tuple[Any, int]:
-        """Return a server and its port; it listens once it is started."""
+        """Return a server and its port. It listens once it has been started."""
         return SimServer(self._net, self._node, address, self._token), int(address.rpartition(":")[2])
 
     def http(self, app: Any, sock: Any, *, tasks: Any, drain_s: int) -> Any:

@@ -1,4 +1,4 @@
-"""One seed: a cluster, its clients and its faults, from the first request until everything is at rest again."""
+"""The run of one seed: a cluster, its clients and its faults, from the first request until everything is at rest."""
 
 import asyncio
 from collections import Counter
@@ -29,9 +29,9 @@ from load.chaos.net import Log, Net
 
 START_S = 3.0
 _EVENTS = REQUESTS.name(CLUSTER)
-# Virtual seconds after which a request counts as hanging.
+# The virtual seconds after which a request counts as hanging.
 ANSWER_S = 150.0
-# Bound on coming to rest once all clients are answered: streams are back up and leases over.
+# The upper bound of the time to come to rest after all answers. Streams reconnect and leases end in it.
 REST_S = 60.0
 FIRST_ROLES = {"w0": "prefill", "w1": "prefill", "w2": "decode", "w3": "decode", "w4": "mixed"}
 GATEWAYS = ("g0", "g1")
@@ -39,7 +39,7 @@ GATEWAYS = ("g0", "g1")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The size of a run: how many processes, requests and faults."""
+    """The size of a run: the numbers of processes, requests and faults."""
 
     requests: int = 300
     per_s: float = 40.0
@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def duration_s(self) -> float:
-        """Return the seconds from the first request to the last."""
+        """The seconds from the first request to the last."""
         return self.requests / self.per_s
 
 
@@ -66,12 +66,12 @@ class Result:
 
     @property
     def requests(self) -> int:
-        """Return the number of requests that got an answer or an error."""
+        """The number of requests that got an answer or an error."""
         return sum(self.outcomes.values())
 
 
 def run_seed(seed: int, plan: Plan, on_line: Callable[[str], None] | None = None) -> Result:
-    """Run one seed. The same seed, plan and code give the same result, digest included."""
+    """Run one seed. The same seed, plan and code give the same result, including the digest."""
     result = Result(seed)
     with replayable(seed) as loop:
         if on_line is not None:
@@ -81,7 +81,7 @@ def run_seed(seed: int, plan: Plan, on_line: Callable[[str], None] | None = None
             loop.set_exception_handler(world.unhandled)
             try:
                 loop.run_until_complete(world.run())
-            except Exception as error:  # a run that cannot go on is a finding, not a crash of the tool
+            except Exception as error:  # a run that cannot continue is a finding
                 result.wrong.append(f"the run ended with {error!r}")
             world.close()
         finally:
@@ -139,7 +139,7 @@ class _World:
         self.result.wrong.append(f"unhandled: {context['message']} {context.get('exception')!r}")
 
     def close(self) -> None:
-        """End silently what dead processes and a broken run left."""
+        """End silently the tasks that dead processes and a failed run left."""
         wrong = list(self.result.wrong)
         self.cluster.bury(self.client)
         self.result.wrong = wrong
@@ -172,7 +172,7 @@ class _World:
     # ------------------------------------------------------------ rest
 
     async def _rest(self) -> None:
-        """Heal everything, give each phase a worker, and wait until all counters are as they must be at rest."""
+        """Undo all faults, and wait until all counters have their values at rest."""
         self.stores.heal()
         self.net.slow_s.clear()
         for name in list(self.cluster.processes):
@@ -185,7 +185,7 @@ class _World:
         self.result.wrong += [f"at rest: {text}" for text in left]
 
     async def _quiet(self) -> None:
-        """Check that planner and metrics miss nothing once nothing fails any more."""
+        """Check that planner and metrics lack nothing some time after the last fault."""
         await asyncio.sleep(QUIET_S)
         self.log.add(f"broker {self.stores.digest():08x}")
         self.result.decisions = len(self.stores.records(DECISIONS))
@@ -193,13 +193,13 @@ class _World:
             self.result.wrong.append(f"at rest: {wrong}")
 
     async def _add_up(self) -> None:
-        """Check the sums of metrics once a second, whatever has just failed."""
+        """Check the sums of metrics once a second, during faults too."""
         while True:
             await asyncio.sleep(1.0)
             self.result.wrong += wrong_sums(self.cluster)
 
     def _check_events(self) -> None:
-        """Check for one event for each choice of each answered request, however it ended."""
+        """Check that each choice of each answered request has exactly one event."""
         lost = {RequestEvent.FromString(each.value).request_id for each in self.cluster.lost if each.topic == _EVENTS}
         events: dict[str, list[RequestEvent]] = {}
         for value in self.stores.records(REQUESTS):
@@ -215,7 +215,7 @@ class _World:
             for index in range(ask.n):
                 request_id = f"request-{ask.number}" + (f"-{index}" if ask.n > 1 else "")
                 found = events.get(request_id, [])
-                if not found and request_id in lost:  # with a gateway that was killed before the broker was back
+                if not found and request_id in lost:  # lost with a gateway that was killed while the broker was away
                     continue
                 if [event.outcome for event in found] != [OUTCOME_OK]:
                     self.result.wrong.append(f"{request_id}: events {[event.outcome for event in found]}")
@@ -223,7 +223,7 @@ class _World:
                     self.result.wrong.append(f"{request_id}: its event says {found[0].output_tokens} tokens")
 
     async def _leave(self) -> None:
-        """Stop everything as SIGTERM would, and check that nothing is left."""
+        """Stop everything as SIGTERM does, and check that nothing is left."""
         for name in list(self.cluster.processes):
             self.cluster.stop(name)
         mains = [process.main for process in self.cluster.processes.values() if process.main is not None]
@@ -237,7 +237,10 @@ class _World:
 
 
 def _draw(seed: int, plan: Plan) -> list[Fault]:
-    """Draw the faults. Those of planner and metrics come from a draw of their own, so that they displace no others."""
+    """Draw the faults.
+
+    Those of planner and metrics have their own seed, so that they do not change the other faults.
+    """
     drawn = [
         *draw_schedule(WEIGHTS, Random(f"{seed} faults"), duration_s=plan.duration_s, every_s=plan.fault_every_s),
         *draw_schedule(

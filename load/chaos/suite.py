@@ -1,6 +1,6 @@
-"""A whole suite in virtual time: gateways, workers, planner and metrics as they are, and their clients.
+"""A whole suite in virtual time: the real gateways, workers, planner and metrics service, with their clients.
 
-A test or bench is a coroutine over a `VirtualSuite`; the same seed and coroutine give the same run.
+A test or bench is a coroutine over a `VirtualSuite`. The same seed and coroutine give the same run.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ SETTLE_S: Final = 3.0
 KV_LEASE_MS: Final = 30_000
 TELEMETRY_MS: Final = 100
 LETTERS: Final = range(97, 123)
-# Occurs once in each piece of an answer that has a token.
+# Each part of an answer with a token contains this once.
 TOKEN: Final = b'"text"'
-# A request that takes longer is given up.
+# The client gives up a request after this time.
 LATE_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteSpec:
-    """The processes to start. Settings are those of the services, by field."""
+    """The processes to start. Settings are the services' own, by field."""
 
     roles: Sequence[str]
     worker: Mapping[str, Any]
@@ -46,13 +46,13 @@ class SuiteSpec:
 
 @dataclass(slots=True)
 class ClientRequest:
-    """One request and what its client has received so far. Times are the loop's."""
+    """A request with what its client has received so far. Times are the loop's."""
 
     isl: int
     osl: int
     sent_s: float
     first_s: float = 0.0
-    """The time of the first token; 0 if none has arrived."""
+    """The time of the first token; 0 before."""
     tokens: int = 0
     done: bool = False
     status: int = 0
@@ -60,7 +60,7 @@ class ClientRequest:
 
     @property
     def failed(self) -> str:
-        """Return why it was not answered; empty while it runs, and if it was answered."""
+        """The reason why the request failed; empty while it runs and if it succeeded."""
         if self.broken or not self.done:
             return self.broken
         return "" if self.status == 200 and self.tokens else f"status {self.status}"
@@ -83,7 +83,7 @@ class VirtualSuite:
         return self.cluster.loop.time()
 
     async def start(self) -> None:
-        """Start everything; return once all processes have found one another."""
+        """Start everything. Return once all processes have found one another."""
         self.cluster.start_gateway(GATEWAY)
         for number, role in enumerate(self._roles):
             self.cluster.start_worker(f"w{number}", role)
@@ -104,13 +104,13 @@ class VirtualSuite:
         return {each.name for each in metrics.desk.book.firing()}
 
     def play(self, requests: Sequence[tuple[float, int, int]]) -> "asyncio.Task[None]":
-        """Start each request (s, ISL, OSL) at its time, counted from now."""
+        """Send each request (time in seconds, ISL, OSL) at its time, counted from now."""
         task = self.cluster.loop.spawn(self.client, self._play(requests))
         self._tasks.append(task)
         return task
 
     async def ask(self, isl: int, osl: int, *, model: str = "sim") -> ClientRequest:
-        """Run one streamed request to its end."""
+        """Send one streamed request, and return it at its end."""
         request = ClientRequest(isl, osl, self.now_s)
         self.requests.append(request)
         prompt = tuple(self._chance.choice(LETTERS) for _ in range(isl))
@@ -134,11 +134,11 @@ class VirtualSuite:
         return request
 
     async def set_roles(self, workers: Sequence[str], role: str) -> None:
-        """Set roles as `fulcrum role` does; return when each worker has answered."""
+        """Set roles as `fulcrum role` does. Return once each worker has answered."""
         await asyncio.gather(*(self.cluster.set_role(self.client, name, role) for name in workers))
 
     def stop(self) -> None:
-        """Stop all clients and cut their streams."""
+        """Stop all clients and close their streams."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -152,7 +152,7 @@ class VirtualSuite:
 
 
 def run_virtual(spec: SuiteSpec, seed: int, play: Callable[[VirtualSuite], Coroutine[Any, Any, T]]) -> T:
-    """Start a suite, play, and end all of it. Raise AssertionError if a service failed."""
+    """Start a suite, run `play` on it, and stop the suite. Raise AssertionError if a service failed."""
     with replayable(seed) as loop:
         net = Net(loop, Random(f"{seed} network"), Log(loop, None))
         engine = {"kv_lease_ms": KV_LEASE_MS, "telemetry_ms": TELEMETRY_MS, "engine": "sim", **spec.worker}

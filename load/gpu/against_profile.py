@@ -1,6 +1,6 @@
-"""Steps measured on a GPU, beside those that its shipped profile predicts.
+"""Compare steps measured on a GPU with the predictions of its shipped profile.
 
-`python -m load.gpu.against_profile FILE.json` compares figures that `load.gpu.bench_gpu` has kept.
+`python -m load.gpu.against_profile FILE.json` compares figures that `load.gpu.bench_gpu` has written.
 """
 
 import argparse
@@ -16,16 +16,14 @@ from libs.lab.hardware import resolve
 from libs.perfmodel.profiles import Profile
 from libs.policy.step_time import StepWork
 
-# The shape of the measured model.
+# The model whose shape was measured.
 MODEL: Final = "llama3.1-8b"
-# Parts whose figures are steps of that shape.
+# The parts of `bench_gpu` whose figures are steps of that shape.
 MEASURED: Final = ("plain_steps", "engine_steps", "vllm_steps")
 
 
 def profile_of(gpu: str) -> Profile | None:
-    """Return the shipped profile of a GPU by its driver's name, such as "NVIDIA H100 80GB HBM3"; None if there is
-    none.
-    """
+    """Return the shipped profile for a GPU's name such as "NVIDIA H100 80GB HBM3"; None if there is none."""
     for word in re.findall(r"[A-Z]+\d+[A-Z]*", gpu.upper()):
         try:
             return resolve(MODEL, word).profile
@@ -35,7 +33,7 @@ def profile_of(gpu: str) -> Profile | None:
 
 
 def against_profile(gpu: str, figures: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Return a row for each step: measured and predicted ms, and their ratio."""
+    """Return a row for each step: its measured and predicted ms, and their ratio."""
     profile = profile_of(gpu)
     if profile is None:
         return []
@@ -55,15 +53,16 @@ def against_profile(gpu: str, figures: Mapping[str, object]) -> list[dict[str, A
 
 
 def _steps(figures: object) -> list[dict[str, Any]]:
-    """Return the cells of plain steps, or the medians of an engine's, without those that could not be measured."""
+    """Return a part's rows, which are cells of plain steps or an engine's medians, without those that have no time."""
     if not isinstance(figures, dict):
         return []
     return [each for each in figures.get("cells") or figures.get("steps") or () if each.get("ms")]
 
 
 def _work(step: Mapping[str, Any]) -> StepWork:
-    """Return the work of a row: its prompts (a whole one if the row gives no count) and `batch` decodes of `context`
-    tokens.
+    """Return the work of a row: its prompts, and `batch` decodes of `context` tokens each.
+
+    A row without a number of prompts has one whole prompt.
     """
     prompt = step["prompt"]
     return StepWork(
@@ -81,7 +80,7 @@ def kind_of(row: Mapping[str, Any]) -> str:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print, by part and kind of step, how many steps there are and their times over the predicted ones."""
+    """Print a line for each part and kind of step: the number of steps, and the ratio of measured to predicted time."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         groups.setdefault((row["part"], kind_of(row)), []).append(row["ratio"])

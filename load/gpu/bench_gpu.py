@@ -1,9 +1,9 @@
-"""`python -m load.gpu.bench_gpu`: everything that needs a GPU, in one command, without a network.
+"""`python -m load.gpu.bench_gpu`: run everything that needs a GPU in one command, without a network.
 
-Contract suites of the engines in float32; steps of a plain Llama-8B and of the engines; phase time against CUDA
-events; KV hand-off and role moves; with vLLM installed its contract suite, steps and a whole suite on one GPU. Each
-part is a process of its own with a time limit, and the failure of one does not stop the others. Figures are written
-after each part. Steps are held against the shipped profile of this GPU, if there is one.
+The parts are the engines' contract suites in float32, steps of a plain Llama-8B and of the engines, phase time against
+CUDA events, KV hand-off, and role moves. With vLLM installed, they also include its contract suite, its steps and a
+whole suite on one GPU. Each part runs in its own process with a time limit. If one fails, the others still run. Figures
+are written after each part. Steps are compared with the shipped profile of the GPU, if there is one.
 
     python -m load.gpu.bench_gpu --parts plain_steps phase        # two of them
     python -m load.gpu.bench_gpu --list                           # their names
@@ -26,12 +26,12 @@ from load.gpu.against_profile import against_profile, print_table
 
 ROOT: Final = Path(__file__).parents[2]
 TAIL_LINES: Final = 20
-# Default limit of a part: less than the ten minutes that some places give a command.
+# The default limit of a part, which is below the ten minutes to which some environments limit a command.
 LIMIT_S: Final = 560.0
-# A part that watches the time itself ends so much sooner, to report what it has.
+# A part that watches the time ends this much before its limit, so that it can report what it has measured.
 SPARE_S: Final = 30.0
 SUITE: Final = "tests/contract/engine"
-# EngineCores serve all tests of a run.
+# All tests of a run share one event loop, because they share their EngineCores.
 ONE_LOOP: Final = tuple(
     part
     for scope in ("asyncio_default_test_loop_scope", "asyncio_default_fixture_loop_scope")
@@ -62,7 +62,7 @@ PARTS: Final = {
     "phase": Part("load.engine.bench_phase", ("--engines", "torch")),
     "engine": Part("load.engine.bench_engine", ("--continuous", "--long")),
     "kv": Part("load.engine.bench_kv", ()),
-    # Exact answers need float32: bfloat16 rounds so coarsely that the batch decides near ties.
+    # Exact answers need float32. bfloat16 rounds so coarsely that the batch would decide between nearly equal logits.
     "role": Part(
         "load.planner.bench_role",
         ("--only", "torch-tiny"),
@@ -92,9 +92,9 @@ PARTS: Final = {
 class Outcome:
     name: str
     exit_code: int
-    """124 if the part exceeded its limit."""
+    """The exit code; 124 if the part exceeded its limit."""
     figures: object
-    """The part's last line of JSON, also if the bench reported a fault."""
+    """The part's last line of JSON. It is read even if the part failed."""
     tail: list[str]
 
 
@@ -120,21 +120,21 @@ def run(name: str, part: Part, device: str, limit_s: float) -> Outcome:
 
 
 def figures_of(lines: list[str]) -> object:
-    """Return the last line that is a JSON object; None without one."""
+    """Return the last line that is a JSON object; None if there is none."""
     for line in reversed(lines):
         if line.startswith("{"):
-            with suppress(ValueError):  # the end of a process that was killed may be half a line
+            with suppress(ValueError):  # a killed process may have written half a line
                 return json.loads(line)
     return None
 
 
 def chosen(names: list[str] | None, *, has_vllm: bool) -> dict[str, Part]:
-    """Return the parts of these names, in order; without names, all that can run here."""
+    """Return the parts with these names in their order; without names, all parts that can run here."""
     return {name: part for name, part in PARTS.items() if (name in names if names else has_vllm or not part.vllm)}
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the parts on one GPU; return the number of those that failed."""
+    """Run the parts on one GPU, and return the number of failures."""
     if options.list:
         print(
             "\n".join(

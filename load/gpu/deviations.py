@@ -1,4 +1,4 @@
-"""Judgements on the figures of a GPU machine beside the lab's. Pure."""
+"""The comparison of a GPU machine's figures with the lab's. Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,15 @@ from load.gpu.against_profile import kind_of
 
 Row = dict[str, Any]
 
-# Measured over expected, from and to. vLLM runs without its compiler here, and the profile is of one with it. The p99
-# of a minute is a handful of requests, among them the first, which compile kernels and connect to their peers.
+# Bands (from, to) of the ratio of measured to expected time. vLLM runs here without its compiler, but the profile was
+# measured with it. The p99 of a minute is that of a few requests, which include the first ones. Those compile kernels
+# and connect workers.
 P50_BAND: Final = (0.75, 1.35)
 P99_BAND: Final = (0.5, 2.5)
 STEP_BAND: Final = (0.9, 1.2)
 MOVE_MS: Final = 50.0
 LATE_MS: Final = 50.0
-# Beginnings of the names of times.
+# The prefixes of the names of times.
 TIMED: Final = ("ttft_ms", "tpot_ms", "client_late_ms", "move_effect_ms")
 
 SLOWER: Final = {
@@ -42,18 +43,18 @@ STEPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One figure beside the expected one."""
+    """The comparison of one figure with the expected value."""
 
     what: str
     found: float | None
     expected: float | None
     ok: bool
     means: str = ""
-    """The likely cause if the figure is off."""
+    """The likely cause if the figure is outside its band; empty if it is inside."""
 
 
 def judge_serving(figures: Mapping[str, Any], lab: Mapping[str, Any]) -> list[Judgement]:
-    """Judge the figures of `load.gpu.serve` beside the lab's."""
+    """Compare the figures of `load.gpu.serve` with the lab's."""
     found = [judge_answers("answered", figures)]
     late_ms = figures.get("client_late_ms", 0.0)
     if late_ms > LATE_MS:
@@ -72,9 +73,9 @@ def judge_serving(figures: Mapping[str, Any], lab: Mapping[str, Any]) -> list[Ju
 
 
 def judge_moves(figures: Mapping[str, Any], moves: int) -> list[Judgement]:
-    """Judge the figures of the requests that came while workers changed their roles `moves` times.
+    """Judge the figures of requests that arrived while workers made `moves` role moves.
 
-    Their times are not judged: the lab's figures are of workers that keep their roles.
+    Their latencies are not judged, because the lab's workers keep their roles.
     """
     held, effect = figures.get("moves", 0), (figures.get("move_effect_ms") or {}).get("p50")
     ok = held == moves and effect is not None and effect <= MOVE_MS
@@ -92,7 +93,7 @@ def judge_answers(what: str, figures: Mapping[str, Any]) -> Judgement:
 
 
 def judge_steps(rows: Sequence[Row]) -> list[Judgement]:
-    """Judge each kind of step by the median of measured over predicted, of rows of `against_profile`."""
+    """Judge each kind of step by the median ratio in rows of `against_profile`."""
     kinds: dict[str, list[float]] = {}
     for row in rows:
         kinds.setdefault(kind_of(row), []).append(row["ratio"])

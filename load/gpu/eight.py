@@ -1,11 +1,11 @@
-"""`python -m load.gpu.eight`: measure eight GPUs of one machine within an hour, beside the lab's figures.
+"""`python -m load.gpu.eight`: measure eight GPUs of one machine within an hour, and compare them with the lab.
 
-Each line is a command of its own with a time limit: the machine's devices, `fulcrum doctor`, vLLM's steps on one GPU,
-and a suite of eight workers under several loads and splits, with role moves and with a flood. The lab simulates the
-same requests on the profile of the GPU. A figure outside of its band is printed with its likely cause.
+Each line of the plan is a command with its own time limit: the machine's devices, `fulcrum doctor`, vLLM's steps on one
+GPU, and a suite of eight workers under several loads and splits, with role moves and with a flood. The lab simulates
+the same requests with the GPU's profile. A figure outside its band is printed with its likely cause.
 
-Figures are written after each line, with the card, the commit and all versions. A run that was cut continues where it
-stopped. Lines run again if they failed, or if their command, link, card or versions have changed.
+Figures are written after each line, with the GPUs, the commit and all versions. An interrupted run continues with the
+first missing line. A line runs again if it failed, or if its command, link, GPUs or versions have changed.
 
     python -m load.gpu.eight --dry-run               # the plan and the lab's figures; needs no GPU
     python -m load.gpu.eight --rehearse              # serving lines on simulated GPUs, a few seconds each
@@ -47,16 +47,16 @@ CHUNK_TOKENS, SEQUENCES = 2048, 64
 PACKAGES: Final = ("fulcrum-serving", "torch", "vllm", "nixl", "transformers")
 STEPS_S: Final = 560.0
 SERVE_S: Final = 330.0
-"""Workers start in 60 to 240 s, then requests come for a minute."""
+"""The limit of a serving line. Workers start in 60 to 240 s, then requests arrive for a minute."""
 MOVES_S: Final = SERVE_S + 90
-"""The same requests come twice, without role moves and with them."""
+"""The limit of the line with moves, in which the same requests are sent without and with role moves."""
 SHORT_S: Final = 120.0
-# Stands for the folder of our own model, which a run writes.
+# A placeholder for the folder of the written model, which differs in each run.
 OWN_MODEL: Final = "MODEL"
 RESULT_FILE: Final = Path("eight.json")
 REHEARSAL_FILE: Final = Path("rehearsal.json")
 REHEARSED_WORKERS: Final = (1, 1, 2)
-"""Prefill, decode and mixed workers of a rehearsal."""
+"""The numbers of prefill, decode and mixed workers in a rehearsal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,12 @@ class Load:
         )
 
     def rehearsed(self) -> "Load":
-        """Return a load that two cores carry, for some seconds."""
+        """Return a load of a few seconds that two cores can serve."""
         prefill, decode, mixed = REHEARSED_WORKERS
         moves, trace = min(self.moves, 2), "poisson:rate=2,isl=400,osl=8,seconds=4"
         if self.mixed:
             return Load(0, 0, mixed, trace, moves, self.auto)
-        # A worker can change its role only while another of each role is left.
+        # A worker can change its role only if another worker still has it.
         return Load(prefill, decode + bool(moves or self.auto), 0, trace, moves, self.auto)
 
 
@@ -95,14 +95,14 @@ class Line:
     load: Load | None = None
     limit_s: float = SERVE_S
     command: tuple[str, ...] = ()
-    """A command that is no Python module."""
+    """A command that is no Python module; empty if the line has a part or a load."""
 
 
 def steady(rate: float) -> str:
     return f"poisson:rate={rate},isl=4000,osl=150,spread=0.2,seconds=60"
 
 
-# Two of the eight workers cannot compute these prompts as they come, and four can.
+# Two of the eight workers cannot compute these prompts as fast as they arrive; four can.
 FLOOD: Final = (
     "chat-flood:rate=20,isl=600,osl=150,flood_rate=16,flood_isl=5000,flood_at=0.3,flood_seconds=20,seconds=60"
 )
@@ -128,7 +128,7 @@ LINES: Final[Mapping[str, Line]] = {
 
 
 def expected(load: Load, hardware: Hardware, *, kv_mb: int, link_gbps: float) -> dict[str, Any]:
-    """Return the lab's figures of a load, without role moves by hand."""
+    """Return the lab's figures for a load, without its role moves."""
     trace = requests_of(load.trace, SEED)
     experiment = Experiment(
         trace,
@@ -164,7 +164,7 @@ def serving(load: Load, options: argparse.Namespace) -> Part:
 
 
 def card() -> dict[str, Any]:
-    """Return the GPUs and the version of their driver; no names without a driver."""
+    """Return the GPUs and their driver's version; empty without a driver."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         output = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -185,7 +185,7 @@ def versions() -> dict[str, str | None]:
 
 
 def revision() -> str | None:
-    """Return the commit of this clone; None outside of one."""
+    """Return the commit of this checkout; None outside a checkout."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
@@ -202,7 +202,7 @@ def run_command(name: str, command: Sequence[str], limit_s: float) -> Outcome:
 
 
 def judgements(name: str, line: Line, outcome: Outcome, lab: Mapping[str, Any] | None, gpu: str) -> list[Judgement]:
-    """Judge each figure of a line beside the lab's."""
+    """Compare each figure of a line with the lab's."""
     if outcome.exit_code:
         return [Judgement(name, None, None, ok=False, means=f"ended with code {outcome.exit_code}: see its tail")]
     if line.load is not None:
@@ -219,7 +219,7 @@ def judgements(name: str, line: Line, outcome: Outcome, lab: Mapping[str, Any] |
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Line]:
-    """Return the lines to run. A rehearsal has those that serve, on fewer workers."""
+    """Return the lines to run. A rehearsal has only the serving lines, with fewer workers."""
     found = {name: line for name, line in LINES.items() if not options.lines or name in options.lines}
     if not options.rehearse:
         return found
@@ -264,9 +264,10 @@ def described(figures: Mapping[str, Any]) -> str:
 
 @contextmanager
 def model_of(options: argparse.Namespace) -> Iterator[None]:
-    """Write a model of Llama-8B's shape for all lines, unless one is named or none is needed.
+    """Write a model of Llama-8B's shape for all lines, unless the options name one or no line needs one.
 
-    It has no weights: each worker draws its own. Here they would occupy the first GPU for the whole run.
+    It has no weights, and each worker draws random ones. Weights drawn here would occupy the first GPU for the whole
+    run.
     """
     if options.rehearse or options.model is not None:
         yield
@@ -281,7 +282,7 @@ def model_of(options: argparse.Namespace) -> Iterator[None]:
 
 
 def run_line(name: str, line: Line, options: argparse.Namespace, gpu: str) -> dict[str, Any]:
-    """Run one line; return its record."""
+    """Run one line, and return its record."""
     part, lab, began_s = part_of(line, options), lab_figures(line, options), time.monotonic()
     if part is None:
         outcome = run_command(name, line.command, line.limit_s)
@@ -298,13 +299,16 @@ def run_line(name: str, line: Line, options: argparse.Namespace, gpu: str) -> di
 
 
 def key_of(line: Line, options: argparse.Namespace, machine: Mapping[str, Any]) -> str:
-    """Return a key that a kept line must share with this run, without the folder of our own model, new in each run."""
+    """Return a key that equals the one of an earlier record if that record is still valid.
+
+    The folder of the written model is left out, since it differs in each run.
+    """
     words = [OWN_MODEL if word == str(options.written) else word for word in words_of(line, part_of(line, options))]
     return json.dumps([words, machine["card"], machine["versions"], options.hardware.profile.name, options.link_gbps])
 
 
 def kept_lines(file: Path, again: Sequence[str]) -> dict[str, Any]:
-    """Return the lines of an earlier run that ended well, but for those to run again."""
+    """Return the lines of an earlier run that ended without an error, except those that must run again."""
     if not file.exists():
         return {}
     lines = json.loads(file.read_text())["lines"]
@@ -320,7 +324,7 @@ def print_line(name: str, record: Mapping[str, Any]) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run all lines; return the number of those that failed or are off."""
+    """Run all lines, and return the number of lines that failed or have a figure outside its band."""
     quiet()
     machine = {"card": card(), "versions": versions()}
     gpu = (machine["card"]["gpus"] or [""])[0]
@@ -342,7 +346,7 @@ def main(options: argparse.Namespace) -> int:
             if record is None or record["key"] != key:
                 record = {"key": key, "revision": commit, **run_line(name, line, options, gpu)}
             result["lines"][name] = record
-            # Lines further on that an earlier run has kept stay, should this one be cut too.
+            # Later lines of the earlier run are written too, so that they are not lost if this run is interrupted.
             whole = {**result, "lines": {**kept, **result["lines"]}}
             part = out.with_suffix(".part")
             part.write_text(json.dumps(whole, indent=1) + "\n")
@@ -352,7 +356,10 @@ def main(options: argparse.Namespace) -> int:
 
 
 def is_off(record: Mapping[str, Any], *, rehearsal: bool) -> bool:
-    """Return whether a line failed or is off. Times of a rehearsal are shown, and depend on this machine's cores."""
+    """Return whether a line failed or has a figure outside its band.
+
+    Latencies of a rehearsal are ignored, because they depend on this machine's cores.
+    """
     return any(not each["ok"] and not (rehearsal and each["what"].startswith(TIMED)) for each in record["judgements"])
 
 

@@ -1,8 +1,8 @@
-"""`python -m load.gpu.engine_steps --engine vllm`: an engine's own steps on a GPU, as its telemetry reports them.
+"""`python -m load.gpu.engine_steps --engine vllm`: measure an engine's steps on a GPU through its own reports.
 
-The engine gets a model of Llama-8B's shape and runs whole prompts of many sizes, decodes by batch and context, and
-prompts that arrive among decodes. Every step that it reports is kept with its work, beside the model that a worker
-learns from them. stdout: a table, then one JSON object as the last line.
+The engine gets a model of Llama-8B's shape. It runs whole prompts of many sizes, decodes by batch and context, and
+prompts that arrive during decodes. The result has the median of each kind of reported step, and the model that a worker
+learns from all steps. It is printed as a table, then as one JSON object in the last line.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from load.setup import start_engine
 
 PROMPTS: Final = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 DECODES: Final = ((1, 1024), (4, 1024), (16, 1024), (64, 1024), (128, 1024), (16, 4096), (32, 4096))
-# (prompt tokens, sequences, context of each)
+# (prompt tokens, sequences, context tokens of each)
 MIXED: Final = ((512, 64, 1024), (2048, 64, 1024), (2048, 16, 4096))
 OUTPUT_TOKENS: Final = 40
 REPEATS: Final = 4
@@ -48,7 +48,7 @@ VLLM_ARGUMENTS: Final = vllm_arguments(context_tokens=16_384, gpu_share=0.85, kv
 
 @dataclass
 class MeasuredEngine:
-    """An engine under measurement, and the steps that it has reported."""
+    """An engine under measurement, with the reader of its reports."""
 
     engine: Engine
     reader: EventReader
@@ -56,7 +56,7 @@ class MeasuredEngine:
     random: Any = field(default_factory=lambda: np.random.default_rng(3))
 
     def submit(self, prompt_tokens: int, output_tokens: int) -> int:
-        """Submit a new prompt of random tokens; return its id."""
+        """Submit a new prompt of random tokens, and return its id."""
         prompt = self.random.integers(100, 40_000, prompt_tokens, dtype=np.int32)
         return submit(self.engine, next(self.ids), prompt, output_tokens)
 
@@ -66,7 +66,7 @@ class MeasuredEngine:
 
 
 async def lead(led: MeasuredEngine) -> None:
-    """Run all measured work: prompts `REPEATS` times, decodes for `OUTPUT_TOKENS` steps."""
+    """Run all measured work: prompts `REPEATS` times, and decodes for `OUTPUT_TOKENS` steps."""
     for _ in range(REPEATS):
         for tokens in PROMPTS:
             await led.drain([led.submit(tokens, 1)])
@@ -82,7 +82,9 @@ async def lead(led: MeasuredEngine) -> None:
 
 
 def medians(steps: list[tuple[StepWork, int]]) -> list[dict[str, Any]]:
-    """Return the median of equal steps: of one kind, with equal tokens, prompts and sequences, and contexts within
+    """Return the median time of each group of similar steps.
+
+    The steps of a group have equal kinds, tokens, prompts and sequences. Their contexts round to the same multiple of
     512.
     """
     alike: defaultdict[tuple[str, int, int, int, int, int, int], list[int]] = defaultdict(list)

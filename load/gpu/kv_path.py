@@ -1,10 +1,9 @@
-"""`python -m load.gpu.kv_path`: the speed at which NIXL reads KV from another process on the same GPU, and UCX's
-transport.
+"""`python -m load.gpu.kv_path`: measure the speed at which NIXL reads KV from another process on the same GPU.
 
-Two processes stand for a prefill and a decode worker: one holds the KV of a prompt, the other reads it block by
-block in a random order, as vLLM's connector does. Several settings of UCX and sizes of block are measured, with the
-holder at rest and while it computes. Beside them stands CUDA IPC by torch alone, on which UCX's cuda_ipc rests.
-stdout: a table, then one JSON object as the last line.
+One process holds the KV of a prompt, as a prefill worker does. Another reads it block by block in a random order, like
+a decode worker through vLLM's connector. Several settings of UCX and sizes of block are measured, with an idle and with
+a computing holder. CUDA IPC by torch, on which UCX's cuda_ipc is built, is measured for comparison. The result has each
+speed and UCX's transport. It is printed as a table, then as one JSON object in the last line.
 """
 
 import argparse
@@ -23,23 +22,23 @@ import torch.multiprocessing
 
 from load.measure import bench_parser
 
-# (UCX_TLS, UCX_CUDA_IPC_ENABLE_GET_ZCOPY, threads of NIXL). Empty leaves the choice to UCX; vLLM's connector takes
-# 4 threads.
+# (UCX_TLS, UCX_CUDA_IPC_ENABLE_GET_ZCOPY, NIXL's threads). An empty text lets UCX choose. vLLM's connector uses 4
+# threads.
 SETTINGS: Final = (("", "on", 4), ("", "on", 0), ("", "", 4), ("tcp,cuda_copy", "", 4))
-# K or V of a layer of Llama-8B takes 32 KiB for a block of 16 tokens.
+# One layer's K or V of a block takes 32 KiB in Llama-8B, with 16 tokens per block.
 BLOCK_KIB: Final = (32, 256, 2048)
 REPEATS: Final = 6
-# A cell is repeated for no longer than this.
+# The upper bound of the time for which one cell is repeated.
 MOST_S: Final = 3.0
-# Limit of one setting.
+# The upper bound of the time for one setting.
 LIMIT_S: Final = 60.0
-# Time for a process to end by itself: UCX writes the rest of its log then.
+# The time for a process to end by itself. It writes the rest of UCX's log then.
 END_S: Final = 10.0
 FILL: Final = 7
 
 
 def agent_of(name: str, memory: torch.Tensor, threads: int) -> Any:
-    """Return a NIXL agent that has registered `memory`. UCX's settings are read when NIXL is imported."""
+    """Return a NIXL agent with `memory` registered. UCX's settings are read when NIXL is imported."""
     nixl = import_module("nixl._api")
     agent = nixl.nixl_agent(name, nixl.nixl_agent_config(num_threads=threads))
     agent.register_memory(memory)
@@ -47,7 +46,10 @@ def agent_of(name: str, memory: torch.Tensor, threads: int) -> Any:
 
 
 def hold(pipe: Connection, size: int, device: str, threads: int | None) -> None:
-    """Hold the memory and compute when told to, until told to end. `threads` None shares by CUDA IPC alone."""
+    """Hold the memory until told to end, and compute while told to be busy.
+
+    With `threads` None, the memory is shared by CUDA IPC without NIXL.
+    """
     memory = torch.full((size,), FILL, dtype=torch.uint8, device=device)
     agent = None if threads is None else agent_of("holder", memory, threads)
     pipe.send(memory if agent is None else (agent.get_agent_metadata(), memory.data_ptr()))
@@ -62,7 +64,7 @@ def hold(pipe: Connection, size: int, device: str, threads: int | None) -> None:
 
 
 def read(pipe: Connection, out: Connection, size: int, device: str, threads: int | None) -> None:
-    """Read, and send a row for each size of block, with the holder at rest and busy."""
+    """Read the holder's memory, and send a row for each size of block and state of the holder."""
     memory, shared = torch.zeros(size, dtype=torch.uint8, device=device), pipe.recv()
     agent = None if threads is None else agent_of("reader", memory, threads)
     name = "" if agent is None else agent.add_remote_agent(shared[0])
@@ -82,7 +84,7 @@ def read(pipe: Connection, out: Connection, size: int, device: str, threads: int
 
 
 def read_once(agent: Any, name: str, memory: torch.Tensor, shared: Any, block: int) -> float:
-    """Return the seconds until everything has been read."""
+    """Read everything once, and return the seconds."""
     if agent is None:
         begin_s = time.perf_counter()
         memory.copy_(shared)
@@ -108,7 +110,7 @@ def read_once(agent: Any, name: str, memory: torch.Tensor, shared: Any, block: i
 
 
 def measure(tls: str, threads: int | None, size: int, device: str, get_zcopy: str = "") -> dict[str, Any]:
-    """Measure one setting in two processes of its own."""
+    """Measure one setting in two new processes."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "y", "UCX_LOG_FILE": f"{folder}/%p.log"}
         for name, value in (("UCX_TLS", tls), ("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", get_zcopy)):
@@ -128,7 +130,7 @@ def measure(tls: str, threads: int | None, size: int, device: str, get_zcopy: st
                 if row is None:
                     break
                 rows.append(row)
-        for each in (reader, holder):  # the reader first: it would complain of a holder that is gone
+        for each in (reader, holder):  # the reader ends first, since it would log the holder's end as an error
             each.join(END_S)
             each.kill()
             each.join()
@@ -139,11 +141,11 @@ def measure(tls: str, threads: int | None, size: int, device: str, get_zcopy: st
 
 
 def transports(log: str) -> list[str]:
-    """Return how UCX reads memory of another process, from its own log: a line for each range of sizes."""
+    """Return, from UCX's log, a line with the transport for each range of read sizes."""
     found, reads = list[str](), False
     for line in log.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(cells) in (1, 2):  # the head of a table, the second time with the name of the connection
+        if len(cells) in (1, 2):  # the head of a table; the second time it has the connection's name
             reads = cells[-1].startswith("remote memory read")
         if reads and cells and cells[0] != "Range":
             found.append(" | ".join(cells))

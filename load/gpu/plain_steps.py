@@ -1,10 +1,10 @@
-"""`python -m load.gpu.plain_steps`: steps of a plain Llama on one GPU by CUDA events, the yardstick of engines and
-profiles.
+"""`python -m load.gpu.plain_steps`: measure steps of a plain Llama on one GPU by CUDA events.
 
-A decoder of matrix products, torch's SDPA and a replayed CUDA graph; no engine, no scheduler, no sampling. Cells
-are whole prompts, decodes by batch and context, and mixed steps of both, whose attention runs one after the other.
-Each cell is the median of several replays and is saved as soon as it is measured. stdout: a table, then one JSON
-object as the last line.
+They are the reference for engines and profiles. The model is matrix products, torch's SDPA and a replayed CUDA graph,
+without an engine, scheduler or sampling. Cells are whole prompts, decodes by batch and context, and mixed steps. In a
+mixed step, attention of the prompt and of the decodes run one after the other. A cell's time is the median of several
+replays, and is saved as soon as it is measured. The result is printed as a table, then as one JSON object in the last
+line.
 """
 
 import argparse
@@ -33,13 +33,13 @@ MIXED_DECODES: Final = ((16, 1024), (64, 1024), (128, 1024), (64, 4096))
 MAX_KV_TOKENS: Final = 270_000
 WARM_UPS, REPLAYS = 3, 9
 BACKENDS: Final = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
-# Head dimension of Llama-8B.
+# Llama-8B's head dimension.
 HEAD_DIM: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One step: `prompt` tokens of a new prompt beside `batch` sequences of `context` tokens each."""
+    """A step that computes a new prompt of `prompt` tokens, and decodes `batch` sequences of `context` tokens each."""
 
     prompt: int
     batch: int
@@ -47,7 +47,7 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """Return the measured steps, in order: the parts of mixed steps are among the pure ones."""
+    """Return the steps to measure, in order. The parts of each mixed step are among the pure steps."""
     return [
         *(Cell(prompt, 0, 0) for prompt in PROMPTS),
         *(Cell(0, b, c) for b in BATCHES for c in CONTEXTS if b * c <= MAX_KV_TOKENS),
@@ -56,7 +56,7 @@ def cells() -> list[Cell]:
 
 
 class PlainLlama:
-    """Weights and one forward pass over [prompt tokens; one token of each decoding sequence]."""
+    """Random weights, and a forward pass over [prompt tokens; one token of each decoding sequence]."""
 
     def __init__(self, shape: Mapping[str, Any], device: str) -> None:
         hidden, inner, vocab = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
@@ -75,12 +75,12 @@ class PlainLlama:
 
     def hold(self, cell: Cell) -> None:
         """Allocate the KV of the cell's decodes: [layers, 2, batch, kv_heads, context, head_dim]."""
-        self.kv = torch.zeros(0, device=self.device)  # frees the last cell's first: both may not fit
+        self.kv = torch.zeros(0, device=self.device)  # frees the previous cell's KV first, since both may not fit
         size = (self.layers, 2, cell.batch, self.kv_heads, max(cell.context, 1), HEAD_DIM)
         self.kv = torch.randn(size, dtype=torch.bfloat16, device=self.device)
 
     def forward(self, ids: torch.Tensor, angles: torch.Tensor, cell: Cell) -> torch.Tensor:
-        """Take ids [tokens] int64 and angles [tokens, 1, head_dim] as `rotated` does; return logits [rows, vocab]."""
+        """Return logits [rows, vocab] for ids [tokens] int64 and angles [tokens, 1, head_dim] (see `rotated`)."""
         x = self.table[ids]
         for layer, (qkv, out, up, down) in enumerate(self.parts):
             attended = self._attend(functional.rms_norm(x, x.shape[-1:], self.norm) @ qkv.T, angles, layer, cell)
@@ -91,7 +91,7 @@ class PlainLlama:
         return functional.rms_norm(last, last.shape[-1:], self.norm) @ self.head.T
 
     def _attend(self, mixed: torch.Tensor, angles: torch.Tensor, layer: int, cell: Cell) -> torch.Tensor:
-        """Take mixed [tokens, (heads + 2 kv_heads) x head_dim]; return [tokens, heads x head_dim]."""
+        """Return [tokens, heads x head_dim] for mixed [tokens, (heads + 2 kv_heads) x head_dim]."""
         tokens = len(mixed)
         q, k, v = mixed.view(tokens, -1, HEAD_DIM).split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         q, k = rotated(q, angles), rotated(k, angles)
@@ -104,7 +104,8 @@ class PlainLlama:
         if cell.batch:
             keys, values = self.kv[layer]
             keys[:, :, -1], values[:, :, -1] = k[cell.prompt :], v[cell.prompt :]
-            # The query heads of one KV head stand in for the query's positions: each sees the whole context.
+            # The query heads of a KV head take the dimension of query positions, because each attends to the whole
+            # context.
             grouped = q[cell.prompt :].view(cell.batch, self.kv_heads, -1, HEAD_DIM)
             many = functional.scaled_dot_product_attention(grouped, keys, values)
             found.append(many.reshape(cell.batch, -1))
@@ -112,14 +113,17 @@ class PlainLlama:
 
 
 def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Rotate x [tokens, heads, head_dim] by angles [tokens, 1, head_dim], given as cos and sin halves."""
+    """Return x [tokens, heads, head_dim] rotated by angles [tokens, 1, head_dim], which are cosines, then sines."""
     cos, sin = angles.chunk(2, dim=-1)
     low, high = x.chunk(2, dim=-1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
 
 def replay_ms(step: Callable[[], object], graphed: bool) -> list[float]:
-    """Return the ms of several runs of `step`, by CUDA events; with `graphed`, replayed as a graph."""
+    """Return the ms of several runs of `step`, measured by CUDA events.
+
+    With `graphed`, a CUDA graph of it is replayed.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -145,7 +149,7 @@ def replay_ms(step: Callable[[], object], graphed: bool) -> list[float]:
 
 
 def measure(model: PlainLlama, cell: Cell) -> dict[str, Any]:
-    """Return the cell's times by each attention backend that can compute it; the fastest is `ms`."""
+    """Return the cell's time with each attention backend that supports it. `ms` is the shortest."""
     model.hold(cell)
     tokens = cell.prompt + cell.batch
     ids = torch.randint(0, len(model.table), (tokens,), device=model.device)
@@ -155,7 +159,7 @@ def measure(model: PlainLlama, cell: Cell) -> dict[str, Any]:
         try:
             with sdpa_kernel(backend), torch.inference_mode():
                 times = replay_ms(lambda: model.forward(ids, angles, cell), graphed=cell.prompt <= 2048)
-        except RuntimeError as error:  # a backend that does not take these shapes
+        except RuntimeError as error:  # the backend does not support these shapes
             print(f"{cell}: {backend.name}: {str(error).splitlines()[0]}", file=sys.stderr)
             continue
         by_backend[backend.name.lower()] = round(statistics.median(times), 4)
@@ -169,7 +173,7 @@ def measure(model: PlainLlama, cell: Cell) -> dict[str, Any]:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure every cell until the time is up."""
+    """Measure the cells in order until the time is up."""
     end_s, found = time.monotonic() + options.limit_s, []
     model = PlainLlama(SHAPES[LLAMA_8B], options.device)
     report = {"gpu": torch.cuda.get_device_name(options.device), "torch": torch.__version__, "shape": LLAMA_8B}

@@ -1,10 +1,11 @@
-"""`python -m load.gpu.serve --engine vllm`: a whole suite on one GPU, prefill and decode as two workers that share it.
-On more GPUs each worker has its own, and `load.gpu.eight` starts it so. Engine sim needs none.
+"""`python -m load.gpu.serve --engine vllm`: measure a whole suite whose prefill and decode workers share one GPU.
 
-`fulcrum up` with a model of Llama-8B's shape. Requests arrive at random for a while, and every answer is counted.
-With `--moves N` they arrive again while workers change their roles and return, N moves in all. Reported are TTFT and
-TPOT as clients see them, failures, KV figures of the metrics service, occupancy by Fulcrum beside the GPU's own
-utilisation, and the time until moves hold. stdout: a few lines, then one JSON object as the last line.
+On several GPUs each worker has its own, as `load.gpu.eight` starts it. The engine sim needs no GPU.
+
+The suite is `fulcrum up` with a model of Llama-8B's shape. Requests arrive at random times, and every answer is
+counted. With `--moves N` they arrive again during N role moves. The report has TTFT and TPOT as clients measure them,
+failures, and KV figures of the metrics service. It also has Fulcrum's occupancy, the GPU's own utilisation, and the
+time until moves take effect. stdout has a few lines, then one JSON object in the last line.
 """
 
 import argparse
@@ -35,17 +36,20 @@ from load.setup import bench_suite
 START_S: Final = 240.0
 CONTEXT_TOKENS: Final = 8192
 LOOK_S: Final = 0.25
-# Characters of a command's or log's end that are kept.
+# The number of characters kept from the end of a command's output or a log.
 TAIL: Final = 4000
-# Lines of the metrics exposition that are kept.
+# The upper bound of kept lines of the metrics exposition.
 MOST_LINES: Final = 400
-# Of the requests' times and lengths. Prompts differ from one run to the next, so that none is in a prefix cache.
+# The seed of the requests' times and lengths. Prompts differ between runs, so that none is in a prefix cache.
 TRACE_SEED: Final = 1
 SHOWN: Final = ("requests", "answered", "failures", "ttft_ms", "tpot_ms", "gpu_utilisation")
 
 
 def requests_of(spec: str, seed: int) -> Trace:
-    """Return the requests of a trace that fit a worker's context, without classes, which clients here do not name."""
+    """Return the requests of a trace that fit a worker's context.
+
+    They have no service class, since these clients send none.
+    """
     trace = generate(spec, seed=seed)
     fitting = [each for each in trace.requests if each.input_tokens + each.output_tokens < CONTEXT_TOKENS]
     requests = [replace(each, number=number, service_class="") for number, each in enumerate(fitting)]
@@ -53,7 +57,7 @@ def requests_of(spec: str, seed: int) -> Trace:
 
 
 async def read_gpu(readings: list[float]) -> None:
-    """Read the GPU's own utilisation, 0..1, until cancelled."""
+    """Append the GPU's own utilisation, 0..1, to `readings` until cancelled."""
     counters = open_nvml()
     while counters is not None:
         readings += [each.utilisation for each in counters.read() if each.utilisation is not None]
@@ -61,7 +65,7 @@ async def read_gpu(readings: list[float]) -> None:
 
 
 async def ask(suite: RunningSuite, options: argparse.Namespace, *, prompt_seed: int, moves: int = 0) -> dict[str, Any]:
-    """Send requests at random times; return the outcomes and what the suite reports right after them."""
+    """Send requests at random times, and return their outcomes with the suite's own figures."""
     spec = options.trace or (
         f"poisson:rate={options.rate},isl={options.isl},osl={options.osl},spread=0.3,seconds={options.seconds}"
     )
@@ -97,7 +101,7 @@ async def ask(suite: RunningSuite, options: argparse.Namespace, *, prompt_seed: 
 
 
 async def move_roles(suite: RunningSuite, moves: int, span_s: float, held: list[HeldMove]) -> None:
-    """Change roles of workers within `span_s`, and restore those of the start at the end."""
+    """Change roles of workers within `span_s`, and restore the first roles at the end."""
     async with role_changer(suite) as changer:
         await move_there_and_back(changer, moves, span_s, held)
 
@@ -111,9 +115,10 @@ async def move_there_and_back(
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Move a random worker, then restore its role, and so on: `moves` at equal distances within `span_s`.
+    """Make `moves` role moves at equal intervals within `span_s`.
 
-    So no more than one worker is away from its role. After the last move as much time is left as between two.
+    A random worker changes its role, then the same worker changes back, and so on. At most one worker is away from its
+    role. The last move is followed by another interval.
     """
     start_s = now_s()
     for number in range(1, moves + 1):
@@ -122,7 +127,7 @@ async def move_there_and_back(
 
 
 async def suite_figures(suite: RunningSuite, window_s: int) -> dict[str, Any]:
-    """Return the suite's own figures of its last `window_s` seconds."""
+    """Return the suite's own figures for its last `window_s` seconds."""
     async with httpx.AsyncClient(timeout=10, trust_env=False) as http:
         metrics = suite.ready["metrics"]
         occupancy = (await http.get(f"{metrics}/v1/occupancy", params={"window": f"{window_s}s"})).json()

@@ -1,5 +1,6 @@
-"""Models of random weights in the shapes of real ones, for GPU machines without weights and network, and vLLM's
-arguments for them.
+"""Models with random weights in the shapes of real ones, for GPU machines without weights and network.
+
+vLLM's arguments for these models are here too.
 """
 
 import argparse
@@ -45,8 +46,9 @@ ENDS: Final = MappingProxyType({"bos_token_id": 1, "eos_token_id": 2})
 
 
 def write_model(folder: Path, shape: str, device: str, tokenizer: Path | None = None, **changes: Any) -> Path:
-    """Write a model of `shape` with random bfloat16 weights, drawn on `device`. `tokenizer` is a folder whose
-    tokenizer files it takes; `changes` override the shape.
+    """Write a model of `shape` with random bfloat16 weights drawn on `device`, and return its folder.
+
+    Tokenizer files are copied from the folder `tokenizer`. `changes` override values of the shape.
     """
     config = {**SHAPES[shape], **ENDS, **changes}
     write_random_llama(folder, device=device, dtype=torch.bfloat16, **config)
@@ -56,10 +58,10 @@ def write_model(folder: Path, shape: str, device: str, tokenizer: Path | None = 
 
 
 def write_shape(folder: Path, shape: str, tokenizer: Path) -> Path:
-    """Write a model of `shape` and a folder's tokenizer, for vLLM's loader "dummy", which reads no weights."""
+    """Write a model of `shape` with the tokenizer of a folder, for vLLM's loader "dummy", which reads no weights."""
     config = LlamaConfig(**SHAPES[shape], **ENDS, architectures=["LlamaForCausalLM"], dtype=torch.bfloat16)
     config.save_pretrained(folder)
-    # Fulcrum identifies a model by its files of weights, and refuses a folder that has none.
+    # Fulcrum identifies a model by its files of weights, and refuses a folder without one.
     save_file({"unused": torch.zeros(1)}, folder / "model.safetensors")
     copy_tokenizer(tokenizer, folder)
     return folder
@@ -79,8 +81,9 @@ def add_model_options(parser: argparse.ArgumentParser, *more_engines: str) -> No
 
 
 def vllm_arguments(*, context_tokens: int, gpu_share: float, kv_mb: int) -> dict[str, Any]:
-    """Return vLLM's engine arguments: no compiler, which takes minutes at its first start; decodes are CUDA graphs.
-    `gpu_share` is of the GPU's memory, 0..1.
+    """Return vLLM's engine arguments. `gpu_share` is a fraction of the GPU's memory, 0..1.
+
+    vLLM's compiler is off, since its first start takes minutes. Decodes run as CUDA graphs.
     """
     return {
         "max_model_len": context_tokens,
