@@ -1,14 +1,15 @@
-"""Forecasts of a suite of series beside baselines, and their CPU time. The last line is JSON.
+"""Compare forecasts of a suite of series with baselines, and measure their CPU time. The last line is JSON.
 
     make bench-forecast ARGS="--half reporting"
 
-Each row is a series and phase: the error (WAPE) over that of the best baseline *in hindsight*, and how often the 90
-% band held, ten minutes to 24 hours ahead. Then follow geometric means, coverage after a change, and CPU time.
-Speed is measured on drawn series (days, weeks, bursts, level shifts, seeded): it depends on their length alone.
+Each row is a series and phase. For ten minutes to 24 hours ahead it has the error (WAPE) over that of the best baseline
+*in hindsight*, and the share of outcomes in the 90 % band. Then follow geometric means, coverage after a change, and
+CPU time. Speed depends only on the length of a series, and is measured on seeded random series with days, weeks, bursts
+and level shifts.
 
-The suite has real services and made series in each of two halves. Choices in `libs.policy.forecast` are made on the
-tuning half alone; the reporting half is for figures. Real series come from the folder in `FULCRUM_DATA`; missing files
-are left out.
+The suite has two halves, each with series of real services and synthetic ones. Choices in `libs.policy.forecast` are
+made on the tuning half only; figures are reported for the other half. Real series are read from the folder
+`FULCRUM_DATA`. Series without their file are left out.
 """
 
 import argparse
@@ -34,12 +35,12 @@ from load.forecast_series import CHANGED, CHANGED_DAY, DAY, STEP_S, SuiteSeries,
 from load.measure import show, titled_table
 
 HORIZONS: Final = (1, 6, 18, 144)
-# The horizons tried for short histories, in bins, and the distance between their beginnings.
+# The lengths of short histories in days, and the distance in bins between their starts.
 SHORT_DAYS: Final = (1, 2, 3, 4, 7)
 FAR_AHEAD: Final = (36, 72, 144, 290, 504, 650)
 SHORT_EVERY: Final = 223
 MEDIAN: Final = LEVELS.index(0.5)
-# Bands must hold again within so many bins after a change.
+# The number of bins after a change from which bands must be right again.
 RECOVERY_BINS: Final = 24
 WEEK_BINS: Final = 1008
 AIM_RATIO, AIM_FAR, AIM_NEAR = 1.03, 0.92, 1.0
@@ -90,7 +91,7 @@ def _accuracy(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[s
 
 
 def _short_histories(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return, by days of history and horizon, how forecasts of all series and many origins came out."""
+    """Return the mean outcomes of forecasts for all series and many origins, by days of history and horizon."""
     cells: dict[tuple[int, int], list[tuple[float, ...]]] = {}
     for _, history in _series(options):
         for days in SHORT_DAYS:
@@ -106,7 +107,10 @@ def _short_histories(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _try_short(
     history: DemandHistory, start: int, days: int, cells: dict[tuple[int, int], list[tuple[float, ...]]]
 ) -> None:
-    """Add the outcomes of forecasts from the end of `days` from bin `start` on. Widths and scores are logarithms."""
+    """Add the outcomes of forecasts that know `days` of history from bin `start` on.
+
+    Widths and scores are logarithms.
+    """
     count = days * DAY
     series = (history.requests[start:], history.prefill[start:], history.decode[start:])
     part = DemandHistory(history.step_s, history.start_s + start * history.step_s, *series)
@@ -141,9 +145,9 @@ def _short_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _recovery(found: BacktestForecasts) -> dict[str, float]:
-    """Return by series how often bands held, for a day of forecasts made from `RECOVERY_BINS` after the change on.
+    """Return the share of outcomes in the bands, by series, for the day that starts `RECOVERY_BINS` after the change.
 
-    The longest horizon, a day, is apart: scores of all outcomes have a day of forecasts made before the change.
+    The longest horizon, a day, has its own entry, because its first forecasts were made before the change.
     """
     held: dict[str, float] = {}
     places = list(range(len(found.plan.horizons)))
@@ -166,13 +170,13 @@ def _held_after_change(found: BacktestForecasts, name: SeriesName, places: Seque
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the geometric mean of the known values."""
+    """Return the geometric mean of the known values; None if there are none."""
     known = [log(each) for each in values if each and isfinite(each)]
     return exp(sum(known) / len(known)) if known else None
 
 
 def summarize(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures that the aims are about; ratios are geometric means."""
+    """Return the figures with an aim. Ratios are geometric means."""
     near = [each for each in records if each["horizon_s"] < 3600]
     far = [each for each in records if each["horizon_s"] >= 3600]
     names = sorted({name for each in records for name in each["baselines"]})
@@ -254,7 +258,7 @@ def _speeds(rows: Sequence[dict[str, float]], series: int) -> Table:
 
 
 def draw_demand(days: int, seed: int) -> DemandHistory:
-    """Draw days and weeks, slow drift, bursts and a level shift, in bins of 10 minutes."""
+    """Draw a demand with days, weeks, slow drift, bursts and a level shift, in bins of 10 minutes."""
     rng = np.random.default_rng(seed)
     bins = days * 144
     at = np.arange(bins)
@@ -269,9 +273,7 @@ def draw_demand(days: int, seed: int) -> DemandHistory:
 
 
 def _measure(days: int, series: int, seed: int) -> dict[str, float]:
-    """Return CPU time of one core. There are a third as many histories as series: each has arrivals, prompt and output
-    tokens.
-    """
+    """Return the CPU times of one core. There are a third as many histories as series, since each has three series."""
     histories = [draw_demand(days, seed + each) for each in range(-(-series // 3))]
     forecaster = DemandForecaster()
     forecaster.fit(histories[0], HORIZONS)

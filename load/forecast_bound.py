@@ -1,10 +1,10 @@
-"""The best errors that forecasts a day ahead could reach on made series. The last line is JSON.
+"""Compute the best errors that forecasts of synthetic series could reach a day ahead. The last line is JSON.
 
     python -m load.forecast_bound
 
-First, errors over the best baseline's *in hindsight* of a forecaster that knows how a series was drawn: its season, its
-level without noise, and a change from the moment in which it happens. It does not know the noise to come. Second, how
-often bands that are exact hold 87 to 93 % of four days of outcomes.
+The first figures are errors of a forecaster that knows how a series was drawn, over those of the best baseline *in
+hindsight*. It knows the season, the level without noise, and a change from its first moment on. It does not know future
+noise. The second figures are the shares of draws in which exact bands contain 87 to 93 % of four days of outcomes.
 """
 
 import json
@@ -36,7 +36,7 @@ AHEAD: Final = DAY
 EVERY: Final = 2
 DRAWS: Final = 600
 SCORED: Final = 4 * DAY
-# Kinds of noise, and how much the level drifts in a bin.
+# (size of the noise, half-life of its level in hours, drift of the level per bin).
 NOISES: Final = {
     "as trend, migration": (0.12, 4.0, 0.0),
     "as resets": (0.2, 4.0, 0.0),
@@ -48,7 +48,7 @@ Medians = dict[SeriesName, Floats]
 
 
 def _medians(parts: DrawnParts, added: Floats | float, lengths: float = 0.0) -> Medians:
-    """Return medians by origin, in units without a scale. `added` is what the origin knows of the level then."""
+    """Return the median at `AHEAD` bins after each origin. `added` is the part of the level that the origin knows."""
     target = np.minimum(np.arange(WEEKS) + AHEAD, WEEKS - 1)
     arrivals = parts.season[target] + 0.5 ** (AHEAD / (6 * parts.hours)) * parts.level + added
     prompts = arrivals + 0.5 ** (AHEAD / PROMPT_BINS) * parts.prompts + np.log(900.0)
@@ -62,7 +62,7 @@ def _trend() -> Medians:
 
 
 def _launch() -> Medians:
-    """Know the level of now; the growth to come is noise."""
+    """Return medians that know the present level. Future growth counts as noise."""
     parts = draw_parts(23, noise=0.2)
     return _medians(parts, np.log(40.0) - 4.0 / (1 + np.exp((parts.at_day - CHANGED_DAY) * 3)))
 
@@ -92,7 +92,7 @@ KNOWING: Final[dict[str, Callable[[], Medians]]] = {
 
 
 class Knowing:
-    """A forecaster whose medians are given."""
+    """A forecaster that returns given medians."""
 
     def __init__(self, medians: Medians) -> None:
         self._medians = medians
@@ -121,7 +121,7 @@ def _noise(rng: np.random.Generator, bins: int, kind: tuple[float, float, float]
 
 
 def exact_bands(kind: tuple[float, float, float], draws: int = DRAWS) -> float:
-    """Return the share of draws in which the exact band of 90 % holds 0.87 to 0.93 of four days of outcomes."""
+    """Return the share of draws in which the exact 90 % band contains 87 to 93 % of four days of outcomes."""
     rng = np.random.default_rng(5)
     low, high = np.quantile(np.concatenate([_noise(rng, 20_000, kind) for _ in range(10)]), [0.05, 0.95])
     errors = np.stack([_noise(rng, SCORED, kind)[::EVERY] for _ in range(draws)])

@@ -1,6 +1,6 @@
-"""The series that forecasts are tried on: real services and made ones, in a tuning and a reporting half.
+"""The series on which forecasts are tested: real services and synthetic ones, in a tuning and a reporting half.
 
-Choices in `libs.policy.forecast` are made on the tuning half alone. Real series come from a folder of traces.
+Choices in `libs.policy.forecast` are made on the tuning half only. Real series are read from a folder of traces.
 """
 
 import csv
@@ -19,9 +19,10 @@ from libs.policy.forecast.history import DemandHistory, Floats, history_from_rat
 STEP_S: Final = 600.0
 DAY: Final = 144
 WEEKS: Final = 14 * DAY
-# Traces of an hour are laid out with ten of their seconds to a bin of ten minutes: two and a half days.
+# A trace of an hour is stretched, so that ten of its seconds fill a bin of ten minutes. It then covers two and a half
+# days.
 STRETCH_S: Final = 10.0
-# The time of a made series' lasting change, inside the scored days.
+# The day of a synthetic series on which it changes for good. It is among the scored days.
 CHANGED_DAY: Final = 11.5
 
 Half = Literal["tuning", "reporting"]
@@ -33,11 +34,11 @@ class SuiteSeries:
     half: Half
     read: Callable[[Path], DemandHistory]
     file: str = ""
-    """The file in the data folder; empty for made series."""
+    """The file in the data folder; empty for synthetic series."""
 
 
 def suite(folder: Path, half: Half | None = None) -> list[tuple[SuiteSeries, DemandHistory]]:
-    """Return all series of a half, or of both, whose files exist."""
+    """Return all series of a half, or of both halves, whose files exist."""
     return [
         (each, each.read(folder / each.file))
         for each in SUITE
@@ -46,7 +47,7 @@ def suite(folder: Path, half: Half | None = None) -> list[tuple[SuiteSeries, Dem
 
 
 def _binned(times_s: Floats, prefill: Floats | None, decode: Floats, step_s: float) -> DemandHistory:
-    """Return rates of single requests in bins, without the last, incomplete one. `prefill` None means unknown."""
+    """Return the rates of single requests in bins, without the last, incomplete one. `prefill` is None if unknown."""
     places = (times_s // step_s).astype(np.int64)
     bins = int(places.max())
     rates = [np.bincount(places, weights, minlength=bins + 1)[:bins] / step_s for weights in (None, prefill, decode)]
@@ -57,8 +58,9 @@ def _binned(times_s: Floats, prefill: Floats | None, decode: Floats, step_s: flo
 
 
 def images(*models: str) -> Callable[[Path], DemandHistory]:
-    """Return a reader of requests to these models of an image service (all if none are named), with seconds of work
-    for each.
+    """Return a reader of an image service's requests for these models; for all models if none are named.
+
+    The work of a request is its seconds.
     """
 
     def read(path: Path) -> DemandHistory:
@@ -82,14 +84,14 @@ def _azure(path: Path) -> DemandHistory:
 def _mooncake(path: Path) -> DemandHistory:
     with path.open() as file:
         rows = [json.loads(line) for line in file]
-    # Its clock ticks every three seconds: arrivals are spread within a tick.
+    # The trace's clock ticks every three seconds, so arrivals are spread over their tick.
     times_s = np.array([row["timestamp"] / 1000 for row in rows]) + np.random.default_rng(1).uniform(0, 3, len(rows))
     lengths = [np.array([float(row[name]) for row in rows]) for name in ("input_length", "output_length")]
     return _binned(times_s, lengths[0], lengths[1], STRETCH_S)
 
 
 def _wander(rng: np.random.Generator, bins: int, size: float, half_life: float) -> Floats:
-    """Return correlated noise: an autoregression of order one with standard deviation `size`."""
+    """Return autoregressive noise of order one with standard deviation `size` and half-life `half_life` in bins."""
     keep = 0.5 ** (1 / half_life)
     level, out = rng.normal(0, size), np.empty(bins)
     for at, step in enumerate(rng.normal(0, size * np.sqrt(1 - keep * keep), bins)):
@@ -100,7 +102,7 @@ def _wander(rng: np.random.Generator, bins: int, size: float, half_life: float) 
 
 @dataclass(frozen=True, slots=True)
 class _MadeSeries:
-    """The base of a made series: logarithms of arrivals and lengths."""
+    """A synthetic series as logarithms of arrivals and lengths."""
 
     rng: np.random.Generator
     at_day: Floats
@@ -109,7 +111,10 @@ class _MadeSeries:
     outputs: Floats
 
     def counted(self, requests: float) -> DemandHistory:
-        """Count arrivals in each bin; lengths scatter with their number. `requests` is the mean per second at log 0."""
+        """Return the counted series. Arrivals are drawn for each bin. `requests` is their mean per second at log 0.
+
+        The mean length in a bin scatters less the more requests it has.
+        """
         count = self.rng.poisson(requests * STEP_S * np.exp(self.arrivals))
         lengths = [
             np.exp(log) * np.exp(self.rng.normal(0, 1, len(count)) / np.sqrt(np.maximum(count, 1)))
@@ -123,13 +128,13 @@ class _MadeSeries:
 
 @dataclass(frozen=True, slots=True)
 class DrawnParts:
-    """The parts of a made series in logarithms: what a forecaster could know of it at best, and noise."""
+    """The parts of a synthetic series in logarithms: those that a forecaster could know, and noise."""
 
     rng: np.random.Generator
     at_day: Floats
     season: Floats
     level: Floats
-    """Correlated noise, which halves in `hours`."""
+    """Correlated noise with a half-life of `hours`."""
     hours: float
     noise: Floats
     burst: Floats
@@ -137,13 +142,13 @@ class DrawnParts:
     outputs: Floats
 
 
-# Half-lives, in bins, of the correlated noise in lengths.
+# The half-lives, in bins, of the correlated noise in lengths.
 PROMPT_BINS: Final = 30
 OUTPUT_BINS: Final = 60
 
 
 def draw_parts(seed: int, bins: int = WEEKS, *, day: float = 0.6, noise: float = 0.12, hours: float = 4) -> DrawnParts:
-    """Draw a day with its own shape, noise of minutes and of hours, and bursts of one client."""
+    """Draw a daily pattern, noise of minutes and of hours, and bursts of single clients."""
     rng = np.random.default_rng(seed)
     at_day = np.arange(bins) / DAY
     phase, second = rng.random(2)
@@ -183,14 +188,14 @@ def _launch(_: Path) -> DemandHistory:
 
 
 def _migration(_: Path) -> DemandHistory:
-    """Draw demand of which half leaves within a day, that of long outputs last."""
+    """Draw demand of which more than half leaves within a day. Requests with long outputs remain longest."""
     made = _base(24)
     gone = np.clip(made.at_day - CHANGED_DAY, 0, 1)
     return _shifted(made, np.log(1 - 0.6 * gone), outputs=0.5 * gone).counted(25.0)
 
 
 def _outages(_: Path) -> DemandHistory:
-    """Draw four outages of up to three hours, each with a rush after it, and two gaps of two hours in the data."""
+    """Draw four outages of up to three hours, each followed by a rush, and two gaps of two hours in the data."""
     made = _base(25)
     history, rush = made.counted(8.0), np.zeros(WEEKS)
     series = [values.copy() for values in (history.requests, history.prefill, history.decode)]
@@ -207,7 +212,7 @@ def _outages(_: Path) -> DemandHistory:
 
 
 def _regime(_: Path) -> DemandHistory:
-    """Draw a change of client within a bin: arrivals double, outputs triple, and the daily pattern weakens."""
+    """Draw a change of clients within a bin. Arrivals double, outputs triple, and the daily pattern becomes weaker."""
     made, other = _base(26), _base(27, day=0.2, noise=0.25, hours=1)
     after = made.at_day >= CHANGED_DAY
     mixed = _MadeSeries(
@@ -225,7 +230,7 @@ def _one_day(_: Path) -> DemandHistory:
 
 
 def _resets(_: Path) -> DemandHistory:
-    """Draw counter resets: each leaves a part of a bin's arrivals, and adds the rest to the next bin."""
+    """Draw counter resets. Each drops a part of a bin's arrivals, and moves the rest to the next bin."""
     history = _base(29, noise=0.2).counted(15.0)
     rng = np.random.default_rng(30)
     series = [values.copy() for values in (history.requests, history.prefill, history.decode)]
@@ -243,7 +248,7 @@ def _bursty(_: Path) -> DemandHistory:
 
 
 def _drifting(_: Path) -> DemandHistory:
-    """Draw a level that drifts for good, and a weak daily pattern."""
+    """Draw a level that drifts without a limit, and a weak daily pattern."""
     made = _base(32, day=0.25, noise=0.08)
     return _shifted(made, np.cumsum(made.rng.normal(0, 0.035, len(made.at_day)))).counted(30.0)
 
@@ -270,5 +275,5 @@ SUITE: Final[tuple[SuiteSeries, ...]] = (
     SuiteSeries("bursty", "reporting", _bursty),
 )
 
-# Made series that change for good on `CHANGED_DAY`.
+# The synthetic series that change for good on `CHANGED_DAY`.
 CHANGED: Final = frozenset({"launch", "migration", "regime"})

@@ -1,4 +1,4 @@
-"""Helpers that benches share: options, processes with their CPU time, core waits and memory, percentiles, tables."""
+"""Helpers that benches share: options, processes with their CPU time, waits for a core and memory, percentiles, tables."""
 
 import argparse
 import os
@@ -18,15 +18,15 @@ from rich.table import Table
 
 from libs.cli.console import plain_table
 
-# Wide enough that no table breaks its rows, whatever the terminal.
+# Wide enough for each row of a table to fit one line, whatever the terminal's width.
 WIDTH: Final = 160
 
 
 def bench_parser(doc: str | None, **options: Any) -> argparse.ArgumentParser:
-    """Return a parser that is described by the first paragraph of a module's docstring.
+    """Return a parser with the first paragraph of a module's docstring as its description.
 
-    Each option has a default, alone or in a pair with its help, and takes values of the default's type. False makes a
-    flag, and a list takes one or more values.
+    Each option has a default, alone or in a pair with its help. Values have the default's type. An option with the
+    default False is a flag, and one with a list takes one or more values.
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n\n")[0])
     for name, option in options.items():
@@ -42,14 +42,14 @@ def bench_parser(doc: str | None, **options: Any) -> argparse.ArgumentParser:
 
 
 def titled_table(title: str, *columns: str, left: Collection[str] = ()) -> Table:
-    """Return an empty table under a title; columns named in `left` and the first one are aligned left."""
+    """Return an empty table with a title. The first column and those in `left` are aligned left."""
     table = plain_table(*columns, left=(columns[0], *left))
     table.title, table.title_justify = title, "left"
     return table
 
 
 def show(*tables: Table) -> None:
-    """Print tables to stdout, an empty line after each."""
+    """Print tables to stdout, each followed by an empty line."""
     console = Console(highlight=False, width=WIDTH)
     for table in tables:
         console.print(table)
@@ -57,7 +57,7 @@ def show(*tables: Table) -> None:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """Return p50 and p99; None of no values."""
+    """Return p50 and p99; None if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -65,7 +65,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def rounded(value: Any, digits: int) -> Any:
-    """Return a JSON value with every figure in it rounded."""
+    """Return a JSON value with all its numbers rounded."""
     if isinstance(value, dict):
         return {key: rounded(each, digits) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -75,7 +75,7 @@ def rounded(value: Any, digits: int) -> Any:
 
 @contextmanager
 def spawned(work: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
-    """Run `work(*arguments, pipe)` in a process of its own while the context is open; yield this end of the pipe."""
+    """Run `work(*arguments, pipe)` in a new process while the context is open, and yield this end of the pipe."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(*arguments, theirs))
@@ -92,20 +92,20 @@ def spawned(work: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
 OTHERS = "others"
 LOAD = "load"
 
-# Processes by what they are.
+# Processes by kind.
 Kinds = Mapping[str, Sequence[psutil.Process]]
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU time and memory of all processes of one kind together."""
+    """The CPU time and memory of all processes of one kind."""
 
     cpu_s: float
     rss_mb: float
 
 
 def processes_below(pid: int, words: Mapping[str, str]) -> Kinds:
-    """Return `pid` and all below it by kind: the kind of the first of `words` on the command line, else "others"."""
+    """Return `pid` and its descendants by kind: that of the first of `words` in the command line, else "others"."""
     root = psutil.Process(pid)
     found: dict[str, list[psutil.Process]] = {}
     for process in (root, *root.children(recursive=True)):
@@ -116,14 +116,12 @@ def processes_below(pid: int, words: Mapping[str, str]) -> Kinds:
 
 
 def usage(kinds: Kinds) -> dict[str, Usage]:
-    """Return the current usage by kind, with this process as "load"."""
+    """Return the current usage by kind. This process has the kind "load"."""
     return {kind: _sum(processes) for kind, processes in {**kinds, LOAD: [psutil.Process(os.getpid())]}.items()}
 
 
 def waited_s(pid: int) -> float:
-    """Return how long the main thread was runnable without a core since it began; 0 where the kernel does not count
-    it.
-    """
+    """Return the time for which the main thread was runnable without a core; 0 if the kernel does not report it."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -141,7 +139,7 @@ def _sum(processes: Sequence[psutil.Process]) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class ProcessKey:
-    """One life of a process: a restarted one has another pid, and a reused pid another start."""
+    """One life of a process. A restart changes the pid, and the start time tells two processes with one pid apart."""
 
     name: str
     pid: int
@@ -150,17 +148,17 @@ class ProcessKey:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """CPU time and memory of named processes at a moment."""
+    """The CPU time and memory of named processes at one time."""
 
     at_s: float
-    """Monotonic time of the reading."""
+    """The monotonic time of the reading."""
     cpu_s: Mapping[ProcessKey, float]
-    """User and system time of all threads since the process began."""
+    """The user and system time of all threads since the process started."""
     rss_mb: Mapping[str, float]
 
 
 def read_named(processes: Iterable[tuple[str, psutil.Process]]) -> Reading:
-    """Read processes by name, several of one name added up; those that have ended meanwhile are left out."""
+    """Read processes by name. Several with one name are added, and those that have ended are left out."""
     at_s, cpu_s, rss_mb = time.monotonic(), {}, dict[str, float]()
     for name, process in processes:
         try:
@@ -174,8 +172,9 @@ def read_named(processes: Iterable[tuple[str, psutil.Process]]) -> Reading:
 
 
 def cpu_points(before: Reading, after: Reading) -> dict[str, float]:
-    """Return hundredths of a core between two readings, by name. All CPU time of a process that began in between
-    counts.
+    """Return the CPU time between two readings by name, in hundredths of a core.
+
+    A process that started in between counts with all its CPU time.
     """
     found = dict.fromkeys((key.name for key in after.cpu_s), 0.0)
     for key, cpu_s in after.cpu_s.items():
@@ -184,7 +183,7 @@ def cpu_points(before: Reading, after: Reading) -> dict[str, float]:
 
 
 def listener_on(port: int) -> psutil.Process | None:
-    """Return this user's process that listens on the TCP port here, if one does."""
+    """Return this user's process that listens on a TCP port of this machine; None if there is none."""
     for connection in psutil.net_connections("tcp"):
         listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
         if listens and connection.pid:
@@ -201,6 +200,6 @@ def resident_mib(pid: int | None) -> float:
 
 
 def machine_busy_s() -> float:
-    """Return CPU seconds that all processes of this machine and its kernel have taken since it started."""
+    """Return the CPU seconds of all processes and the kernel since this machine started."""
     times = psutil.cpu_times()
     return float(sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq")))

@@ -1,4 +1,4 @@
-"""Set-up that benches share: suites in folders of their own, engines, and servers of peers."""
+"""The set-up that benches share: suites in their own folders, engines, and servers of peers."""
 
 import subprocess
 import time
@@ -24,8 +24,9 @@ def bench_suite(
     start_s: float = START_TIMEOUT_S,
     folder: Path | None = None,
 ) -> Iterator[RunningSuite]:
-    """Run a suite whose files and cache are its own, so that it has learned nothing before. They lie in `folder`, or
-    in a temporary one.
+    """Run a suite with its own files and cache, so that it has learned nothing from earlier runs.
+
+    Its files are in `folder`, or else in a temporary folder.
     """
     with ExitStack() as stack:
         home = folder or Path(stack.enter_context(TemporaryDirectory(prefix="fulcrum-bench-")))
@@ -34,13 +35,13 @@ def bench_suite(
 
 
 async def start_engine(engine: Engine) -> Engine:
-    """Start an engine that hands KV to nobody, and return it."""
+    """Start an engine that fetches no KV, and return it."""
     await engine.start(EngineIdentity("bench", 1, "127.0.0.1:1"), DirectFetcher(), lambda _stage, _share: None)
     return engine
 
 
 def answers_within(ask: Callable[[], httpx.Response], *, start_s: float, process: subprocess.Popen[bytes]) -> bool:
-    """Ask a server until it answers with success; return False if it ends before or takes longer than `start_s`."""
+    """Ask a server until it succeeds. Return False if its process ends, or if `start_s` have passed."""
     end_s = time.monotonic() + start_s
     while process.poll() is None and time.monotonic() < end_s:
         with suppress(httpx.HTTPError):
@@ -51,7 +52,7 @@ def answers_within(ask: Callable[[], httpx.Response], *, start_s: float, process
 
 
 def stop(process: subprocess.Popen[Any]) -> None:
-    """End a process with SIGTERM, and with SIGKILL if it takes longer than `STOP_S`."""
+    """Stop a process by SIGTERM, and by SIGKILL if it has not ended after `STOP_S`."""
     process.terminate()
     try:
         process.wait(STOP_S)

@@ -1,8 +1,8 @@
-"""`make soak` kills a loaded suite's processes each minute and checks that memory, descriptors and latency do not grow.
+"""`make soak`: kill a loaded suite's processes every minute, and check for growth of memory, descriptors and latency.
 
-One process of each kind survives: it loses its peers and stores again and again, which is when something may leak.
-Prints a line a kill, a table, and as its last line one JSON object. Exits with 1 if a request failed, a figure is
-missing, or a figure of the last third exceeds that of the second third by more than its tolerance.
+One process of each kind survives. It repeatedly loses its peers and stores, which may cause a leak. The bench prints a
+line for each kill, a table, and one JSON object as its last line. It exits with 1 if a request failed or a figure is
+missing. It also does so if a figure of the last third exceeds that of the second third by more than its tolerance.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ WATCH_S: Final = 1.0
 START_S: Final = 300.0
 MINUTE_S: Final = 60.0
 END_S: Final = 120.0
-"""The time in which the last requests end."""
-# The first third is left out: caches fill, and code is imported at its first use.
+"""The upper bound of the time for the last requests to end."""
+# The first third is not compared, because caches fill and modules are imported in it.
 THIRDS: Final = 3
-# Growth between medians of the last two thirds that is no leak: a share and an amount, both of which must be exceeded.
+# The growth between the medians of the last two thirds that is no leak: a share and an amount. A leak exceeds both.
 TOLERANCES: Final[Mapping[str, tuple[float, float]]] = {
     "resident_mib": (0.05, 4.0),
     "descriptors": (0.1, 8.0),
@@ -50,7 +50,7 @@ TOLERANCES: Final[Mapping[str, tuple[float, float]]] = {
 
 MEDIAN: Final = "requests, median"
 LONGEST: Final = "requests, longest in 1 s"
-# The figures that every soak must compare. A suite that stops serving has no latency, one that stops has no processes.
+# The figures that every soak must compare. They are missing if the suite or one of its processes has ended.
 COMPARED: Final = (
     *((name, figure) for name in (LAUNCHER, *SURVIVORS) for figure in ("resident_mib", "descriptors")),
     (MEDIAN, "latency_ms"),
@@ -84,7 +84,7 @@ class Trend:
 
 
 def trends(samples: Sequence[Sample], seconds: float) -> list[Trend]:
-    """Compare the thirds of each figure of each subject; a subject unknown in one of them is left out."""
+    """Compare the thirds of each subject's figures. A figure without values in one third is left out."""
     values: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     for each in samples:
         third = min(int(each.at_s * THIRDS / seconds), THIRDS - 1)
@@ -98,7 +98,7 @@ def trends(samples: Sequence[Sample], seconds: float) -> list[Trend]:
 
 
 def missing(compared: Sequence[Trend]) -> list[str]:
-    """Return a description of each figure that should have been compared and was not."""
+    """Return a description of each figure in `COMPARED` that was not compared."""
     there = {(each.subject, each.figure) for each in compared}
     return [f"{figure} of {subject}" for subject, figure in COMPARED if (subject, figure) not in there]
 
@@ -114,7 +114,7 @@ class SoakReport:
 async def soak(suite: RunningSuite, seconds: float, chance: random.Random) -> SoakReport:
     found = SoakReport(seconds)
     try:
-        # Clients try a request until it is answered, so without gateways they would never end.
+        # Clients repeat a request until it is answered, so they would run forever without gateways.
         async with (
             asyncio.timeout(seconds + END_S),
             steady_load(suite.ready["gateways"], clients=CLIENTS, tokens=TOKENS) as load,
@@ -138,12 +138,12 @@ async def _watch(suite: RunningSuite, found: SoakReport, chance: random.Random) 
             await asyncio.sleep(WATCH_S)
     finally:
         await tasks.close()
-    if tasks.error is not None:  # without kills the rest would be no soak
+    if tasks.error is not None:  # a soak without kills tests nothing
         raise tasks.error
 
 
 def _add_latency(load: SteadyLoad, known: int, found: SoakReport, now_s: float) -> int:
-    """Add the median and the longest time of the requests since the last look, and return how many are known."""
+    """Add the median and maximum latency of the requests since the last call. Return the number of requests so far."""
     took_s = load.took_s[known:]
     if took_s:
         found.samples.append(Sample(MEDIAN, "latency_ms", now_s, median(took_s) * 1000))
@@ -165,7 +165,7 @@ def _look(suite: RunningSuite, now_s: float) -> list[Sample]:
 
 
 async def _kill_forever(suite: RunningSuite, found: SoakReport, chance: random.Random) -> None:
-    """Kill every victim once a minute, in another order each time."""
+    """Kill every victim once a minute, each time in another order."""
     while True:
         for name in chance.sample(VICTIMS, len(VICTIMS)):
             await asyncio.sleep(MINUTE_S / len(VICTIMS))
@@ -179,7 +179,7 @@ async def _kill_forever(suite: RunningSuite, found: SoakReport, chance: random.R
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Soak and return 1 if something failed or grew."""
+    """Run the soak. Return 1 if something failed or grew."""
     parser = bench_parser(__doc__, minutes=MINUTES, seed=1)
     arguments = parser.parse_args(argv)
     with bench_suite(*SHAPE, start_s=START_S) as suite:

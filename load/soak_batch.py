@@ -1,7 +1,7 @@
-"""`make soak-batch`: a large batch job on the sim engine while its processes and stores are killed at random.
+"""`make soak-batch`: run a large batch job on the sim engine while processes and stores are killed at random.
 
-Afterwards each line's answers are counted, over the results topic by a client of its own and over the output files.
-Prints a table and, as its last line, one JSON object. Exits with 1 if a line was not answered exactly once.
+Afterwards the answers of each line are counted, on the results topic by a separate client and in the output files. The
+bench prints a table and one JSON object as its last line. It exits with 1 if a line was not answered exactly once.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ GATEWAYS = ("gateway-1", "gateway-2")
 VICTIMS = (*GATEWAYS, "decode-1", "redis", "kafka")
 TOKENS = 4
 POLL_S = 0.25
-# A job of which no line is answered for so long is given up.
+# The job is given up if no line is answered for this time.
 STUCK_S = 180.0
 
 
@@ -53,14 +53,14 @@ class JobResult:
     gateway_peak_mib: float = 0.0
     resume_median_s: float = 0.0
     resume_longest_s: float = 0.0
-    """Longest time from a kill until another line was answered."""
+    """The longest time from a kill to the next answered line."""
     wrong_on_topic: int = 0
     wrong_in_files: int = 0
     by_tenth: list[Tenth] = field(default_factory=list)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Soak; return 1 if a line was not answered exactly once."""
+    """Run the soak. Return 1 if a line was not answered exactly once."""
     lines, every_s = ([100_000], "one job each (default 100000)"), (20.0, "0 kills nothing (default 20)")
     arguments = bench_parser(__doc__, lines=lines, kill_every_s=every_s, seed=1).parse_args(argv)
     soaked = [
@@ -158,7 +158,7 @@ async def _run(
 
 
 class JobProgress:
-    """The progress of a job, as seen from outside."""
+    """The progress of a job, as a client sees it."""
 
     def __init__(self, lines: int, begun_s: float) -> None:
         self._lines = lines
@@ -170,11 +170,11 @@ class JobProgress:
         self._peaks_mib: dict[int, float] = {}
 
     def killed(self) -> None:
-        """Note that something was killed just now."""
+        """Record that a process was killed just now."""
         self._killed_s = self._killed_s or time.monotonic()
 
     def add(self, now_s: float, done: int, gateway_mib: float) -> None:
-        """Note the lines that are answered by now."""
+        """Record the number of lines answered so far, and the memory of the largest gateway."""
         tenth = self._tenth
         self._peaks_mib[tenth] = max(self._peaks_mib.get(tenth, 0.0), gateway_mib)
         if done <= self.done:
@@ -197,17 +197,17 @@ class JobProgress:
         return found
 
     def resume_s(self, tenth: int | None) -> tuple[float, float]:
-        """Return the median and the longest time to resume in a tenth, or in all; 0 if nothing was killed."""
+        """Return the median and the longest time to resume in a tenth of the job, or in all; 0 if nothing was killed."""
         found = [seconds for where, seconds in self._resumes_s if tenth in (None, where)]
         return (median(found), max(found)) if found else (0.0, 0.0)
 
     def peak_mib(self, tenth: int | None) -> float:
-        """Return the memory of the largest gateway in a tenth, or in all."""
+        """Return the peak memory of the largest gateway in a tenth of the job, or in all."""
         return max((mib for where, mib in self._peaks_mib.items() if tenth in (None, where)), default=0.0)
 
 
 def _victims(chance: random.Random) -> Iterator[str]:
-    """Yield all of them in a random order, and again in another one."""
+    """Yield all victims in a random order, again and again."""
     while True:
         yield from chance.sample(VICTIMS, len(VICTIMS))
 

@@ -1,7 +1,8 @@
-"""`make bench-engine`: the torch engine against plain transformers, tokens a second, interleaved in one run.
+"""`make bench-engine`: compare the torch engine with plain transformers, in tokens a second.
 
-Each round times both sides of each case, one right after the other, the first side taking turns; a case's ratio is the
-median over rounds. stdout: a table, then one JSON object as the last line; stderr: progress.
+Each round times both sides of each case one right after the other, and the first side alternates. A case's ratio is the
+median over rounds. The result is printed to stdout as a table, then as one JSON object in the last line. Progress goes
+to stderr.
 """
 
 import argparse
@@ -35,12 +36,12 @@ LONG_TOKENS = 1500
 PREFIX_TOKENS, NEW_TOKENS = 1024, 512
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 Side = Callable[[], Awaitable[int]]
-"""Does the work once and returns its tokens."""
+"""A function that does the work once, and returns its number of tokens."""
 
 
 @dataclass
 class Case:
-    """Two sides of one comparison, and the tokens a second of each round."""
+    """The two sides of one comparison, with the tokens a second of each round."""
 
     name: str
     aim: float | None
@@ -50,7 +51,7 @@ class Case:
 
     @property
     def ratio(self) -> float:
-        """Return the median over rounds of engine over plain."""
+        """The median over rounds of the engine's rate over the plain one's."""
         pairs = zip(self.rates["engine"], self.rates["plain"], strict=True)
         return statistics.median(engine / plain for engine, plain in pairs)
 
@@ -59,7 +60,7 @@ class Case:
 
 
 class Bench:
-    """One engine and one plain model over the same weights."""
+    """An engine and a plain model over the same weights."""
 
     def __init__(self, engine: Engine, model: Any, options: argparse.Namespace) -> None:
         self._engine = engine
@@ -72,13 +73,14 @@ class Bench:
         self._prefix_kv: Any = None
 
     def prompts(self, count: int, tokens: int) -> NDArray[np.int64]:
-        """Return [count, tokens] int64: new prompts each time, so that nothing is cached; equal lengths, so that no
-        padding counts.
-        """
+        """Return [count, tokens] int64: new random prompts, so that none is cached. Equal lengths need no padding."""
         return self._random.integers(100, 40_000, (count, tokens))
 
     async def run_engine(self, rows: NDArray[np.int64], output_tokens: int, root: bytes = b"") -> None:
-        """Submit prompts [batch, tokens] at once and wait for their last tokens. With a `root`, prefixes are reused."""
+        """Submit prompts [batch, tokens] at once, and wait for their last tokens.
+
+        With a `root`, prefixes are reused.
+        """
         tokens = rows.shape[1]
         requests = [
             EngineRequest(
@@ -103,18 +105,18 @@ class Bench:
         )
 
     def generate_batch(self, batch: int) -> None:
-        """Run the continuous batching that transformers itself has, on a batch."""
+        """Run transformers' own continuous batching on a batch."""
         rows = [row.tolist() for row in self.prompts(batch, self._options.prompt_tokens)]
         config = GenerationConfig(do_sample=False, max_new_tokens=self._options.output_tokens, eos_token_id=-1)
         found = self._model.generate_batch(rows, generation_config=config, progress_bar=False)
         assert len(found) == batch, "generate_batch lost requests"
 
     def after_prefix(self) -> NDArray[np.int64]:
-        """Return [1, tokens] int64: a prompt with the common prefix of all of these and `NEW_TOKENS` new tokens."""
+        """Return [1, tokens] int64: the prefix that these prompts share, and `NEW_TOKENS` new tokens."""
         return np.concatenate([self._prefix, self.prompts(1, NEW_TOKENS)], axis=1)
 
     def forward_after_prefix(self) -> None:
-        """Run one forward pass over the new tokens of such a prompt, over a copy of the prefix's KV."""
+        """Run one forward pass over `NEW_TOKENS` new tokens after a copy of the prefix's KV."""
         with torch.inference_mode():
             if self._prefix_kv is None:
                 ids = torch.from_numpy(self._prefix).to(self._model.device)
@@ -124,7 +126,7 @@ class Bench:
             self._model(ids, past_key_values=kv, use_cache=True, logits_to_keep=1).logits.argmax().item()
 
     def forward(self, tokens: int) -> None:
-        """Run one plain forward pass over a whole prompt, which returns the last logits."""
+        """Run one forward pass over a whole prompt, and compute only its last logits."""
         with torch.inference_mode():
             ids = torch.from_numpy(self.prompts(1, tokens)).to(self._model.device)
             self._model(ids, use_cache=False, logits_to_keep=1).logits.argmax().item()
@@ -135,7 +137,7 @@ class Bench:
 
 
 def engine_side(bench: Bench, batch: int, prompt: int, output: int) -> Side:
-    """Return the engine's side over new prompts; a single output token measures the prompt's."""
+    """Return the engine's side with new prompts. With a single output token, it measures the prompt's tokens."""
 
     async def run() -> int:
         await bench.run_engine(bench.prompts(batch, prompt), output)
@@ -180,7 +182,7 @@ def cases(bench: Bench, options: argparse.Namespace) -> list[Case]:
 
 
 def cases_beside(vllm: Bench, torch_engine: Bench, options: argparse.Namespace) -> list[Case]:
-    """Return the cases of vLLM's engine against the torch engine."""
+    """Return the cases that compare vLLM's engine with the torch engine."""
     shapes = [(f"decode, batch {batch}", batch, options.prompt_tokens, options.output_tokens) for batch in (1, 8)]
     shapes += [(f"prefill, {tokens} tokens", 1, tokens, 1) for tokens in (128, 512)]
     return [
@@ -190,14 +192,14 @@ def cases_beside(vllm: Bench, torch_engine: Bench, options: argparse.Namespace) 
 
 
 async def measure(all_cases: list[Case], rounds: int) -> list[Case]:
-    """Time every case in every round, after one that is not counted; a side that cannot run leaves its case out."""
+    """Time every case in every round, after an uncounted one. A case with a side that cannot run is left out."""
     good = []
     for case in all_cases:
         try:
             await case.engine()
             await case.plain()
             good.append(case)
-        except Exception as error:  # a library's optional path may fail in any way; the bench reports it and goes on
+        except Exception as error:  # optional parts of libraries may fail in any way
             print(f"left out: {case.name} ({type(error).__name__}: {error})", file=sys.stderr)
     for turn in range(rounds):
         for case in good:

@@ -1,7 +1,7 @@
 """Compare the predicted with the measured TTFT of prompts with images, on two torch prefill workers of one process.
 
-The model has random weights and a vision tower that takes most of a prompt's time. Run it from two checkouts with one
-`--model` folder to compare them. Prints one JSON object.
+The model has random weights, and its vision tower takes most of a prompt's time. To compare two checkouts, run the
+bench in both with the same `--model` folder. It prints one JSON object.
 """
 
 import argparse
@@ -34,19 +34,19 @@ TOWER: Final[dict[str, Any]] = {
     "image_size": 224, "patch_size": 16,
 }  # fmt: skip
 REPEATED: Final = 4
-"""One request in this many has the image of an earlier one."""
+"""One request in this many repeats the image of an earlier one."""
 WARM_UP: Final = 6
 
 
 class EmptyKvIndex(RecordingKvIndex):
-    """An index in which no prefix is found, as each prompt differs from its start."""
+    """An index without any prefix, since each prompt differs from its start on."""
 
     async def longest_prefix(self, queries: Sequence[PrefixQuery]) -> list[list[Mapping[str, int]]]:
         return [[{} for _ in query.prompts] for query in queries]
 
 
 def make_model(folder: Path) -> None:
-    """Write the model that the comparison needs, unless it is there."""
+    """Write the model of the comparison, unless it exists."""
     if not folder.exists():
         write_random_llava(folder, vision=TOWER)
 
@@ -79,7 +79,7 @@ async def measure(folder: Path, requests: int, at_a_time: int) -> list[RequestEv
         "engine": "torch", "model_path": str(folder), "device": "cpu", "threads": 1, "kv_memory_mb": 32,
         "registry": registry,
     }  # fmt: skip
-    # Workers and gateway share one process, whose steps may hold up its event loop.
+    # Workers and gateway share one process, in which a step may block the event loop.
     patient = {"silent_after_ms": 20_000, "max_silent_ms": 60_000}
     settings = GatewaySettings.model_validate(
         {"port": 0, "drain_s": 1, "models": {folder.name: str(folder)}, **patient}

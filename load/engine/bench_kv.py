@@ -1,10 +1,10 @@
-"""KV hand-off between two worker processes on one host: bytes a second, and how much of it hides behind prefill.
+"""Measure KV hand-off between two worker processes on one host: bytes a second, and the part hidden behind prefill.
 
-Measured in one run: a copy within memory, a raw loopback socket, and the hand-off of a prompt's blocks. The prefill
-worker has a process of its own; of the decode workers here one reads its shared memory and one receives the bytes.
-The decode worker times a hand-off from its request until every block is in its pool, checked and acknowledged. Pools
-are small, so that warm-up touches all their memory and no page is new when time is taken. Prints a table, then one
-JSON line.
+One run measures a copy within memory, a raw loopback socket, and the hand-off of a prompt's blocks. The prefill worker
+has its own process. Two decode workers run here; one reads the sender's shared memory, and one receives the bytes. A
+decode worker times a hand-off from its request until every block is in its pool, checked and acknowledged. Pools are so
+small that the warm-up touches all their memory, and no page is new while time is taken. The result is printed as a
+table, then as one JSON line.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class HandOff:
 
     @property
     def exposed_s(self) -> float:
-        """Return the seconds that a client waits for the hand-off."""
+        """The seconds for which a client waits for the hand-off."""
         return max(self.gap_s - self.step_s, 0.0)
 
 
@@ -69,13 +69,13 @@ class RemoteWorker:
 
 
 def memcpy_bytes_s(size: int) -> float:
-    """Return bytes a second of a copy within memory, the best of several."""
+    """Return the bytes a second of a copy within memory, the best of several."""
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     return size / min(_timed(lambda: np.copyto(target, source)) for _ in range(COPY_ROUNDS))
 
 
 def socket_bytes_s(size: int) -> float:
-    """Return bytes a second through a raw loopback socket from another process, the best of several."""
+    """Return the bytes a second through a raw loopback socket from another process, the best of several."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = multiprocessing.get_context("spawn").Process(target=_send, args=(server.getsockname()[1], size))
         sender.start()
@@ -109,7 +109,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _serve_prefill(model_path: Path, overrides: dict[str, Any], pipe: Connection) -> None:
-    """Run a prefill worker in the other process, until the pipe closes."""
+    """Run a prefill worker in the other process until the pipe closes."""
 
     async def serve() -> None:
         async with local_worker("prefill-0", "prefill", model_path=str(model_path), **overrides) as worker:
@@ -136,7 +136,7 @@ async def hand_off(
     *,
     streamed: bool,
 ) -> HandOff:
-    """Serve one prompt over both workers as a gateway does. With `streamed`, blocks leave while it is computed."""
+    """Serve one prompt on both workers, as a gateway does. With `streamed`, blocks are sent while it is computed."""
     model = worker.settings.model or MODEL
     fields: dict[str, Any] = {"output": OUTPUT_TOKENS, "model": model, "prompt_tokens": len(prompt)}
     reported = sum(len(batch.kv_transfers) for batch in worker.batches())
@@ -175,7 +175,7 @@ def _has_tokens(probe: GatewayProbe, sequence: int, count: int) -> bool:
 
 @dataclass(slots=True)
 class Transport:
-    """One of the transports of blocks, and its measurements."""
+    """A transport of blocks, with its measurements."""
 
     name: str
     worker: LocalWorker
@@ -184,7 +184,7 @@ class Transport:
     streamed: list[HandOff] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
-        """Return figures by name, prefixed with the transport's name."""
+        """Return the figures by name, with the transport's name as a prefix."""
         best = min(self.after, key=lambda result: result.transfer_s)
         exposed = {name: statistics.median(r.exposed_s for r in getattr(self, name)) for name in ("after", "streamed")}
         found = {
@@ -236,8 +236,9 @@ async def bench(model_path: Path, tokens: int, rounds: int, device: str) -> dict
 
 
 async def _measure(ways: list[Transport], prefill: GatewayProbe, tokens: int, rounds: int) -> None:
-    """Hand over prompts of `tokens` tokens, a new one each time, each transport and mode in turn. The first ones warm
-    up.
+    """Hand over a new prompt of `tokens` tokens for each transport and mode in every round.
+
+    The first rounds are a warm-up.
     """
     rng = np.random.default_rng(7)
     sequence = 0

@@ -1,12 +1,12 @@
-"""`python -m load.engine.bench_phase`: does the reported occupancy agree with what the device did?
+"""`python -m load.engine.bench_phase`: compare the reported occupancy with what the device did.
 
-An engine serves a mixed load: prompts arrive at random, so that there are idle time, pure steps and mixed ones. Its
-events become phase time as `/v1/occupancy` has it, and an independent clock stands around each model call. Compared
-are busy against idle over the whole run, and prefill and decode in windows of a second without mixed steps. Windows
-must add to the whole exactly. The split of mixed steps is held against the same two parts run separately
-afterwards. On a GPU, CUDA events give the share of busy time that the GPU computed. stdout: a table, then one JSON
-object as the last line. Exits with 1 where an error other than the split's exceeds a percentage point, or windows
-do not add.
+An engine serves a mixed load of prompts at random times, which leaves idle time, pure steps and mixed steps. Its events
+become phase time as in `/v1/occupancy`, and an independent clock measures each model call. The comparison covers busy
+and idle time over the whole run, and prefill and decode in seconds without mixed steps. The sum of all windows must
+equal the whole run exactly. The split of mixed steps is compared with the same two parts, run separately afterwards. On
+a GPU, CUDA events give the part of busy time in which the GPU computed. The result is printed as a table, then as one
+JSON object in the last line. The exit code is 1 if an error other than the split's exceeds a percentage point, or if
+windows do not add up.
 """
 
 import argparse
@@ -45,7 +45,7 @@ MAX_KEPT_BATCHES: Final = 64
 class Call:
     work: StepWork
     start_ns: int
-    """The start by `time.perf_counter_ns`, not in Unix time."""
+    """The start by `time.perf_counter_ns`, which is not Unix time."""
     end_ns: int
     device_ns: int | None = None
     """The duration by the GPU's own clock; None without a GPU."""
@@ -60,21 +60,21 @@ class Call:
 
 
 class CallLog:
-    """All calls, and some mixed batches to run again in parts."""
+    """All calls, and some mixed batches whose parts are run again."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.mixed: list[Batch] = []
 
     def add(self, batch: Batch, start_ns: int, device_ns: int | None = None) -> None:
-        """Record a call that has just ended."""
+        """Record a call that ended just now."""
         self.calls.append(Call(batch.work, start_ns, time.perf_counter_ns(), device_ns))
         if self.calls[-1].kind is StepKind.MIXED and len(self.mixed) < MAX_KEPT_BATCHES:
             self.mixed.append(batch)
 
 
 class ClockedTorch(TorchRunner):
-    """The torch runner with its calls timed; on a GPU by CUDA events around the model too."""
+    """The torch runner with its calls timed. On a GPU, CUDA events also time the model."""
 
     def __init__(self, config: EngineConfig, log: CallLog) -> None:
         super().__init__(config)
@@ -111,7 +111,7 @@ def parts_of(batch: Batch) -> tuple[Batch, Batch]:
 
 
 def _event_clock(model: Any) -> Callable[[], int]:
-    """Record CUDA events around each forward pass; return a function that reads the latest pair's distance in ns."""
+    """Record CUDA events around each forward pass. Return a function that reads the ns between the latest pair."""
     import torch  # noqa: PLC0415 (on the torch thread, and only where there is a GPU)
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -121,7 +121,7 @@ def _event_clock(model: Any) -> Callable[[], int]:
 
 
 WINDOW_NS = 1_000_000_000
-# Runs of each part of a mixed step by itself; the shortest counts.
+# The number of runs of each part of a mixed step. The shortest counts.
 REPEATS = 3
 UNIT = 1 << 20
 MOST_ERROR_POINTS = 1.0
@@ -130,7 +130,7 @@ MIN_COVERAGE = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A load that leaves an engine idle for part of the time and mixes steps for another."""
+    """A load that leaves an engine idle for part of the time, and mixes prompts with decodes for another part."""
 
     requests_per_s: float
     prompt_tokens: tuple[int, int]
@@ -144,7 +144,7 @@ SHAPES = {
 }
 
 
-# Load of the torch engine on a GPU: less would leave it idle nearly always, and no error could be seen.
+# The load of the torch engine on a GPU. A lighter one would leave it idle nearly always, so that no error could show.
 GPU_SHAPE = Shape(2.0, (256, 4096), (16, 128), 2048)
 GPU_KV_MEMORY_MB = 8192
 
@@ -162,7 +162,7 @@ def submit(engine: Engine, key: int, prompt: NDArray[np.int32], output_tokens: i
 
 @asynccontextmanager
 async def accounted(engine: Engine, clock: Clock) -> AsyncIterator[tuple[PhaseAccount, EventReader]]:
-    """Start an engine, account for its phases while the context is open, and close it."""
+    """Start an engine and account for its phases while the context is open. Close the engine at the end."""
     await start_engine(engine)
     account = PhaseAccount(engine, clock)
     reader = EventReader(engine, account.on_event)
@@ -176,7 +176,7 @@ async def accounted(engine: Engine, clock: Clock) -> AsyncIterator[tuple[PhaseAc
 
 
 async def serve(engine: Engine, reader: EventReader, shape: Shape, seconds: float) -> None:
-    """Submit requests at random for `seconds`, then abort those that are open."""
+    """Submit requests at random times for `seconds`, then abort those that have not ended."""
     random, key, end_s = np.random.default_rng(2), 0, time.monotonic() + seconds
     while (pause_s := random.exponential(1 / shape.requests_per_s)) < end_s - time.monotonic():
         await asyncio.sleep(pause_s)
@@ -190,7 +190,7 @@ async def serve(engine: Engine, reader: EventReader, shape: Shape, seconds: floa
 
 
 def window_errors(account: PhaseAccount, calls: Sequence[Call], unix_ns: int, clock_ns: int, count: int) -> list[float]:
-    """Return, for each window without mixed calls, the greater error of its prefill and decode shares."""
+    """Return the greater error of the prefill and decode shares, for each window without mixed calls."""
     errors = []
     for number in range(count):
         low = number * WINDOW_NS
@@ -207,7 +207,7 @@ def window_errors(account: PhaseAccount, calls: Sequence[Call], unix_ns: int, cl
 
 
 def adds_exactly(account: PhaseAccount, unix_ns: int, length_ns: int) -> bool:
-    """Return whether no phase is negative and the windows' phases sum to those of the whole run, to the nanosecond."""
+    """Return whether no phase is negative, and the windows' phases sum exactly to those of the whole run."""
     end_ns = unix_ns + length_ns
     windows = [account.phases(low, min(low + WINDOW_NS, end_ns)) for low in range(unix_ns, end_ns, WINDOW_NS)]
     whole = replace(account.phases(unix_ns, end_ns), provisional=False)
@@ -216,7 +216,7 @@ def adds_exactly(account: PhaseAccount, unix_ns: int, length_ns: int) -> bool:
 
 
 def faults(figures: dict[str, Any]) -> list[str]:
-    """Return the figures that break the engine's promise, in words."""
+    """Return a sentence for each figure that breaks a promise of the engine."""
     found = [
         f"{name} is {figures[name]}, more than {MOST_ERROR_POINTS:g}"
         for name in ("busy_error_points", "pure_error_points_mean")
@@ -232,7 +232,7 @@ def faults(figures: dict[str, Any]) -> list[str]:
 def gpu_figures(calls: Sequence[Call], reported_busy_ns: int, length_ns: int) -> dict[str, float | None]:
     """Return the GPU's own busy time, and the error of the reported one against it; null without a GPU.
 
-    Reported time is of whole steps: it is longer by the CPU's work around the model in each.
+    The reported time is that of whole steps, which includes the CPU's work around the model.
     """
     on_gpu = [call.device_ns for call in calls if call.device_ns is not None]
     if not on_gpu:
@@ -244,7 +244,7 @@ def gpu_figures(calls: Sequence[Call], reported_busy_ns: int, length_ns: int) ->
 
 
 async def split_errors(runner: ClockedTorch | ClockedSim, log: CallLog, account: PhaseAccount) -> list[float]:
-    """Return reported less true prefill share of each mixed step of the run."""
+    """Return the reported minus the true prefill share of each mixed step of the run."""
     errors = []
     for batch in list(log.mixed):
         alone = []

@@ -1,12 +1,12 @@
-"""Step times and phases of vLLM's own steps on a GPU, as workers learn and report them, against CUDA events.
+"""Compare recorded steps of vLLM on a GPU, timed by CUDA events, with the times and phases that a worker learns.
 
-Reads the recordings in FULCRUM_DATA/vllm_h200. Each step is given to the learner that workers run. It starts as that of
-a worker on this GPU does (`--start live`), from a roofline of the model, or from a shipped profile of the name given.
-With `--held-out` it learns from even seconds, and tables are of odd ones. Prints a table for each recording, then one
-JSON line.
+The bench reads the recordings in FULCRUM_DATA/vllm_h200, and gives each step to the learner that workers run. The
+learner starts as on a worker with this GPU (`--start live`), from a roofline of the model, or from a named profile.
+With `--held-out` it learns from even seconds, and the tables are of odd ones. The bench prints a table for each
+recording, then one JSON line.
 
-Two approximations. Contexts of decodes come from vLLM's KV metrics of that time, and prompts of a step are equally
-long. A step ends at its event, where a worker would see its output arrive.
+Two values are approximate. The contexts of decodes come from vLLM's KV metrics of the same time, and all prompts of a
+step have the same length. A step ends at its CUDA event, when a worker would see its output arrive.
 """
 
 import gzip
@@ -26,27 +26,27 @@ from libs.policy.step_time import StepTimeModel, StepWork, split_step_ns
 from load.measure import bench_parser, show, titled_table
 
 RECORDINGS: Final = {"default": "", "eager": VARIANT_UNCOMPILED, "prefill_role": VARIANT_UNCOMPILED}
-"""The part of the worker's variant that a recording's start depends on."""
+"""The part of the worker's variant on which a recording's first model depends."""
 GPU: Final = "NVIDIA H200"
 LIVE, ROOFLINE = "live", "roofline"
 LLAMA_31_8B: Final = Compute(6_979_321_856, 525_336_576, 2, 131_072, 131_072, *gpu_peaks(GPU))
-# The room for KV. Answers of known lengths filled it to known shares in the phases `balanced` and `decode_heavy`, which
-# give 880,000 and 887,000.
+# The tokens that fit the KV pool. Answers of known lengths filled known shares of it in the phases `balanced` and
+# `decode_heavy`, which give 880,000 and 887,000.
 KV_TOKENS: Final = 885_000
 HALF_BLOCK_TOKENS: Final = 8
-"""The part of its last block that a sequence leaves empty, on average."""
+"""The mean number of unused tokens in the last block of a sequence."""
 CONTEXT_TOKENS: Final = 600
-"""The context of a sequence if the metrics do not tell."""
+"""The assumed context of a sequence if the metrics do not show it."""
 REFIT_S: Final = 2.0
 BATCHES: Final = (512, 256)
-"""Batches beyond these are apart in the tables. vLLM captures graphs of up to 512."""
+"""Larger batches than these have their own rows in the tables. vLLM captures graphs of up to 512 sequences."""
 SMALL_CHUNK: Final = 256
 WARM_UP_S: Final = 5.0
-"""Longer steps compile kernels, and teach nothing."""
+"""Longer steps compile kernels, and are not learned."""
 
 
 def steps_of(folder: Path, name: str) -> Iterator[tuple[float, float, StepWork]]:
-    """Yield (start, end, work) of each step; times in Unix seconds."""
+    """Yield (start, end, work) of each step. Times are Unix seconds."""
     times_s, contexts = contexts_of(folder, name)
     with gzip.open(folder / f"{name}.steps.gz", "rt") as lines:
         base_s, ended_s = json.loads(next(lines))["base_wall_s"], 0.0
@@ -62,7 +62,7 @@ def steps_of(folder: Path, name: str) -> Iterator[tuple[float, float, StepWork]]
 
 
 def contexts_of(folder: Path, name: str) -> tuple[list[float], list[float]]:
-    """Return (Unix seconds, mean context of the running sequences then), as vLLM's metrics tell them twice a second."""
+    """Return (Unix seconds, mean context of running sequences) from vLLM's metrics, which were read twice a second."""
     times_s, contexts = [], []
     with gzip.open(folder / f"{name}.scrapes.jsonl.gz", "rt") as lines:
         for line in lines:

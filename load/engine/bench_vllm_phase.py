@@ -1,10 +1,10 @@
-"""`python -m load.engine.bench_vllm_phase`: do vLLM's steps, as its scheduler reports them, match what its worker did?
+"""`python -m load.engine.bench_vllm_phase`: compare the steps that vLLM's scheduler reports with its worker's calls.
 
-An engine serves bench_phase's mixed load on a CPU; a clock stands around each model call in the process that
-computes. Reported busy time is held against it, over the run and in windows of a second. The step-time model learns
-as it runs; its predictions are held against the steps. Then the same steps are repeated, and compared with the
-predictions and with one another. stdout: a table, then one JSON object as the last line. Needs vLLM's environment
-(`make setup-vllm`).
+An engine serves bench_phase's mixed load on a CPU. A clock in the process that computes measures each model call. The
+reported busy time is compared with it, over the whole run and in windows of a second. The step-time model learns during
+the run, and its predictions are compared with the steps. The same steps are then repeated, and compared with the
+predictions and with one another. The result is printed as a table, then as one JSON object in the last line. The bench
+needs vLLM's environment (`make setup-vllm`).
 """
 
 import argparse
@@ -34,29 +34,29 @@ from libs.worker.telemetry import work_of
 from load.engine.bench_phase import SHAPES, WINDOW_NS, accounted, serve, submit
 from load.measure import bench_parser
 
-# Prompt lengths of the sequences that decode.
+# The prompt lengths of the sequences that decode.
 DECODING_TOKENS: Final = (24, 40, 56)
 OUTPUT_TOKENS: Final = 12
-# Prompts that arrive while those decode, in turn.
+# The lengths of the prompts that are computed beside them, one after the other.
 BESIDE_TOKENS: Final = (16, 32, 48)
 FIRST_KEY: Final = 1 << 20
 ROUND_KEYS: Final = len(DECODING_TOKENS) + len(BESIDE_TOKENS)
-# Equal steps that are needed to measure their scatter.
+# The number of equal steps from which their scatter is measured.
 MIN_ALIKE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Median relative errors of steps of one kind."""
+    """The median relative errors of steps of one kind."""
 
     steps: int
     model_error: float
     noise: float
-    """The relative error of the median of equal steps: no model that sees only the work can do better."""
+    """The relative error of the median of equal steps, which no model of their work can improve on."""
 
 
 async def repeat(engine: Engine, reader: EventReader, rounds: int) -> list[StepReport]:
-    """Return the steps of `rounds` equal rounds."""
+    """Run `rounds` equal rounds, and return their steps."""
     seen_before = len(reader.events)
     for number in range(rounds):
         await _round(engine, reader, FIRST_KEY + number * ROUND_KEYS)
@@ -64,7 +64,7 @@ async def repeat(engine: Engine, reader: EventReader, rounds: int) -> list[StepR
 
 
 async def _round(engine: Engine, reader: EventReader, key: int) -> None:
-    """Run several decodes, and prompts one after the other beside them."""
+    """Run several decodes, and prompts beside them one after the other."""
     decoding = [_submit(engine, key + number, tokens, OUTPUT_TOKENS) for number, tokens in enumerate(DECODING_TOKENS)]
     key += len(decoding)
 
@@ -80,7 +80,7 @@ async def _round(engine: Engine, reader: EventReader, key: int) -> None:
 
 
 def floors(steps: list[StepReport], model: StepTimeModel) -> dict[StepKind, Floor]:
-    """Return the errors by kind, of steps that were repeated often enough."""
+    """Return the errors of steps that were repeated often enough, by kind."""
     alike = defaultdict(list)
     for step in steps:
         work = work_of(step)

@@ -1,11 +1,11 @@
-"""vLLM's own client, `vllm bench serve`, against this suite and against vLLM's own server.
+"""Run vLLM's own client, `vllm bench serve`, against this suite and against vLLM's own server.
 
-Run `python -m load.engine.bench_vllm_serve` by hand. Both serve the same model with the same cores: the suite has a
-prefill and a decode worker of one thread each, `vllm serve` one engine of two. Only one of them lives at a time, as
-an idle suite takes CPU too. The order changes with each round, and so do the prompts, so that neither has them
-cached. The client runs unmodified. vLLM's server keeps no TPOT target, so the suite keeps none either unless it is
-asked to. stdout: a table of medians over rounds, then one JSON object as the last line; stderr: progress. Needs
-vLLM's environment (`make setup-vllm`).
+Run `python -m load.engine.bench_vllm_serve` by hand. Both sides serve the same model with the same cores. The suite has
+a prefill and a decode worker of one thread each, and `vllm serve` has one engine of two threads. Only one of them runs
+at a time, because even an idle suite takes CPU time. The order and the prompts change with each round, so that neither
+side has a prompt cached. The client is unmodified. vLLM's server has no TPOT target, so by default the suite has none
+either. The result is printed to stdout as a table of medians over rounds, then as one JSON object in the last line.
+Progress goes to stderr. The bench needs vLLM's environment (`make setup-vllm`).
 """
 
 import argparse
@@ -56,8 +56,9 @@ def vllm_command() -> str:
 def vllm_environment(folder: Path, **more: str) -> dict[str, str]:
     """Return the environment for vLLM's program.
 
-    It looks up the version of a package `vllm` and ends without one; its CPU build has another name. Where only
-    that is installed, `folder` gets a record of the same version under the name `vllm`, which Python finds by path.
+    The program ends if there is no package `vllm` whose version it can read. Its CPU build has another name. If only
+    that build is installed, `folder` gets metadata of the same version under the name `vllm`, which Python finds by its
+    path.
     """
     env = os.environ | ENVIRONMENT | more
     try:
@@ -73,7 +74,7 @@ def vllm_environment(folder: Path, **more: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def vllm_server(model: Path, folder: Path, **env: str) -> Iterator[str]:
-    """Start vLLM's own server, with variables of its own, and yield its address.
+    """Start vLLM's own server with additional variables, and yield its address.
 
     Raise RuntimeError if it does not start.
     """
@@ -107,12 +108,12 @@ def fulcrum_suite(model: Path, _folder: Path) -> Iterator[str]:
 
 
 Side = Callable[[Path, Path], contextlib.AbstractContextManager[str]]
-"""Serves a model, with a folder for its files, and yields its address."""
+"""A context that serves a model, with a folder for its files, and yields its address."""
 SIDES: Final[dict[str, Side]] = {"fulcrum": fulcrum_suite, "vllm": vllm_server}
 
 
 def ask(base_url: str, model: Path, folder: Path, options: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Run `vllm bench serve` once and return its own figures."""
+    """Run `vllm bench serve` once, and return its own figures."""
     command = [
         vllm_command(), "bench", "serve", "--backend", "openai", "--base-url", base_url, "--model", model.name,
         "--tokenizer", str(model), "--dataset-name", "random", "--random-input-len", str(options.prompt_tokens),
@@ -132,7 +133,7 @@ def ask(base_url: str, model: Path, folder: Path, options: argparse.Namespace, s
 
 
 def measure(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Measure both sides in turn; return the figures of each round."""
+    """Measure both sides in turn, and return the figures of each round."""
     model = real_model_folder()
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
     for seed in range(options.seed, options.seed + options.rounds):

@@ -1,4 +1,7 @@
-"""vLLM's worker with an independent clock around its model calls. Imports vLLM: for the process that computes."""
+"""vLLM's worker with an independent clock around its model calls.
+
+It imports vLLM, so only the computing process may import it.
+"""
 
 import os
 import struct
@@ -8,7 +11,7 @@ from typing import Any
 from libs.engine.vllm.cpu_worker import MendedWorker
 
 FILE_VARIABLE = "FULCRUM_BENCH_CALLS"
-# Start and end by `time.time_ns`.
+# The start and the end by `time.time_ns`.
 CALL = struct.Struct("<2q")
 
 
