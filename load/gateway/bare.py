@@ -1,8 +1,8 @@
-"""A bare FastAPI endpoint that answers recorded bytes part by part: the cost of the web stack alone.
+"""A bare FastAPI endpoint that replays recorded answers part by part, which shows the cost of the web stack alone.
 
     python -m load.gateway.bare FOLDER
 
-FOLDER has one JSON list of texts for each shape, <tokens>-<stream|whole>.json: the parts of one answer's body.
+FOLDER has a JSON list of texts for each shape, <tokens>-<stream|whole>.json, with the parts of one answer's body.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class _Request(BaseModel):
 
 
 def make_app(folder: Path) -> FastAPI:
-    """Build the endpoint, which checks bodies as FastAPI's users write it."""
+    """Return the app. It validates bodies as FastAPI's users do."""
     app = FastAPI()
     answers = {file.stem: [part.encode() for part in json.loads(file.read_text())] for file in folder.glob("*.json")}
 

@@ -1,7 +1,7 @@
-"""A tenant that attacks a suite while another is served: the share of the other's answers that still arrive in time.
+"""Attack a suite as one tenant while another is served, and measure the share of the other's answers that are in time.
 
-The suite is simulated and whole, with keys and limits (`--open`: without keys). A modest tenant sends requests
-evenly, and one attack at a time runs from an address of its own. Prints a table, then one JSON line.
+The suite is complete, with the sim engine, keys and limits (`--open`: without keys). A modest tenant sends requests at
+even intervals, and one attack at a time runs from another address. The bench prints a table, then one JSON line.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ from load.measure import bench_parser, spawned
 from load.setup import bench_suite
 
 ATTACKER_ADDRESS: Final = "127.0.0.2"
-# Requests a second of the modest tenant.
+# The modest tenant's requests a second.
 RATE_RPS: Final = 5.0
-# Limit for its whole answer, which alone takes a tenth of it.
+# The limit for the modest tenant's whole answer, which takes a tenth of it without load.
 IN_TIME_S: Final = 2.0
 TOKENS: Final = 16
-# Limits of the attacker, as an operator would set them for anybody.
+# The attacker's limits, as an operator would set them for any tenant.
 LIMITS: Final = ("--requests", "600", "--tokens", "60000", "--concurrent", "16")
-# Time for which an attacker waits for an answer.
+# The time for which an attacker waits for an answer.
 ANSWER_S: Final = 10.0
 CONNECTIONS: Final = 10_000
-# Requests of one attack.
+# The upper bound of requests in one attack.
 MAX_TRIES: Final = 200_000
 JSON: Final = {"content-type": "application/json"}
 
@@ -59,7 +59,7 @@ class Target:
     inside: Inside | None = None
 
     def saw(self, status: object) -> None:
-        """Count an answer, or the error in its place."""
+        """Count an answer by its status, or by the error in its place."""
         name = str(status)
         self.statuses[name] = self.statuses.get(name, 0) + 1
 
@@ -67,7 +67,7 @@ class Target:
         return await asyncio.open_connection(self.host, self.port, local_addr=(ATTACKER_ADDRESS, 0))
 
     def head(self, path: str = "/v1/completions", **more: str) -> bytes:
-        """Return the request line and headers of a request."""
+        """Return the request line and headers of a POST request."""
         lines = {"host": f"{self.host}:{self.port}", "content-type": "application/json", **self.headers, **more}
         return "\r\n".join([f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in lines.items())]).encode()
 
@@ -84,7 +84,7 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 async def many(count: int, one: Callable[[], Awaitable[None]]) -> None:
-    """Run `count` loops of `one` at once, until cancelled."""
+    """Repeat `one` in `count` concurrent loops, at most `MAX_TRIES` times each."""
 
     async def forever() -> None:
         for _ in range(MAX_TRIES):
@@ -110,7 +110,7 @@ async def connections(target: Target) -> None:
 
 
 async def slow_writers(target: Target) -> None:
-    """Send headers a byte at a time."""
+    """Send headers one byte at a time."""
 
     async def one() -> None:
         _, writer = await target.connect()
@@ -167,7 +167,7 @@ async def pipelined(target: Target) -> None:
 
 
 Sent = dict[str, Any]
-"""A request, as the arguments of httpx's `request`."""
+"""A request as the arguments of httpx's `request`."""
 
 
 def post(path: str = "/v1/completions", **more: Any) -> Sent:
@@ -175,7 +175,7 @@ def post(path: str = "/v1/completions", **more: Any) -> Sent:
 
 
 def asks(count: int, make: Callable[[Target], Iterable[Sent]]) -> Attack:
-    """Return an attack by `count` clients that share the requests from `make` and send them without a pause."""
+    """Return an attack by `count` clients that send the requests of `make` without a pause."""
 
     async def attack(target: Target) -> None:
         requests = iter(make(target))
@@ -194,14 +194,14 @@ def completions(**fields: Any) -> Callable[[Target], Iterable[Sent]]:
 
 
 def nonsense(_: Target) -> Iterable[Sent]:
-    """Return bodies that are no requests: deep, broken, of wrong types."""
+    """Return bodies that are no valid requests: deeply nested, truncated, or with wrong types."""
     deep = "[" * 100_000 + "]" * 100_000
     bodies = (deep, '{"model": "sim"', '{"model": 7, "prompt": {}}', '{"prompt": "\\ud800"}', "\0" * 1000)
     return cycle(post(content=each, headers=JSON) for each in bodies)
 
 
 def others_things(target: Target) -> Iterable[Sent]:
-    """Try to reach the modest tenant's file by its id, in every way there is."""
+    """Return every kind of request that could reach the modest tenant's file by its id."""
     path = f"/v1/files/{target.victim_file}"
     named = {"input_file_id": target.victim_file, "endpoint": "/v1/completions", "completion_window": "24h"}
     reads = {"method": "GET", "url": f"{path}/content"}
@@ -246,7 +246,7 @@ def many_files(_: Target) -> Iterable[Sent]:
 
 
 def lists(_: Target) -> Iterable[Sent]:
-    """List the tenant's own files, of which there are as many as may be."""
+    """Return requests for a list of the tenant's own files, of which there is the maximum number."""
     return repeat({"method": "GET", "url": "/v1/files", "params": {"limit": 20}})
 
 
@@ -281,13 +281,13 @@ ATTACKS: Final[Mapping[str, Attack]] = {
 
 
 OF_FILES: Final = {"16 slow uploads", "10,000 files", "lists beside 9,990 files"}
-"""Attacks on files, beside which the modest tenant uploads, lists and deletes some of its own."""
-# Time in which a gateway recovers from a burst.
+"""The attacks on files. During these, the modest tenant also uploads, lists and deletes files."""
+# The time for a gateway to recover from a burst.
 SETTLE_S: Final = 12.0
 
 
 def fill(folder: Path) -> None:
-    """Create files of five tenants, the attacker's among them, in a gateway's folder, with the store's records."""
+    """Create files of five tenants, including the attacker, in a gateway's folder, and record them in its journal."""
     names = [f"file-{number:05}" for number in range(9_990)]
     for number, name in enumerate(names):
         home = folder / name
@@ -308,9 +308,9 @@ async def resident_mib(suite: RunningSuite) -> int:
 
 
 def attack_until_stopped(name: str, target: Target, news: Connection) -> None:
-    """Report when an attack begins, attack until a message comes, then report the counts of answers by status.
+    """Attack until a message arrives, then send the number of answers by status. A first message reports the start.
 
-    For a process of its own: the attacker's clients do not share an event loop with another tenant's.
+    This runs in its own process, so that the attacker's clients do not share an event loop with the other tenant's.
     """
 
     async def until_ended() -> None:
@@ -333,11 +333,11 @@ class TenantOutcome:
     late_until_s: float = 0.0
     """The seconds from the first request to the last late one; 0 if none was late."""
     unanswered: int = 0
-    """Requests refused, failed or not answered within 10 s."""
+    """The number of requests that were refused, failed or not answered within 10 s."""
 
 
 async def work_on_file(http: httpx.AsyncClient) -> bool:
-    """Upload, list and delete a file; return whether all of it succeeded."""
+    """Upload, list and delete a file. Return whether all of it succeeded."""
     form: Any = {"purpose": (None, "batch"), "file": ("f", b"{}")}
     made = await http.post("/v1/files", files=form)
     if made.status_code != 200:
@@ -350,7 +350,7 @@ async def work_on_file(http: httpx.AsyncClient) -> bool:
 async def serve(
     suite: RunningSuite, headers: Mapping[str, str], seconds: float, *, files: bool = False
 ) -> TenantOutcome:
-    """Send requests as the modest tenant does; `files` puts work on a file before every completion."""
+    """Send requests as the modest tenant does. With `files`, each completion follows work on a file."""
     served, good, count, first_s = TenantOutcome(), 0, round(RATE_RPS * seconds), time.perf_counter()
 
     async def one(http: httpx.AsyncClient) -> None:
@@ -378,14 +378,14 @@ async def serve(
 
 
 def killed(log: Path) -> int:
-    """Return how many of the suite's processes have been killed so far."""
+    """Return the number of the suite's processes that have been killed so far."""
     return log.read_text().count(f"died (signal {signal.SIGKILL.name}")
 
 
 async def attacked(
     suite: RunningSuite, keys: Mapping[str, str], seconds: float, only: str, log: Path
 ) -> dict[str, dict[str, Any]]:
-    """Measure the modest tenant alone and under each attack, from its first moment on. `log` is the suite's log."""
+    """Measure the modest tenant alone, then under each attack from its first moment on. `log` is the suite's log."""
     headers = {name: {"authorization": f"Bearer {key}"} if key else {} for name, key in keys.items()}
     parts = urlsplit(suite.gateway)
     async with httpx.AsyncClient(base_url=suite.gateway, headers=headers["modest"]) as http:
@@ -404,7 +404,7 @@ async def attacked(
             await asyncio.to_thread(fill, log.parent / "files")
         before, mib = killed(log), [await resident_mib(suite)]
         with spawned(attack_until_stopped, name, target) as news:
-            news.recv()  # it begins
+            news.recv()  # the attack begins
             served = await serve(suite, headers["modest"], seconds, files=name in OF_FILES)
             news.send("end")
             answers: dict[str, int] = news.recv()

@@ -1,8 +1,8 @@
-"""The cost of a request: a whole suite on an engine that takes no time, so that the remaining time is the suite's own.
+"""Measure the cost of a request in a whole suite whose engine takes no time, so that all time is the suite's own.
 
-All processes and the load client share this machine. A bare FastAPI endpoint answers the same bytes in the same
-run, `--compiled` adds a suite of compiled services, and `--peer` a peer under the same load. Prints a table, then one
-JSON line. Errors and wrong token counts fail the bench.
+All processes and the load client share this machine. A bare FastAPI endpoint replays the same bytes in the same run.
+`--compiled` adds a suite of compiled services, and `--peer` a peer under the same load. The bench prints a table, then
+one JSON line. It fails on errors and on wrong token counts.
 """
 
 import argparse
@@ -38,7 +38,7 @@ GATEWAY, PREFILL, DECODE = "gateway", "prefill", "decode"
 _SERVICES = {f"services.{kind}": kind for kind in (GATEWAY, PREFILL, DECODE)}
 _MAX_SPEED = {
     "FULCRUM_WORKER_SIM_PROFILE": "instant",
-    "FULCRUM_WORKER_MAX_SEQUENCES": "256",  # as the peer's mocker
+    "FULCRUM_WORKER_MAX_SEQUENCES": "256",  # as in the peer's mocker
     "FULCRUM_LOG_LEVEL": "warning",
 }
 BARE_START_S = 20.0
@@ -53,7 +53,7 @@ class Target:
     address: tuple[str, int]
     kinds: Kinds
     counters: Counters = dict
-    """Counters of the target itself, which only rise."""
+    """The target's own counters, which only increase."""
 
     @property
     def url(self) -> str:
@@ -63,7 +63,7 @@ class Target:
 
 @contextmanager
 def fulcrum(tree: Path | None = None) -> Iterator[Target]:
-    """Start a whole suite on an engine that takes no time, from the code in `tree` if it is given."""
+    """Start a whole suite whose engine takes no time. `tree` is the code to run instead of this checkout's."""
     code = {} if tree is None else {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
     shape = ("--engine", "sim", "--prefill", "1", "--decode", "1")
     with bench_suite(*shape, env=_MAX_SPEED | code) as suite, Redis.from_url(suite.ready["redis"]) as redis:
@@ -78,14 +78,14 @@ def fulcrum(tree: Path | None = None) -> Iterator[Target]:
 
 
 def _redis_counters(redis: "Redis") -> dict[str, float]:
-    # Counts are of the whole suite: each read that Redis counts is a round trip of some process.
+    # The counts are those of the whole suite. Each read that Redis counts is a round trip of some process.
     stats = redis.info("stats")
     moved = stats["total_net_input_bytes"] + stats["total_net_output_bytes"]
     return {"redis_trips": stats["total_reads_processed"], "redis_bytes": moved}
 
 
 def _grpc_counters(gateway: str) -> dict[str, float]:
-    """Return frames and bytes of the streams between gateway and workers."""
+    """Return the frames and bytes of the streams between gateway and workers."""
     found = {"grpc_frames": 0.0, "grpc_bytes": 0.0}
     for family in text_string_to_metric_families(httpx.get(f"{gateway}/metrics").text):
         for name, metric in (("grpc_frames", "frames"), ("grpc_bytes", "frame_bytes")):
@@ -96,7 +96,7 @@ def _grpc_counters(gateway: str) -> dict[str, float]:
 
 @contextmanager
 def bare(recorded: Target, shapes: Sequence[Shape]) -> Iterator[Target]:
-    """Start FastAPI that answers each shape with the bytes that `recorded` answered."""
+    """Start a FastAPI app that answers each shape with the bytes of `recorded`'s answer."""
     with tempfile.TemporaryDirectory() as folder:
         for shape in shapes:
             kind = "stream" if shape.stream else "whole"
@@ -114,7 +114,7 @@ def bare(recorded: Target, shapes: Sequence[Shape]) -> Iterator[Target]:
 
 
 def _record(target: Target, shape: Shape) -> list[str]:
-    """Record the body of one answer, in the parts in which it arrived."""
+    """Return the body of one answer, in the parts in which it arrived."""
     _, _, body = Requests(target.model, shape).next().partition(b"\r\n\r\n")
     headers = {"content-type": "application/json"}
     with httpx.stream("POST", target.url + PATH, content=body, headers=headers) as response:
@@ -125,7 +125,7 @@ def _record(target: Target, shape: Shape) -> list[str]:
 
 @contextmanager
 def dynamo(model: Path) -> Iterator[Target]:
-    """Start Dynamo's frontend over two mockers; the frontend stands in the gateway's column."""
+    """Start Dynamo's frontend with two mockers. The frontend's figures are in the gateway's column."""
     with running_dynamo(model, "tiny") as started:
         pids = {GATEWAY: [started.frontend], PREFILL: started.prefill, DECODE: started.decode, OTHERS: []}
         kinds = {kind: [psutil.Process(pid) for pid in found] for kind, found in pids.items()}
@@ -136,7 +136,7 @@ SHAPES = tuple(Shape(tokens, stream) for tokens in (2, 64) for stream in (False,
 CONNECTIONS = (1, 32, 128)
 WARM_UP_S = 0.7
 KINDS = (GATEWAY, PREFILL, DECODE, OTHERS, LOAD)
-# First prompt numbers of cases: no two cases share a prompt.
+# The first prompt number of each case, so that no two cases share a prompt.
 _NUMBERS = count(0, 1_000_000)
 
 
@@ -149,14 +149,14 @@ class Row:
     p50_ms: float
     p99_ms: float
     cpu_us: dict[str, float]
-    """CPU microseconds per request, by kind of process."""
+    """The CPU microseconds per request, by kind of process."""
     rss_mb: dict[str, float]
     counted: dict[str, float]
-    """The target's own counters, per request."""
+    """The increase of the target's own counters per request."""
 
 
 async def measure(target: Target, connections: int, shape: Shape, seconds: float) -> Row:
-    """Load `target` and count between warm-up and end. Raise WrongAnswer on a wrong answer."""
+    """Load `target`, and measure from the end of the warm-up. Raise WrongAnswer on a wrong answer."""
     tally = Tally(shape)
     rows: list[Row] = []
 
@@ -202,7 +202,7 @@ def opened(options: argparse.Namespace) -> Iterator[list[Target]]:
 
 
 async def bench(found: Sequence[Target], options: argparse.Namespace) -> list[Row]:
-    """Measure every chosen case on each target in turn, so that a busy moment of the machine falls on all."""
+    """Measure every chosen case on each target in turn, so that other work of the machine affects all targets."""
     rows = []
     for connections in options.connections:
         for shape in SHAPES:
@@ -231,7 +231,7 @@ def line(row: Row) -> str:
 
 
 def memory(rows: Sequence[Row]) -> str:
-    """Describe the resident MiB at the end of each target's last case."""
+    """Describe the resident memory in MiB at the end of each target's last case."""
     last = {row.target: row.rss_mb for row in rows}
     shown = {name: ", ".join(f"{kind} {mb[kind]:.0f}" for kind in KINDS if kind in mb) for name, mb in last.items()}
     return "\n".join(f"MiB, {name}: {text}" for name, text in shown.items())

@@ -1,5 +1,6 @@
-"""`make bench-keys`: the cost of authentication and limits of a REST API, in µs a request, over an app that answers at
-once.
+"""`make bench-keys`: measure the cost of authentication and limits of a REST API, in µs a request.
+
+The app behind them answers at once.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from services.gateway.routes import need
 KEYS = 1_000
 REQUESTS = 20_000
 ROUNDS = 5
-# No bench reaches it.
+# No case reaches this limit.
 MAX_LIMIT = 10**9
 
 
@@ -39,7 +40,7 @@ async def sent(_message: Any) -> None: ...
 
 
 async def measure(app: ASGIApp, headers: list[tuple[bytes, bytes]]) -> float:
-    """Return the µs of one request."""
+    """Return the µs that one request takes."""
     began_s = perf_counter()
     for _ in range(REQUESTS):
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
@@ -48,7 +49,7 @@ async def measure(app: ASGIApp, headers: list[tuple[bytes, bytes]]) -> float:
 
 
 async def measure_limits(limiter: TenantLimiter) -> float:
-    """Return the µs of a request of a tenant with all limits, while it has units taken ahead."""
+    """Return the µs that the limits of a tenant with all kinds of limits take, while units taken in advance last."""
     began_s = perf_counter()
     for _ in range(REQUESTS):
         allowance = await limiter.admit("tenant-0")
@@ -60,7 +61,7 @@ async def measure_limits(limiter: TenantLimiter) -> float:
 
 
 def made() -> tuple[KeyTable, str]:
-    """Return a table of KEYS keys, and one of them."""
+    """Return a table of `KEYS` keys, and one of the keys."""
     keys = [draw_key(f"tenant-{number}", now_s=0) for number in range(KEYS)]
     limits = TenantLimits(MAX_LIMIT, MAX_LIMIT, MAX_LIMIT)
     book = KeySet(tuple(key for _, key in keys), {"tenant-0": limits})
@@ -70,7 +71,7 @@ def made() -> tuple[KeyTable, str]:
 
 
 async def run() -> dict[str, float]:
-    """Return medians over rounds in which the cases take turns."""
+    """Return the medians over rounds, in which the cases alternate."""
     (table, secret), clock = made(), SystemClock()
     empty = KeyTable(open_without_keys=True)
     empty.replace(KeySet(), 0)

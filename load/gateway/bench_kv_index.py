@@ -1,8 +1,8 @@
-"""The KV index in a real redis-server: memory of a block, updates a second, look-ups of a 100-block prefix by workers.
+"""Measure the KV index in a real redis-server: memory of a block, updates a second, look-ups of a 100-block prefix.
 
-A look-up asks each worker's set in one round trip, so its time grows with the workers: it is `fixed + workers x slope`,
-fitted here. Figures of 10,000 workers with 100,000 blocks each are extrapolated from these constants. Prints a table,
-then one JSON line.
+A look-up asks each worker's set in one round trip. Its time grows linearly with the workers, as `fixed + workers x
+slope`, and is fitted here. Figures for 10,000 workers with 100,000 blocks each are extrapolated from these constants.
+The bench prints a table, then one JSON line.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from load.measure import bench_parser, show
 
 PREFIX_BLOCKS: Final = 100
 CHANGED_BLOCKS: Final = 16
-"""Blocks that one update stores; it evicts as many."""
+"""The number of blocks that an update stores. It evicts as many."""
 MODEL: Final = "model"
 LEASE_MS: Final = 600_000
-# Look-ups are timed to their end, also where a gateway would have given up.
+# Look-ups are timed to their end, even if a gateway would have given up.
 PATIENCE_S: Final = 30.0
 WHOLE_WORKERS: Final = 10_000
 WHOLE_BLOCKS: Final = 100_000
@@ -38,13 +38,13 @@ def hashes(count: int) -> list[bytes]:
 
 
 async def bytes_a_block(redis: Redis, index: RedisKvIndex, workers: int, blocks: int) -> float:
-    """Fill the sets of `workers` and return the memory of one block in Redis in bytes."""
+    """Fill the sets of `workers`, and return the bytes of one block in Redis."""
     before = int((await redis.info("memory"))["used_memory"])
     for number in range(workers):
         await index.renew(MODEL, f"worker-{number}", lease_ms=LEASE_MS)
         await index.publish(MODEL, f"worker-{number}", stored=hashes(blocks), removed=())
     taken = int((await redis.info("memory"))["used_memory"]) - before
-    # A write that timed out here may or may not have been made there.
+    # A write that timed out here may or may not have been carried out.
     listed = [await redis.scard(keys.kv_blocks("bench", MODEL, f"worker-{number}")) for number in range(workers)]
     if sum(listed) != workers * blocks:
         raise SystemExit(f"Redis lists {sum(listed)} of {workers * blocks} blocks: repeat on a quieter machine")
@@ -52,7 +52,7 @@ async def bytes_a_block(redis: Redis, index: RedisKvIndex, workers: int, blocks:
 
 
 async def update_us(redis: Redis, index: RedisKvIndex, updates: int) -> dict[str, float]:
-    """Return the time of an update of one worker, and the CPU time that Redis spends on it, in microseconds."""
+    """Return the time of one worker's update, and the CPU time of Redis for it, in microseconds."""
     stored, cpu_s, began_s = hashes(CHANGED_BLOCKS), await _redis_cpu_s(redis), time.monotonic()
     for _ in range(updates):
         removed, stored = stored, hashes(CHANGED_BLOCKS)
@@ -62,7 +62,7 @@ async def update_us(redis: Redis, index: RedisKvIndex, updates: int) -> dict[str
 
 
 async def look_up_ms(redis: Redis, index: RedisKvIndex, workers: int, lookups: int) -> dict[str, float]:
-    """Return percentiles of look-ups over `workers` in ms, and the CPU time of one in Redis and in this process."""
+    """Return percentiles of look-ups over `workers` in ms, and the CPU time of a look-up in Redis and in this process."""
     prefix = hashes(PREFIX_BLOCKS)
     await index.publish(MODEL, "worker-0", stored=prefix, removed=())
     query = PrefixQuery(MODEL, [prefix], [f"worker-{number}" for number in range(workers)])
@@ -89,7 +89,10 @@ async def _redis_cpu_s(redis: Redis) -> float:
 
 
 def whole(block_bytes: float, update_cpu_us: float, by_workers: dict[int, dict[str, float]]) -> dict[str, float]:
-    """Extrapolate to the whole fleet; a look-up's time is a line over workers, by the least and the most measured."""
+    """Extrapolate to the whole fleet.
+
+    A look-up's time is a line through the smallest and the largest measured fleet.
+    """
     least, most = min(by_workers), max(by_workers)
 
     def line(figure: str, workers: int) -> float:

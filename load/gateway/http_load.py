@@ -1,9 +1,9 @@
-"""Lean HTTP/1.1 load clients that parse no headers, so that they do not limit a bench.
+"""HTTP/1.1 load clients that parse no headers, so that they do not limit a bench.
 
-`run_load` is a closed loop on a raw asyncio protocol: each of C connections sends its next request as soon as its
-answer is whole. Every answer's status and token count are checked; a wrong one ends the run. `PacedLoad` starts
-streams at fixed times, and counts failures. `running_clients` runs httpx clients of any kind, where the client's own
-cost does not matter.
+`run_load` is a closed loop on a raw asyncio protocol. Each of C connections sends its next request as soon as its
+answer is complete. The status and the token count of every answer are checked, and a wrong answer ends the run.
+`PacedLoad` starts streams at fixed times, and counts failures. `running_clients` runs any httpx clients, for benches in
+which the cost of the client does not matter.
 """
 
 import asyncio
@@ -20,22 +20,22 @@ import httpx
 import msgspec
 
 PATH = "/v1/chat/completions"
-# A run fails after so long without any answer.
+# A run fails after this time without any answer.
 STALL_S = 20.0
 ANSWER_MAX_BYTES = 2**20
-# Bound on each wait of an httpx client.
+# The upper bound of each wait of an httpx client.
 CLIENT_S = 120.0
 _NUMBER = b"00000000"
 _QUESTION = "what is the answer to this question?"
 
 
 class WrongAnswer(Exception):
-    """An error, or another number of tokens than requested."""
+    """An error answer, or one with another number of tokens than requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of every request of a case."""
+    """The shape of all requests in a case."""
 
     tokens: int
     stream: bool
@@ -45,14 +45,14 @@ class Shape:
         return f"{self.tokens} tokens, {'stream' if self.stream else 'whole'}"
 
     def is_answered_by(self, answer: bytes | bytearray) -> bool:
-        """Return whether a whole answer has this many tokens and no error."""
+        """Return whether a complete answer has this number of tokens and no error."""
         usage = b'"completion_tokens":%d' % self.tokens
         at = answer.rfind(usage)
         return answer.startswith(b"HTTP/1.1 200") and at >= 0 and not answer[at + len(usage) :][:1].isdigit()
 
 
 class Requests:
-    """Request bytes of one shape; each prompt begins with a number of its own, so that none is wholly cached."""
+    """A source of requests of one shape. Each prompt begins with its own number, so that none is wholly cached."""
 
     def __init__(self, model: str, shape: Shape, *, start: int = 0, question: str = _QUESTION) -> None:
         body: dict[str, object] = {
@@ -91,7 +91,7 @@ class _Connection(asyncio.Protocol):
         self._tally = tally
         self._answer = bytearray()
         self._length: int | None = None
-        """Bytes of the whole answer; None while unknown, 0 where its last chunk marks the end."""
+        """The bytes of the whole answer; None while unknown, 0 for an answer that ends with its last chunk."""
         self._sent_s = 0.0
         self._transport: asyncio.Transport | None = None
         self.stopping = False
@@ -155,13 +155,16 @@ async def run_load(
 
 
 def next_due_s(due_s: float, now_s: float, period_s: float) -> tuple[float, int]:
-    """Return when a free client sends next, and how many of its times it has missed."""
+    """Return the time at which a free client sends next, and the number of its times that it has missed."""
     missed = max(math.floor((now_s - due_s) / period_s), 0)
     return due_s + (missed + 1) * period_s, missed
 
 
 class PacedLoad:
-    """Clients that together start `per_s` streams a second at fixed times, each once its last answer is whole."""
+    """Clients that together start `per_s` streams a second at fixed times.
+
+    A client skips its times while its last answer is incomplete.
+    """
 
     def __init__(self, address: tuple[str, int], requests: Requests, shape: Shape, *, clients: int, per_s: float):
         self._address = address
@@ -170,10 +173,10 @@ class PacedLoad:
         self._clients = clients
         self._per_s = per_s
         self.latencies_s: list[float] = []
-        """The seconds from sending to the last byte, of good answers."""
+        """The seconds from sending a request to the last byte of its correct answer."""
         self.failures: Counter[str] = Counter()
         self.not_sent = 0
-        """Times at which a client still awaited its last answer."""
+        """The number of times at which a client still waited for its last answer."""
 
     async def run_forever(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -209,7 +212,7 @@ class PacedLoad:
                 writer.close()
 
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-        """Return what is wrong with the answer; empty if nothing is."""
+        """Send a request, and return the fault of its answer; empty if there is none."""
         writer.write(self._requests.next())
         head = await reader.readuntil(b"\r\n\r\n")
         status = head[9:12].decode(errors="replace")
@@ -223,7 +226,7 @@ class PacedLoad:
 async def running_clients(
     count: int, client: Callable[[httpx.AsyncClient, int], Awaitable[None]], *, base_url: str = ""
 ) -> AsyncIterator[None]:
-    """Run numbered clients, which send requests until the context closes. Raise the first error of a client."""
+    """Run numbered clients, which send requests until the context ends. Raise the first error of a client."""
     async with httpx.AsyncClient(base_url=base_url, timeout=CLIENT_S) as http:
         clients = [asyncio.ensure_future(client(http, number)) for number in range(count)]
         try:

@@ -1,4 +1,4 @@
-"""Attacks on a suite's inner ports: forged frames and KV handles, foreign values in topics and in Redis."""
+"""Attacks on a suite's inner ports: forged frames and KV handles, and foreign values in topics and in Redis."""
 
 import asyncio
 import random
@@ -19,10 +19,10 @@ from libs.contracts.topics import ALL
 from libs.runtime.redis import make_redis
 from libs.testing.messages import extremes, plain, plausible_fields
 
-# After each value and each call: filling a disk or a network needs no malformed values.
+# The pause after each value and call. Filling a disk or a network would need no malformed values.
 PAUSE_S: Final = 0.005
 CALL_S: Final = 1.0
-# Milliseconds for which a forged gateway report is valid.
+# The milliseconds for which a forged report of a gateway is valid.
 LASTS_MS: Final = 3000
 HANDLE_BYTES: Final = 16
 _SERVICES: Final = "fulcrum.worker.v1"
@@ -36,11 +36,11 @@ class Inside:
 
 
 CountAnswer = Callable[[object], None]
-"""Counts an answer, or the error in its place."""
+"""A function that counts an answer, or the error in its place."""
 
 
 def nonsense(chance: random.Random) -> bytes:
-    """Return random bytes, and now and then the beginning of a valid value."""
+    """Return random bytes, sometimes after the beginning of a valid value."""
     return chance.choice((b"", b"\x0a\x04", b'{"a": [', b"\x00")) + chance.randbytes(chance.randrange(400))
 
 
@@ -88,7 +88,7 @@ async def _said(channel: grpc.aio.Channel, method: str, sent: Iterator[bytes]) -
 
 
 async def topic_values(inside: Inside, saw: CountAnswer) -> None:
-    """Publish malformed values in every topic of the suite."""
+    """Publish malformed values to every topic of the suite."""
     chance = random.Random(2)
     async with open_producer(inside.kafka, "attacker") as producer:
         while True:
@@ -100,7 +100,7 @@ async def topic_values(inside: Inside, saw: CountAnswer) -> None:
 
 
 async def topic_extremes(inside: Inside, saw: CountAnswer) -> None:
-    """Publish well-formed records to every topic, each with one field at an end of its type."""
+    """Publish well-formed records to every topic, each with one field at a limit of its type."""
     async with open_producer(inside.kafka, "attacker") as producer:
         while True:
             for topic in ALL:

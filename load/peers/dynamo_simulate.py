@@ -1,7 +1,8 @@
 """One replay through DynoSim, by the peer's Python: JSON in argv[1], JSON on the last line of stdout.
 
-Reads of it: trace, block_tokens, prefill, decode, blocks, chunk_tokens, max_sequences, router, ttft_ms, itl_ms; and
-profile, the .npz of step times that DynoSim is to look up (empty: its own polynomial). Imports nothing of Fulcrum's.
+The input has trace, block_tokens, prefill, decode, blocks, chunk_tokens, max_sequences, router, ttft_ms, itl_ms and
+profile. The profile is the .npz of step times that DynoSim looks up; if empty, it uses its own polynomial. This module
+imports nothing of Fulcrum.
 """
 
 import json
@@ -11,7 +12,7 @@ import time
 
 
 def main() -> None:
-    """Replay; print the time with the reading of the trace, and DynoSim's summary."""
+    """Replay the trace. Print the time, which includes reading the trace, and DynoSim's summary."""
     options = json.loads(sys.argv[1])
     os.environ["DYN_LOG"] = "error"
     from dynamo.replay import run_trace_replay  # type: ignore[import-not-found]  # noqa: PLC0415

@@ -1,6 +1,6 @@
 """Dynamo's frontend and its mockers as processes of a bench or a test.
 
-`python -m load.peers.dynamo_suite` (`make peer-dynamo`) installs them into a venv of their own in the cache folder.
+`python -m load.peers.dynamo_suite` (`make peer-dynamo`) installs them into their own venv in the cache folder.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def python() -> Path:
 
 
 def install() -> None:
-    """Install Dynamo, unless the same wheels have been installed before."""
+    """Install Dynamo, unless the same wheels are installed already."""
     venv = python().parents[1]
     stamp, wanted = venv / "fulcrum-installed", WHEELS.read_text() + NEEDS.read_text()
     if stamp.is_file() and stamp.read_text() == wanted:
@@ -50,9 +50,9 @@ START_S: Final = 120.0
 
 
 STEP_LOG: Final = "dynamo.common.recv_forward_pass_metrics"
-"""Dynamo's own recorder of forward-pass metrics, a line of JSON a record."""
+"""The module of Dynamo's own recorder of forward-pass metrics, which writes a line of JSON for each record."""
 COMPONENTS: Final = ("prefill", "backend")
-"""The names of the workers' components by Dynamo's default: those that prefill, and those that decode."""
+"""Dynamo's default names of the components of workers that prefill, and of those that decode."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,22 @@ class RunningDynamo:
 
     port: int
     discovery: Path
-    """Its DYN_FILE_KV, which the first worker makes."""
+    """The folder in DYN_FILE_KV, which the first worker creates."""
     frontend: int
     prefill: list[int]
     """The pid of each worker that prefills."""
     decode: list[int]
     step_logs: list[Path]
-    """The files that Dynamo's own recorders write; empty unless they were asked for."""
+    """The files of Dynamo's own recorders; empty without `record`."""
     decode_logs: list[Path]
-    """The log of each worker that decodes, with a line at the end of each of its steps if `record` was asked for."""
+    """The log of each worker that decodes. With `record`, it has a line at the end of each step."""
 
 
 @contextmanager
 def running_dynamo(
     model: Path, name: str, *, prefill: int = 1, decode: int = 1, mocker: Sequence[str] = _MOCKER, record: bool = False
 ) -> Iterator[RunningDynamo]:
-    """Run a frontend and mockers, each a worker of its own, and yield them once they answer.
+    """Run a frontend and mockers, each as its own worker, and yield them once they answer.
 
     `record` adds a recorder for each of their components.
     """

@@ -1,10 +1,9 @@
-"""`make bench-models-live`: many models on few simulated GPUs, under generated requests, on a whole suite.
+"""`make bench-models-live`: serve many models on few simulated GPUs of a whole suite, under generated requests.
 
-Made minutes are compressed: arrivals, step times and load times alike are `SPEED` times as fast, and so are
-the planner's turn and window. Network, processes and the planner's other periods are not. A client that gets 503
-comes back after Retry-After. Two predictions are checked. The wait in each answer's header is compared with the
-time until its first token, less the time of the model's answers that had no wait. Retry-After is compared with the
-second try.
+Time is compressed. Arrivals, step times and load times are `SPEED` times as fast, and so are the planner's turn and
+window. The network, the processes and the planner's other periods have their real speed. A client that gets 503 repeats
+its request after Retry-After. Two predictions are checked. The wait in each answer's header is compared with the time
+to its first token, minus that of the model's answers without a wait. Retry-After is compared with the second try.
 """
 
 import asyncio
@@ -26,17 +25,17 @@ from libs.testing.suites.suite import RunningSuite
 from load.measure import bench_parser
 from load.setup import bench_suite
 
-# Steps of some 50 ms, so that two cores carry all processes.
+# Steps of some 50 ms, so that two cores are enough for all processes.
 PROFILE: Final = "smollm2-135m-cpu"
 WAIT_HEADER: Final = "x-fulcrum-expected-wait-ms"
 MAX_TRIES: Final = 6
 REQUEST_TIMEOUT_S: Final = 180.0
 POLL_S: Final = 0.5
-# Fields of the planner's report that are kept.
+# The fields of the planner's report that are recorded.
 KEPT: Final = ("active_now", "switches", "cold_starts", "switched_s", "at_once", "reserve_gpus", "windows")
 MINUTE_S: Final = 60.0
 NEAR_S: Final = 0.5
-# A wait is as predicted if it is off by no more than either of these.
+# A wait counts as predicted if its error is within `NEAR_S` or this share.
 NEAR_SHARE: Final = 0.25
 
 
@@ -46,9 +45,9 @@ class Outcome:
     at_s: float
     statuses: list[int] = field(default_factory=list)
     expected_s: float = 0.0
-    """Wait that the answer's header named; 0 if none."""
+    """The wait that the answer's header predicted; 0 for none."""
     first_s: float = 0.0
-    """The seconds from sending the answered try until its first token."""
+    """The seconds from sending the answered try to its first token."""
     tokens: int = 0
     wanted: int = 0
     error: str = ""
@@ -60,15 +59,15 @@ class Outcome:
 
 MODELS: Final = 40
 GPUS: Final = 8
-# The factor by which requests are played faster than generated.
+# The factor by which requests are sent faster than generated.
 SPEED: Final = 6.0
-# Requests a second of a model, and the mean time that one runs.
+# The requests a second of one model, and the mean seconds that a request runs.
 RATE_RPS, EXEC_S = 0.012, 8.0
 TURN_S: Final = 10.0
 COLD_COST_GPU_S: Final = 300.0
-# The memory of each worker for models asleep.
+# The memory of each worker for sleeping models.
 HOST_GB: Final = 64
-# Everything that takes time is compressed.
+# Every duration is compressed by `SPEED`.
 SETTINGS: Final = {
     "FULCRUM_PLANNER_MODE": "auto",
     "FULCRUM_PLANNER_MODELS_TURN_S": str(TURN_S / SPEED),
@@ -84,7 +83,7 @@ SETTINGS: Final = {
 
 
 async def ask(client: httpx.AsyncClient, url: str, found: Outcome) -> None:
-    """Send one request, and retry after 503 or 429 while the response has Retry-After."""
+    """Send a request. Repeat it after 503 or 429, as long as the response has Retry-After."""
     body = {"model": found.model, "prompt": "a b c d", "max_tokens": found.wanted, "stream": True, "ignore_eos": True}
     body["stream_options"] = {"include_usage": True}
     for _ in range(MAX_TRIES):
@@ -120,7 +119,7 @@ async def _read(answer: httpx.Response, found: Outcome, began_s: float) -> None:
 
 
 async def play(url: str, log: UsageLog) -> list[Outcome]:
-    """Send all requests of the log at their times."""
+    """Send all requests of the log at their times, and return their outcomes."""
     step_ns = profile(PROFILE).step_time.decode_fixed_ns + profile(PROFILE).step_time.decode_sequence_ns
     outcomes, tasks = [], []
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -137,7 +136,7 @@ async def play(url: str, log: UsageLog) -> list[Outcome]:
 
 
 async def watch(planner: str, seen: list[dict[str, Any]]) -> None:
-    """Record the planner's report of the pool, until cancelled."""
+    """Record the planner's report of the pool until cancelled."""
     async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
         while True:
             try:
@@ -212,7 +211,7 @@ async def run(suite: RunningSuite, log: UsageLog) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print figures; return 1 if a request was lost or a model not found."""
+    """Print the figures. Return 1 if a request was lost or a model was not found."""
     options = bench_parser(__doc__, minutes=(30.0, "that are generated"), seed=7).parse_args()
     spec = f"gamma:models={MODELS},rate={RATE_RPS},exec={EXEC_S},seconds={options.minutes * MINUTE_S:g}"
     log = generate_usage(spec, seed=options.seed)

@@ -1,9 +1,9 @@
-"""`make bench-planner`: the cost of deciding about many workers: CPU time a second, and the time of a decision.
+"""`make bench-planner`: measure CPU time a second, and the time of a decision, for a planner with many workers.
 
-The planner's state is fed with serialised messages as a metrics service and two gateways send them: loads ten times
-a second, queues five times. Demand turns from decodes to prompts and back every five seconds, so that there is
-something to decide; decisions are carried out at once. Parsing, entering, deciding and serialising count; the
-broker's client does not.
+The planner's state receives serialised messages like those of a metrics service and two gateways: loads ten times a
+second, queues five times. Demand changes from decodes to prompts and back every five seconds, so that there are
+decisions to make. They are carried out at once. The figures include parsing, state updates, decisions and serialising,
+but not the broker's client.
 """
 
 import json
@@ -96,7 +96,7 @@ class Fleet:
         return message.SerializeToString()
 
     def queues(self, now_ns: int, *, prompts_press: bool) -> bytes:
-        """Return a serialised message with the queue of a gateway."""
+        """Return a serialised message with the queue of one gateway."""
         tokens = 40 * len(self.workers) if prompts_press else 0
         queues = [
             ModelQueue(model=f"model-{number}", prefill_requests=tokens // 500, prefill_tokens=tokens)
@@ -120,7 +120,7 @@ def _worker(number: int, chance: random.Random) -> Worker:
 
 
 def run(workers: int, seconds: int, seed: int = 1) -> dict[str, Any]:
-    """Return CPU time by part, and the times of decisions."""
+    """Return the CPU time of each part, and the times of decisions."""
     fleet, state = (
         Fleet(workers, seed),
         PlannerState(

@@ -1,13 +1,14 @@
-"""`make bench-policy-live`: the policy of before against ours, on live suites of sixteen simulated GPUs, in turns.
+"""`make bench-policy-live`: compare the earlier policy with ours, on live suites of sixteen simulated GPUs.
 
-Before: first come, first served, and roles stand still. Ours: late requests last, and the planner moves roles and
-budgets. Each load runs at growing rates, under either policy in turns, and on the lab's cluster of the same GPUs. A
-policy's highest rate is where 90 % of requests are good, between the last rate that kept it and the first that did
-not. The gain is ours over before, and the lab's gain stands beside it.
+With the earlier policy, requests are served first come, first served, and roles do not change. With ours, late requests
+are served last, and the planner changes roles and budgets. Each load runs at growing rates, with the policies taking
+turns, and also on the lab's cluster of the same GPUs. The highest rate of a policy is that at which 90 % of requests
+are good. It is interpolated between the last rate that reached 90 % and the first that did not. The gain is the ratio
+of both highest rates, and is compared with the lab's gain.
 
-With `--near` the lab runs all rates first, and each policy runs live only at the two between which the lab has its
-edge. The lab is calibrated on one live run, of the policy of before at the lowest rate of the first load: each step
-takes as much longer as TPOT did at p50. The last line is JSON.
+With `--near` the lab runs all rates first. Each policy then runs live only at the two rates between which the lab has
+its highest rate. The lab is calibrated on one live run of the earlier policy, at the lowest rate of the first load.
+Each of its steps then takes as much longer as TPOT did at p50. The last line is JSON.
 """
 
 import json
@@ -28,14 +29,14 @@ from load.measure import bench_parser
 from load.planner.bench_spike import SIM, TTFT_MS, LiveKind, Policy, run
 from load.planner.stories import Story, flipflop, flood, made
 
-# A TTFT that no request misses: with it no request is ever late, and all are served first come, first served.
+# A TTFT that no request misses. No request is then late, so that all are served first come, first served.
 NEVER_MS: Final = 86_400_000
 WANTED: Final = 0.9
 WORKERS: Final = 16
 
 
 def mix(rate: float, seconds: int) -> Story:
-    """Mix chat, long prompts and long answers."""
+    """Return a story with chat, long prompts and long answers."""
     spec = (
         f"both:rate={rate},isl=500,osl=100,spread=0.25,seconds={seconds},flood_rate={rate},flood_isl=5000,"
         f"flood_at=0.3,flood_seconds={seconds // 3},writing_rate={rate / 4},writing_isl=300,writing_osl=600"
@@ -45,7 +46,7 @@ def mix(rate: float, seconds: int) -> Story:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """A load, and the rates at which it is run."""
+    """A load, with the rates at which it is run."""
 
     story: Callable[[float, int], Story]
     rates: Sequence[float]
@@ -68,14 +69,14 @@ class Side:
     lab: str
 
     def lab_policy(self) -> LabPolicy:
-        """Return the lab's policy with the roles that the live suite begins with."""
+        """Return the lab's policy with the roles with which the live suite begins."""
         live = self.live
         roles = [(Role.PREFILL, 0)] * live.prefill + [(Role.MIXED, 0)] * live.decode
         return replace(policy_named(self.lab, live.workers), first_roles=lambda _: roles)
 
 
 def sides(workers: int) -> tuple[Side, Side]:
-    """Return the two sides to compare; both start with half of the workers in each role."""
+    """Return the two sides of the comparison. Both begin with half of the workers in each role."""
     half = workers // 2
     before = Policy("before", half, workers - half, 0, "advisory")
     return (
@@ -85,14 +86,14 @@ def sides(workers: int) -> tuple[Side, Side]:
 
 
 def run_in_lab(side: Side, story: Story, kind: LiveKind, seed: int) -> tuple[float, float]:
-    """Return (share of good requests, TPOT at p50 in ms) on the lab's cluster of the same GPUs."""
+    """Return (share of good requests, TPOT in ms at p50) on the lab's cluster of the same GPUs."""
     experiment = kind.experiment(made(story, seed), side.live.workers, seed=seed)
     report, result = run_lab(experiment, side.lab_policy())
     return report.score.slo_attainment, statistics.median(each.tpot_ns / 1e6 for each in result.answers if each.tpot_ns)
 
 
 def highest(good: Mapping[float, float]) -> tuple[float, bool]:
-    """Return (rate at which `WANTED` would be good, whether it lies between measured rates)."""
+    """Return (rate at which the share `WANTED` is good, whether it lies between measured rates)."""
     rates = sorted(good)
     kept = 0.0
     for number, rate in enumerate(rates):
@@ -106,7 +107,10 @@ def highest(good: Mapping[float, float]) -> tuple[float, bool]:
 
 
 def near(good: Mapping[float, float]) -> list[float]:
-    """Return the last rate that kept the SLO and the first that did not; the outermost two where all did, or none."""
+    """Return the last rate that kept the SLO and the first that did not.
+
+    If all or none kept it, return the last or the first two rates.
+    """
     rates = sorted(good)
     failing = next((number for number, rate in enumerate(rates) if good[rate] < WANTED), len(rates) - 1)
     first = max(failing - 1, 0)
@@ -114,7 +118,7 @@ def near(good: Mapping[float, float]) -> list[float]:
 
 
 def in_turns(sides: Sequence[Side], rates: Mapping[str, Sequence[float]]) -> list[tuple[Side, float]]:
-    """Pair each side with its rates, the lowest first; the sides take turns at beginning."""
+    """Pair each side with its rates, lowest first. The side that runs first alternates."""
     found: list[tuple[Side, float]] = []
     for number in range(max(map(len, rates.values()))):
         turn = [(side, rates[side.name][number]) for side in sides if number < len(rates[side.name])]
@@ -133,7 +137,7 @@ class PolicyComparison:
     seed: int
     near: bool
     calibration: Mapping[str, Any] | None = None
-    """The run that the lab was calibrated on."""
+    """The run on which the lab was calibrated; None without calibration."""
 
     def live(self, side: Side, story: Story) -> dict[str, Any]:
         return run(side.live, story, seed=self.seed, ttft_ms=side.ttft_ms, kind=self.kind)

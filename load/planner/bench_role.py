@@ -1,11 +1,11 @@
-"""Role moves on a suite of real processes: how soon each is in effect, and that no token is lost, doubled or changed.
+"""Move roles on a suite of real processes: measure each move's effect, and check that answers do not change.
 
-For each engine a suite with one prefill and three decode workers is started. Every request runs once while nothing
-moves. Then workers change roles, first idle, then under a load of four fifths of the decode slots, and every answer
-is compared with the undisturbed one. Each effect is also given without the time for which the event loops on its
-way (this one, the worker's and the gateway's) were runnable without a core: that part is the machine's. Two rivals
-request a share of the moves at once, and one of them must win. Prints a table, then one JSON line. Exits with 1 if
-answers, moves or the load were not as they must be, and says why.
+For each engine, a suite with one prefill and three decode workers is started. Every request runs once without moves.
+Workers then change roles, first idle, then under a load of four fifths of the decode slots. Every answer is compared
+with the one without moves. Each effect is also given without the time in which the event loops involved were runnable
+without a core, since that part depends on the machine. These are the loops of this process, the worker and the gateway.
+For some of the moves, two rivals request a role at once, and one of them must win. The bench prints a table, then one
+JSON line. It exits with 1 and a reason if answers, moves or the load were not as required.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from libs.testing.wait import until
 from load.measure import bench_parser, processes_below, waited_s
 from load.setup import bench_suite
 
-# Aim for a move's effect at p99: shown as met or missed, and never a fault, since a busy machine can miss it.
+# The aim for a move's effect at p99. Missing it is reported but is no fault, since a busy machine can miss it.
 AIM_S = 0.1
-# Share of moves that must find running sequences: others show nothing of a move's cost to them.
+# The share of moves that must find running sequences. Other moves do not show the cost for sequences.
 MIN_CAUGHT = 0.5
-# Requests under way as a share of the decode slots at the start.
+# The minimum share of the decode slots that requests must use.
 MIN_LOAD = 0.7
 SPREADS = {
     "idle p50/p99 ms": "effect_idle_ms",
@@ -49,8 +49,9 @@ SPREADS = {
 
 
 def spread_ms(seconds: Sequence[float | None]) -> dict[str, float | None]:
-    """Return p50, p99 and the greatest in ms; null where nothing was measured. A move without effect counts as
-    endless, which is null too.
+    """Return p50, p99 and the maximum in ms; null without values.
+
+    A move without effect counts as infinite, which also becomes null.
     """
     values = sorted(float("inf") if value is None else value for value in seconds)
     if not values:
@@ -64,7 +65,7 @@ def aim_met(spread: dict[str, float | None]) -> bool:
 
 
 def faults(figures: dict[str, Any]) -> list[str]:
-    """Return the figures that break a promise or are worth too little, in words."""
+    """Return a sentence for each figure that breaks a promise or makes the run worthless."""
     moves, behind = figures["moves"], figures["moves_with_gateways_behind"]
     found = [f"{figures[name]} requests {what}" for name, what in _ANSWERS.items() if figures[name]]
     if figures["caught_running"] < MIN_CAUGHT * moves:
@@ -110,15 +111,15 @@ def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-# Sequences that a worker decodes at once.
+# The number of sequences that a worker decodes at once.
 SLOTS = 8
-# Requests under way as a share of all decode slots at the start.
+# The share of all decode slots that clients request at the start.
 LOAD = 0.8
-# Share of the moves under load that two rivals request at the same time, as rival planners would.
+# The share of moves under load that two rivals request at the same time.
 RIVALS = 0.1
-# Bound on a suite's start: vLLM takes long.
+# The upper bound of a suite's start. vLLM takes long.
 START_S = 400.0
-# Bound on an answer, however busy the machine is.
+# The upper bound of the time for an answer, even on a busy machine.
 WAIT_S = 300.0
 
 
@@ -139,20 +140,20 @@ CASES = (
     Case("vllm-tiny", "vllm", idle_moves=10, moves=50, kinds=8, output_tokens=48, decode=2),
     Case("torch-smollm2", "torch", idle_moves=10, moves=200, kinds=4, output_tokens=24, decode=2),
 )
-# Those that need no environment of their own.
+# The cases that need no environment of their own.
 DEFAULT_CASES = tuple(case.name for case in CASES if case.engine != "vllm")
 
 
 def tiny_model(folder: Path) -> Path:
-    """Write random weights so small that a step costs nothing beside the rest, with a real tokenizer.
+    """Write random weights so small that a step costs almost nothing, with a real tokenizer.
 
-    They are drawn wide: with nearly even logits the greatest would depend on the order of a sum.
+    The weights have a large spread. If logits were nearly equal, the greatest would depend on the order of a sum.
     """
     real = real_model_folder()
     real_config = json.loads((real / "config.json").read_text())
     write_random_llama(
         folder,
-        hidden_size=128,  # 32 a head: vLLM's attention takes no smaller ones
+        hidden_size=128,  # 32 a head, the smallest that vLLM's attention supports
         intermediate_size=128,
         vocab_size=real_config["vocab_size"],
         max_position_embeddings=2048,
@@ -191,7 +192,7 @@ async def bench(case: Case, suite: RunningSuite, model: str, *, guided: bool) ->
                 under_way.append(traffic.under_way)
                 if int((turn + 1) * RIVALS) > int(turn * RIVALS):
                     await mover.move_against_rival(rival_admins)
-                else:  # slow where the new role has no work, so not after each move
+                else:  # slow if the new role has no work, so not after each move
                     await mover.move_one(first_step_within_s=0.0 if turn % 4 else 0.5)
             while_s = time.perf_counter() - start_s
         moving = (traffic.output_tokens - before) / (time.perf_counter() - start_s)
@@ -225,7 +226,7 @@ def _gateways(suite: RunningSuite) -> list[int]:
 
 
 def _own_s(moved: HeldMove) -> float | None:
-    # Without waits for a core; overlapping waits are taken off twice, so the result is bounded at 0.
+    # The effect without waits for a core. Overlapping waits are subtracted twice, so the result is bounded at 0.
     effect_s = moved.move.effect_s
     return None if effect_s is None else max(effect_s - moved.waited_s, 0.0)
 
@@ -235,7 +236,7 @@ def _has_answered(traffic: SteadyTraffic, count: int) -> bool:
 
 
 async def _tokens_s(traffic: SteadyTraffic, clients: int, answers: int) -> float:
-    """Return output tokens a second while every slot is requested and nothing moves."""
+    """Return the output tokens a second while every slot is requested and no worker moves."""
     start_s, tokens, answered = time.perf_counter(), traffic.output_tokens, traffic.answered
     async with traffic.flowing(clients):
         await until(lambda: traffic.answered >= answered + answers, timeout_s=WAIT_S)
@@ -262,8 +263,8 @@ def run(case: Case, folder: Path, *, guided: bool = False) -> dict[str, Any]:
     env = {"FULCRUM_WORKER_MAX_SEQUENCES": str(SLOTS)}
     if case.engine == "vllm":
         env["FULCRUM_WORKER_VLLM_ARGUMENTS"] = json.dumps({"max_model_len": 1024} | LaunchSettings().vllm_arguments)
-        env["FULCRUM_GATEWAY_SILENT_AFTER_MS"] = "10000"  # its engines compute on the cores that its workers need
-    # The bench's own collections would walk all of torch while a move's answer waits.
+        env["FULCRUM_GATEWAY_SILENT_AFTER_MS"] = "10000"  # its engines take the cores that its workers need
+    # A collection in this process would visit all objects of torch while a move's answer waits.
     gc.collect()
     gc.freeze()
     with bench_suite(*arguments, env=env, start_s=START_S, folder=folder) as suite:

@@ -1,10 +1,10 @@
-"""`make bench-spike`: stories in which the mix of work turns, on live suites of simulated GPUs, policy by policy.
+"""`make bench-spike`: play stories with a changing mix of work on live suites of simulated GPUs, one policy at a time.
 
-Each policy serves the same requests, at the same times, on a whole suite of its own: gateway, sixteen workers in a
-few processes, broker, Redis, planner and metrics. It prints the share of good requests, TTFT and TPOT, failures,
-and the planner's moves. A turn is the arrival of the first request after the mix has changed. Its first useful move
-is the first decision after it that changes workers towards the phase that the new mix presses on. An effect is the
-time from a decision until the worker's own time of its change.
+Each policy serves the same requests at the same times on its own whole suite: gateway, sixteen workers in a few
+processes, broker, Redis, planner and metrics. The bench prints the share of good requests, TTFT and TPOT, failures, and
+the planner's moves. A turn is the arrival of the first request after the mix has changed. Its first useful move is the
+first later decision that changes workers towards the phase that the new mix needs. An effect is the time from a
+decision to the change, by the worker's own clock.
 """
 
 import asyncio
@@ -40,19 +40,19 @@ from load.planner.dynamo_live import DynamoLive
 from load.planner.stories import SIZED_FOR, STORIES, Story, made
 from load.setup import bench_suite
 
-# Simulated workers in a process.
+# The number of simulated workers in a process.
 PER_PROCESS: Final = "8"
 
 
 @dataclass(frozen=True, slots=True)
 class LiveKind:
-    """Workers of one kind, and the SLO of their clients."""
+    """Workers of one kind, with the SLO of their clients."""
 
     place: ClusterShape
-    """One worker of the kind."""
+    """The shape of a cluster with one worker of the kind."""
     slo: SloSpec
     speedup: float = 1.0
-    """The speed of a simulated GPU over its profile's."""
+    """The speed of a simulated GPU relative to its profile."""
 
     @property
     def step_time(self) -> StepTimeModel:
@@ -63,12 +63,12 @@ class LiveKind:
         return Speed(self.step_time, self.place.chunk_tokens)
 
     def with_steps(self, steps: StepTimeModel) -> "LiveKind":
-        """Return the kind that the lab should simulate, with these step times."""
+        """Return the kind with these step times, for the lab to simulate."""
         profile = replace(self.place.profile, step_time=steps)
         return replace(self, speedup=1.0, place=replace(self.place, profile=profile))
 
     def experiment(self, trace: Trace, workers: int, *, seed: int = 1) -> Experiment:
-        """Return the same requests on as many of these workers in the lab."""
+        """Return a lab experiment with the same requests on as many of these workers."""
         place = self.place
         return Experiment(
             trace,
@@ -88,7 +88,7 @@ class LiveKind:
 
 TTFT_MS: Final = 5_000
 TPOT_MS: Final = 120
-# Slow GPUs: fewer requests a second fill sixteen of them, so that two cores carry all processes.
+# The GPUs are slow, so that few requests a second fill sixteen of them, and two cores are enough for all processes.
 SIM: Final = LiveKind(
     ClusterShape(
         profile("llama-70b-tp4-h100"), [(Role.PREFILL, 0)], chunk_tokens=2048, max_sequences=16, link_gbps=400.0
@@ -96,9 +96,9 @@ SIM: Final = LiveKind(
     parse_slo(f"ttft=max({TTFT_MS}ms,3x),tpot={TPOT_MS}ms"),
     speedup=0.4,
 )
-# The first decisions of a run are judged: each takes two runs of the lab.
+# The upper bound of judged decisions in a run. Each takes two runs of the lab.
 MOST_JUDGED: Final = 64
-# Reasons of decisions that are to improve something; one that gives budgets back after a calm is not.
+# The reasons of decisions that reduce pressure. A decision that returns budgets after a calm has another reason.
 PRESSED: Final = frozenset(("prompts_press", "decodes_press"))
 
 
@@ -111,8 +111,9 @@ def judged(
     start_unix_ns: int,
     most: int = MOST_JUDGED,
 ) -> dict[str, bool]:
-    """Return, by id of a decision that reduces pressure, whether requests would have been slower without it. `workers`
-    have the roles after all `decisions`.
+    """Return whether requests would have been slower without each decision that reduces pressure, by decision id.
+
+    `workers` have the roles after all `decisions`.
     """
     experiment = kind.experiment(trace, len(workers))
     found: dict[str, bool] = {}
@@ -125,7 +126,7 @@ def judged(
             roles = [standing[name] for name in names]
             found[decision["id"]] = counterfactual(experiment, roles, changes, at_s).useful
         except InvalidRequest:
-            continue  # nothing came after it
+            continue  # no request came after it
     return found
 
 
@@ -134,17 +135,18 @@ def _standing(change: Mapping[str, Any]) -> RoleAndBudget:
     return RoleAndBudget(Role(number), budget)
 
 
-# Between looks at workers: short enough to see each change before the next one.
+# The interval between reads of the workers, short enough to see each change before the next one.
 POLL_S: Final = 0.05
-# The time in which a worker restarted by Dynamo's policy serves again: a third of the lab's time, which favours Dynamo.
+# The time for which a worker restarted by Dynamo's policy is away. It is a third of the lab's time, which favours
+# Dynamo.
 DYNAMO_START_S: Final = 10.0
-# A move later than this after a turn answers something else.
+# A move later than this after a turn does not count as its result.
 TURN_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The roles and planner with which a suite is started."""
+    """The roles and the planner's mode with which a suite is started."""
 
     name: str
     prefill: int
@@ -152,7 +154,7 @@ class Policy:
     mixed: int
     mode: str
     dynamo_start_s: float | None = None
-    """The seconds until a worker serves again whose role Dynamo's load policy changes; None without that policy."""
+    """The seconds for which a worker is away after Dynamo's load policy changes its role; None without that policy."""
 
     @property
     def workers(self) -> int:
@@ -175,10 +177,10 @@ class Observations:
     start_unix_ns: int = 0
     decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
     changed_ns: dict[tuple[str, int], int] = field(default_factory=dict)
-    """The time of each change on the worker's own clock, by (worker, epoch)."""
+    """The time of each change by the worker's own clock, by (worker, epoch)."""
     workers: list[dict[str, Any]] = field(default_factory=list)
     dynamo_moves: list[tuple[int, str, str]] = field(default_factory=list)
-    """(Unix ns, worker, its new role)"""
+    """(Unix ns, worker, new role) of each move by Dynamo's policy."""
 
 
 async def watch(suite: RunningSuite, seen: Observations) -> None:
@@ -196,7 +198,7 @@ async def watch(suite: RunningSuite, seen: Observations) -> None:
 async def serve(
     suite: RunningSuite, trace: Trace, prompts: Sequence[Sequence[int]], dynamo: DynamoLive | None = None
 ) -> tuple[dict[int, Answer], list[str], Observations]:
-    """Play the whole trace; return answers, failures and observations."""
+    """Play the whole trace, and return answers, failures and observations."""
     seen, failed = Observations(), list[str]()
     watching = [asyncio.create_task(watch(suite, seen))]
     watching += [asyncio.create_task(dynamo.run())] if dynamo else []
@@ -206,13 +208,13 @@ async def serve(
         answers = await play(suite.gateway, suite.ready["model"], trace, prompts, failed)
         for each in watching:
             if each.done():
-                each.result()  # it never ends by itself: raise what ended it
+                each.result()  # a watcher never ends by itself, so raise its error
     finally:
         for each in watching:
             each.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
     seen.dynamo_moves = dynamo.moves if dynamo else []
-    # Times of answers count from the first request's due time, which `play` sets after its preparations.
+    # The times of answers start with the first request's due time, which `play` sets after its preparations.
     first = min(answers.values(), key=lambda each: each.served.arrival_ns)
     seen.start_unix_ns += first.begun_ns - begun_ns
     return answers, failed, seen
@@ -226,8 +228,9 @@ def is_good(answer: Answer, trace: Trace, kind: LiveKind) -> bool:
 
 
 def moves(story: Story, trace: Trace, seen: Observations, useful: Mapping[str, bool] | None) -> dict[str, Any]:
-    """Return how soon decisions followed turns, and changes followed decisions. `useful` is the lab's judgement by
-    decision; with None each decision counts whose reason code fits.
+    """Return the delays of decisions after turns, and of changes after decisions.
+
+    `useful` is the lab's judgement by decision. If it is None, every decision with the matching reason code counts.
     """
     changes = changing(seen)
     useful_ms, first_ms = [], []
@@ -266,7 +269,7 @@ def _soonest_ms(decisions: Sequence[Mapping[str, Any]], turn_ns: int) -> float |
 
 
 def changing(seen: Observations) -> list[dict[str, Any]]:
-    """Return decisions that changed workers, in their order."""
+    """Return the decisions that changed workers, in order."""
     found = [each for each in seen.decisions.values() if each["action"] in ("set_role", "set_budget")]
     return sorted(found, key=lambda each: (each["decided_unix_ns"], each["sequence"]))
 
@@ -318,7 +321,7 @@ def run(
 
 
 def print_row(found: dict[str, Any]) -> str:
-    """Return a line of the table under `HEAD`."""
+    """Return a line of the table below `HEAD`."""
 
     def two(name: str) -> str:
         each = found.get(name)

@@ -1,9 +1,9 @@
-"""Dynamo's load policy on a live suite: its decisions, from the telemetry of our workers, as restarts or as moves.
+"""Dynamo's load policy on a live suite. It decides from our workers' telemetry, by restarts or by role moves.
 
-A worker that it restarts stands by for as long as a replica takes to start, and then has its other role. Work on it
-moves with its KV or ends in place, where Dynamo's own restart aborts it: the suite does better by this policy than
-Dynamo would. Without a start time it changes roles as ours does, which separates its policy from its mechanism.
-Prompts that wait in our gateways count as queued at prefill workers, evenly.
+A worker that the policy restarts is on standby for the time in which a replica starts, and then has its other role. Its
+work moves with its KV or ends in place, whereas Dynamo's own restart aborts it. The suite therefore does better with
+this policy than Dynamo would. Without a start time, the worker changes its role as ours do, which separates the policy
+from its mechanism. Prompts that wait in our gateways count as queued at prefill workers, in equal parts.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from libs.testing.suites.suite import RunningSuite
 
 ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.MIXED, "mixed": Role.MIXED, "standby": Role.STANDBY}
 ACTOR: Final = "dynamo-load"
-# Newest steps of a worker that are kept between two looks.
+# The upper bound of a worker's newest steps that are kept between two decisions.
 MAX_STEPS: Final = 256
 
 
 @dataclass(slots=True)
 class WorkerTelemetry:
-    """The telemetry of one worker since the last look."""
+    """The telemetry of one worker since the last decision."""
 
     batch: StepBatch
     steps: list[tuple[StepWork, int]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class WorkerTelemetry:
 
 
 class DynamoLive:
-    """Dynamo's policy on a suite: looks every `DynamoMover.every_ns` and changes roles, until cancelled."""
+    """Dynamo's policy on a suite. It decides every `DynamoMover.every_ns` and changes roles, until cancelled."""
 
     def __init__(self, suite: RunningSuite, cluster: RivalSetting, start_s: float = START_S) -> None:
         """Create the rival. A moved worker serves again after `start_s`; 0 models a move without a restart."""
@@ -55,7 +55,7 @@ class DynamoLive:
         self._received: dict[str, WorkerTelemetry] = {}
         self._starting: set[str] = set()
         self.moves: list[tuple[int, str, str]] = []
-        """(Unix ns, worker, its new role)"""
+        """(Unix ns, worker, new role) of each move."""
 
     async def run(self) -> None:
         headers = {"authorization": f"Bearer {self._suite.ready['token']}"}
@@ -75,14 +75,14 @@ class DynamoLive:
                     tasks.create_task(self._move(http, names[move.index], move), name=f"move {move.index}")
 
     def _decide(self, names: Sequence[str], listed: Mapping[str, Any], waiting_ms: float) -> Sequence[Move]:
-        """Decide moves. `waiting_ms` is the time that one worker would take for all waiting prompts."""
+        """Return the policy's moves. `waiting_ms` is the time that one worker would take for all waiting prompts."""
         chunk, prefill = self._cluster.speed.chunk_tokens, sum(each["role"] == "prefill" for each in listed.values())
         tokens = round(waiting_ms * 1e6 * chunk / self._cluster.speed.prompt_ns(chunk, chunk**2) / max(prefill, 1))
         workers = [self._seen(index, name, listed[name], tokens) for index, name in enumerate(names)]
         for received in self._received.values():
             received.steps = []
         if any(worker is None for worker in workers):
-            return ()  # one has sent nothing yet
+            return ()  # a worker has sent nothing yet
         seen = SeenCluster(
             time.time_ns(), [each for each in workers if each is not None], RecentRequests(), self._cluster.slo
         )

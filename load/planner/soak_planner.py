@@ -1,9 +1,9 @@
-"""`make soak-planner`: random spikes on a whole suite whose processes and stores are killed and frozen at random.
+"""`make soak-planner`: send random spikes to a whole suite whose processes and stores are killed and frozen at random.
 
-Every answer is compared with the undisturbed one. A request is lost if nobody answers it within a minute, however
-often its client repeats it; doubled if it gets another number of tokens; wrong if it gets another text. Prints a
-table and, as its last line, one JSON object. Exits with 1 if anything was lost, doubled or wrong, if a worker moved
-more often than its rest allows, or if memory grew.
+Every answer is compared with the one from an undisturbed suite. A request is lost if no gateway answers it within a
+minute, however often its client repeats it. It is doubled if it gets another number of tokens, and wrong if it gets
+another text. The bench prints a table and one JSON object as its last line. It exits with 1 if a request was lost,
+doubled or wrong, if a worker moved more often than its rest allows, or if memory grew.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ VICTIMS: Final = ("planner", "planner", "gateway-2", "redis", "kafka", "metrics"
 FREEZES: Final = ("prefill-1", "decode-1", "planner")
 FREEZE_S: Final = (0.3, 3.0)
 HOUR_S, CI_S = 3_600, 300
-# Every other prompt is long with a short answer, the others short with a long answer.
+# Every other prompt is long with a short answer. The others are short with a long answer.
 PROMPTS: Final = 40
-# Share of arrivals that are spikes, of long prompts alone or of long answers alone.
+# The share of arrivals that are spikes, either of long prompts only or of long answers only.
 SPIKE_SHARE: Final = 0.04
-# Requests of a spike: long answers fill the slots of all decode workers several times.
+# The number of requests in a spike. Long answers fill the slots of all decode workers several times.
 SPIKE: Final = (30, 80)
 ANSWER_S: Final = 60.0
 AGAIN_S: Final = 0.25
-# Requests under way: a spike beyond waits in the client.
+# The upper bound of open requests. The other requests of a spike wait in the client.
 MAX_OPEN: Final = 96
 WATCH_S: Final = 0.5
 REPORT_INTERVAL_S: Final = 30.0
-# Growth of one life of a process, over at least a minute of it: more is a leak.
+# The upper bound of growth in one life of a process over at least a minute. More is a leak.
 GROWTH_MIB_PER_MIN: Final = 8.0
 LEAST_LIFE_S: Final = 60.0
 WARM_S: Final = 20.0
@@ -68,7 +68,7 @@ class SoakResult:
     spikes: int = 0
     decisions: dict[str, dict[str, Any]] = field(default_factory=dict)
     rss: dict[tuple[str, int], list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    """Samples (s since the start, MiB) by (process, pid)."""
+    """Samples (seconds since the start, MiB) by (process, pid)."""
 
 
 class Soak:
@@ -82,7 +82,7 @@ class Soak:
         self.began_s = time.monotonic()
 
     async def run(self, seconds: float) -> SoakResult:
-        """Collect references, then inflict faults until the time is over, then wait for what still runs."""
+        """Collect reference answers, inject faults until the time is over, then wait for the open requests."""
         async with httpx.AsyncClient(timeout=ANSWER_S) as http:
             for number in range(PROMPTS):
                 self.expected[number] = await self._ask(http, number)
@@ -97,7 +97,7 @@ class Soak:
                 while time.monotonic() - self.began_s < seconds:
                     await asyncio.sleep(self.chance.expovariate(4.0))
                     self._ask_some(http, asking)
-                    if trouble.error is not None:  # without faults the rest would be no soak
+                    if trouble.error is not None:  # a soak without faults tests nothing
                         raise trouble.error
             finally:
                 await trouble.close()
@@ -129,7 +129,7 @@ class Soak:
             self.found.wrong.append(f"{number}: {text[:60]!r} in place of {self.expected[number][:60]!r}")
 
     async def _ask(self, http: httpx.AsyncClient, number: int) -> str:
-        """Send a request as a client behind a load balancer: to another gateway where one is away or refuses."""
+        """Send a request like a client behind a load balancer, to another gateway if one is away or refuses."""
         long = number % 2 == 0
         tokens = 8 if long else 64
         body = {
@@ -200,7 +200,7 @@ class Soak:
 
 
 def restless(found: SoakResult) -> list[str]:
-    """Return moves of a worker that came before its rest after the last one was over."""
+    """Return the worker of each move that came before its rest after the previous move was over."""
     moved: dict[str, list[int]] = defaultdict(list)
     for each in found.decisions.values():
         if each["action"] == "set_role":
@@ -215,7 +215,7 @@ def restless(found: SoakResult) -> list[str]:
 
 
 def growth(found: SoakResult) -> dict[str, float]:
-    """Return MiB a minute of the fastest-growing life of each kind of process, after its warm-up."""
+    """Return the fastest growth in MiB a minute by kind of process, over all its lives after their warm-up."""
     most: dict[str, float] = {}
     for (name, _), samples in found.rss.items():
         warm = [each for each in samples if each[0] - samples[0][0] >= WARM_S]
@@ -226,7 +226,7 @@ def growth(found: SoakResult) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run, print, and exit 1 if an invariant was broken."""
+    """Run the soak and print the result. Exit with 1 if an invariant was broken."""
     parser = bench_parser(__doc__, seconds=CI_S, seed=1)
     parser.add_argument("--hour", action="store_const", dest="seconds", const=HOUR_S)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Stories: made traces in which the mix of work turns, and the moments of those turns."""
+"""Stories: synthetic traces in which the mix of work changes, with the times of these turns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +10,13 @@ from libs.lab.traces.request import Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A made trace, and when its mix turns to which phase."""
+    """A synthetic trace, with the times at which its mix changes and the phase that it then needs more."""
 
     spec: str
     turns: Sequence[tuple[float, str]]
-    """(s from its beginning, prefill or decode)"""
+    """(seconds from the start, "prefill" or "decode") of each turn."""
     burst: tuple[int, int] = (0, 0)
-    """(prompts, tokens of each) that arrive at each turn."""
+    """(number of prompts, tokens of each) that arrive at each turn."""
 
 
 def flipflop(rate: float, seconds: int, period: int) -> Story:
@@ -26,7 +26,7 @@ def flipflop(rate: float, seconds: int, period: int) -> Story:
 
 
 def flood(rate: float, seconds: int) -> Story:
-    """Flood a chat with long prompts, from 40 % of the time on for a quarter of it."""
+    """Return a chat with a flood of long prompts that starts after 40 % of the time and lasts for a quarter of it."""
     spec = (
         f"chat-flood:rate={rate},isl=500,osl=100,spread=0.25,seconds={seconds},"
         f"flood_rate={rate * 2},flood_isl=5000,flood_at=0.4,flood_seconds={seconds // 4}"
@@ -35,7 +35,7 @@ def flood(rate: float, seconds: int) -> Story:
 
 
 def bursts(seconds: int, prompts: int = 40, rate: float = 4) -> Story:
-    """Return a chat into which `prompts` long prompts fall within a tenth of a second, again and again."""
+    """Return a chat in which `prompts` long prompts arrive within a tenth of a second, again and again."""
     at_s = [float(each) for each in range(5, seconds - 2, 10)]
     return Story(
         f"poisson:rate={rate:g},isl=500,osl=100,spread=0.25,seconds={seconds}",
@@ -48,23 +48,24 @@ def steady(rate: float, seconds: int) -> Story:
     return Story(f"poisson:rate={rate},isl=2000,osl=150,spread=0.4,seconds={seconds}", [])
 
 
-# Workers that a story of size 1 suits.
+# The number of workers for which a story has size 1.
 SIZED_FOR: Final = 16
-# Each takes its seconds and its size: 1 suits `SIZED_FOR` workers, 2 suits twice as many.
+# A function of a story's seconds and size. Size 2 suits twice as many workers as `SIZED_FOR`.
 STORIES: Final[Mapping[str, Callable[[int, float], Story]]] = {
     "flipflop": lambda seconds, size: flipflop(7 * size, seconds, 10),
     "flood": lambda seconds, size: flood(5 * size, seconds),
     "bursts": lambda seconds, size: bursts(seconds, rate=4 * size, prompts=round(40 * size)),
     "steady": lambda seconds, size: steady(8 * size, seconds),
 }
-# Longer requests are left out: it is the simulated model's context.
+# Longer requests are left out. It is the context of the simulated model.
 MOST_TOKENS: Final = 8_192
 BURST_S: Final = 0.1
 
 
 def made(story: Story, seed: int) -> Trace:
-    """Return the requests of a story, in order of arrival, without classes. Clients of live suites name none, and the
-    lab would take turns between those of a made trace.
+    """Return the requests of a story in order of arrival, without classes.
+
+    Clients of live suites send no class, and the lab would alternate between the classes of a generated trace.
     """
     trace = generate(story.spec, seed=seed)
     requests = [each for each in trace.requests if each.input_tokens + each.output_tokens < MOST_TOKENS]
