@@ -1,10 +1,10 @@
-"""A suite's first hour, and whether it wears out: CPU, memory, coverage, age of data, alerts.
+"""Measure a suite's first hour, and check for growth: CPU, memory, coverage, age of data, alerts.
 
-`fulcrum up` on the sim engine, in several shapes; each first idle, then under a steady load of streams. A reader
-holds the live stream open all the while, as a page does. Every minute are read: CPU and memory of each process, the
-coverage of that minute, the age of the newest data shown, and alerts that began. A line a minute goes to stderr. At
-the end come tables with the fitted growth of CPU by process, the verdict on each aim, and one JSON line. Exits with
-1 if an aim is not met.
+The suite is `fulcrum up` on the sim engine, in several shapes. Each is first idle, then under a steady load of streams.
+A reader follows the live stream the whole time, as a page does. Every minute the bench reads the CPU and memory of each
+process, the coverage of that minute, the age of the newest data shown, and alerts that started. A line for each minute
+goes to stderr. At the end it prints tables with the fitted growth of CPU by process, a verdict on each aim, and one
+JSON line. It exits with 1 if an aim is not met.
 """
 
 import argparse
@@ -52,20 +52,20 @@ EXAMPLES = """examples:
   python -m load.metrics.bench_first_hour --kafka 127.0.0.1:9092                             the same on a real Kafka
 """
 MINUTE_S: Final = 60
-# Windows of coverage: kept longer than any phase takes.
+# The length of the windows whose coverage is read. They are stored for longer than a phase takes.
 WINDOW_S: Final = 10
-# From the end of a minute until its coverage is first read; it is read again when the phase is over.
+# The time from the end of a minute to the first read of its coverage. It is read again after the phase.
 SETTLE_S: Final = 4.0
-# Between two samples of the age of the newest data: no multiple of a tick's 100 ms.
+# The interval between two samples of the age of the newest data. It is no multiple of a tick's 100 ms.
 SAMPLE_S: Final = 0.13
 RETRY_S: Final = 0.5
 MAX_TRIES: Final = 10
 FIRST_DATA_S: Final = 60.0
 TOKENS: Final = 64
-# A token a letter on the sim engine.
+# The sim engine makes a token of each letter.
 PROMPT: Final = "Tell me once more what you know of prefill and decode, and of how they share a device. " * 4
 HELPERS: Final = "helpers"
-# Wakes fifty times a second, as idle processes do, and does the same each time.
+# A program that wakes fifty times a second, like idle processes, and does the same work each time.
 CONTROL_PROGRAM: Final = """
 import time
 while True:
@@ -75,19 +75,19 @@ while True:
 
 
 class Watcher:
-    """A reader of a suite's stream, which samples the age of the data that it shows."""
+    """A reader of a suite's stream that samples the age of the data shown."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._ages = Ages()
         self._newest_s: list[float] = []
         self._stalest_s: list[float] = []
-        """Samples of a phase, 460 a minute."""
+        """The samples of a phase, 460 a minute."""
         self._counted = 0
         """The number of samples that belong to completed minutes."""
 
     async def read_forever(self) -> None:
-        """Follow the stream until cancelled; reconnect wherever it ends."""
+        """Follow the stream until cancelled. Reconnect whenever it ends."""
         while True:
             with suppress(httpx.HTTPError):
                 async with aclosing(messages(self._url)) as coming:
@@ -115,12 +115,12 @@ class Watcher:
         self._counted = 0
 
     def minute(self) -> dict[str, float]:
-        """Return ages since the last call, as fields of Minute."""
+        """Return the ages since the last call, as fields of Minute."""
         since, self._counted = self._counted, len(self._newest_s)
         return _ages(self._newest_s[since:], self._stalest_s[since:])
 
     def phase(self) -> dict[str, float]:
-        """Return ages up to the last minute, as fields of Phase."""
+        """Return the ages up to the last minute, as fields of Phase."""
         return _ages(self._newest_s[: self._counted], self._stalest_s[: self._counted])
 
 
@@ -130,7 +130,7 @@ def _ages(newest_s: Sequence[float], stalest_s: Sequence[float]) -> dict[str, fl
 
 
 class MinuteReports:
-    """Answers of the metrics service about whole minutes."""
+    """The metrics service's answers about whole minutes."""
 
     def __init__(self, http: httpx.AsyncClient, url: str, workers: int) -> None:
         self._http = http
@@ -140,13 +140,13 @@ class MinuteReports:
         """The number of the last alert that was read."""
 
     async def coverage(self, end_unix_s: int) -> float:
-        """Return the coverage of the minute that ended then, over all workers that were started."""
+        """Return the coverage of the minute that ended at `end_unix_s`, over all workers that were started."""
         span = {"window": f"{WINDOW_S}s", "span": f"{MINUTE_S}s", "end_unix_ms": end_unix_s * 1000}
         history = await self._get("/v1/occupancy/history", span)
         return float(sum(history["gpu_ns"]["covered"])) / (self._workers * MINUTE_S * 1e9)
 
     async def alerts(self) -> list[str]:
-        """Return alerts that began to fire since the last call."""
+        """Return the alerts that started to fire since the last call."""
         newest = await self._get("/v1/alerts", {"limit": 1000})
         news = [alert for alert in newest["recent"] if alert["number"] > self._alert]
         self._alert = max([self._alert, *(alert["number"] for alert in news)])
@@ -162,15 +162,15 @@ class MinuteReports:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Processes beside the suite whose CPU is read too."""
+    """The processes beside the suite whose CPU is also read."""
 
     kafka: psutil.Process | None
-    """A broker outside the suite, if it runs on this machine."""
+    """A broker outside the suite; None if it does not run on this machine."""
     control: psutil.Process
 
 
 class Machine:
-    """CPU and memory of a suite's processes, of this one, of the control, and of all others here."""
+    """The CPU and memory of a suite's processes, of this process, of the control, and of all others on the machine."""
 
     def __init__(self, suite: RunningSuite, beside: Beside) -> None:
         self._launcher = psutil.Process(suite.process.pid)
@@ -243,7 +243,7 @@ class SuiteObserver:
         self._beside = beside
 
     async def phase(self, name: str, minutes: int, load: PacedLoad | None) -> Phase:
-        """Run `minutes` minutes, which begin where windows do."""
+        """Run a phase of `minutes` minutes, which start at the start of a window."""
         found: list[Minute] = []
         begun_s = (int(time.time()) // WINDOW_S + 1) * WINDOW_S
         await until_unix_s(begun_s)
@@ -289,13 +289,13 @@ def run(shape: str, beside: Beside, options: argparse.Namespace) -> list[Phase]:
     prefill, decode = shape.split("+")
     arguments = ["--engine", "sim", "--prefill", prefill, "--decode", decode]
     arguments += ["--kafka", options.kafka] if options.kafka else []
-    # A cluster name of its own keeps records of earlier suites on a real Kafka out.
+    # With its own cluster name, the suite ignores records of earlier suites on an external Kafka.
     with bench_suite(*arguments, env={"FULCRUM_CLUSTER": f"first-hour-{secrets.token_hex(4)}"}) as suite:
         return uvloop.run(observe(shape, suite, beside, options))
 
 
 def shapes(text: str) -> list[str]:
-    """Parse shapes such as "1+1,3+5". Raise ArgumentTypeError on others."""
+    """Parse shapes such as "1+1,3+5". Raise ArgumentTypeError for other text."""
     found = text.split(",")
     if not all(re.fullmatch(r"[1-9][0-9]*\+[1-9][0-9]*", shape, re.ASCII) for shape in found):
         raise argparse.ArgumentTypeError(f"{text!r} is not like 1+1,3+5: prefill and decode workers of each suite")
@@ -303,7 +303,7 @@ def shapes(text: str) -> list[str]:
 
 
 def broker(address: str | None) -> psutil.Process | None:
-    """Return the process behind --kafka if it runs on this machine."""
+    """Return the process of the broker in --kafka; None if it does not run on this machine."""
     host, _, port = (address or "").partition(":")
     found = listener_on(int(port)) if host in ("127.0.0.1", "localhost") and port.isdecimal() else None
     if address and found is None:

@@ -1,13 +1,11 @@
-"""CPU time and memory that telemetry of a fleet costs a metrics service, in virtual time, and what 10,000 GPUs need.
+"""Measure the CPU time and memory of telemetry in a metrics service, in virtual time, and extrapolate to 10,000 GPUs.
 
-A synthetic fleet's batches are decoded, entered, written and encoded for readers by the service's own code, one after
-the other in this process, without broker, socket or reader. Figures are CPU time of this thread, so other work on the
-machine changes them little. With `--heard` it also reads another instance's windows, as each of several
-instances does.
+The service's own code decodes, enters, writes and encodes a synthetic fleet's batches. They are processed one after the
+other in this process, without broker, socket or reader. The figures are CPU time of this thread, so other work of the
+machine changes them little. With `--heard` it also reads another instance's windows, as each of several instances does.
 
-The law that extrapolates: an instance that reads `own` workers beside `received` ones of others needs
-`own x a + received x b` cores and `m x (own + received)` memory, where a, b and m are measured here. Prints a table,
-then one JSON line.
+An instance that reads `own` workers beside `received` ones of others needs `own x a + received x b` cores and `m x (own
++ received)` memory. The constants a, b and m are measured here. The bench prints a table, then one JSON line.
 """
 
 import argparse
@@ -52,13 +50,13 @@ PARTS: Final = {
 
 
 class Replay:
-    """The telemetry of a fleet through one metrics service, round by round of virtual time."""
+    """The telemetry of a fleet through one metrics service, in rounds of virtual time."""
 
     def __init__(self, fleet: list[SyntheticWorker], name: str = "", start_ns: int = 0) -> None:
-        """Start at `start_ns`. An instance with a name shares the fleet with others."""
+        """Start the service at `start_ns`. An instance with a name shares the fleet with others."""
         settings = MetricsSettings()
         self.sent: list[bytes] = []
-        """Records for other instances since they were last taken."""
+        """The records for other instances since they were last taken."""
         self._lag_ns = settings.live_lag_ms * MS_NS
         sharing = Sharing(Shares(name), self._send, began_ns=start_ns) if name else None
         self._state = MetricsState(prefill_shares, RequestMetrics(CollectorRegistry()), sharing)
@@ -81,7 +79,7 @@ class Replay:
         self.took_ms[part].append((time.thread_time_ns() - began_ns) / 1e6)
 
     async def round(self, now_ns: int, shared: list[bytes]) -> None:
-        """Process the batches that arrived by `now_ns` and the records of other instances as the service does."""
+        """Process the batches that arrived by `now_ns`, and the records of other instances, as the service does."""
         came = []
         while self._next[0] < now_ns:
             came.append(self._next)
@@ -112,10 +110,10 @@ def _arrivals(fleet: list[SyntheticWorker], start_ns: int) -> Iterator[tuple[int
 
 
 async def replay(own: int, received: int, seconds: float, repeats: int) -> dict[str, float]:
-    """Return the CPU ms that each part takes in 100 ms of the fleet's time, the least of `repeats`."""
+    """Return the CPU ms of each part in 100 ms of the fleet's time, of the fastest of `repeats` runs."""
     start_ns = time.time_ns() // PERIOD_NS * PERIOD_NS
     whole = synthetic_fleet(own + received)
-    # Workers are in order of their phase, so each instance gets an even part of them.
+    # Workers are in the order of their phase, so each instance gets an even part of them.
     others = set(np.linspace(0, own + received - 1, received, dtype=int).tolist())
     mine = [worker for place, worker in enumerate(whole) if place not in others]
     service = Replay(mine, "one" if received else "", start_ns)

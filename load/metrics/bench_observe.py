@@ -1,10 +1,10 @@
-"""The cost of observing many vLLM servers by their /metrics, with the real `fulcrum observe --page --file`.
+"""Measure the cost of observing many vLLM servers by their /metrics, with the real `fulcrum observe --page --file`.
 
-One process answers for all servers: each plays a recording of vLLM 0.32 from a moment of its own (FULCRUM_DATA, see
-docs/data.md), with the HELP and TYPE lines that the recording leaves out. Its CPU time counts apart. Where cores are
-too few or shared, so that servers are scraped less than once a second, memory is as measured, and the cores of the
-largest fleet are extrapolated from two smaller ones that were: `cores = fixed + servers x cost of a server`. Prints a
-table, then one JSON line. Exits with 1 if it misses its aim.
+One process answers for all servers. Each plays a recording of vLLM 0.32 from a different time on (FULCRUM_DATA, see
+docs/data.md), with the HELP and TYPE lines that the recording lacks. The CPU time of this process is reported apart. If
+cores are too few or shared, servers are scraped less than once a second. Memory is then as measured. The cores of the
+largest fleet are extrapolated from two smaller fleets that were scraped in time: `cores = fixed + servers x cost of a
+server`. The bench prints a table, then one JSON line. It exits with 1 if it misses its aim.
 """
 
 import argparse
@@ -36,33 +36,33 @@ MOST_RSS_MIB: Final = 200.0
 RECORDING: Final = "vllm_h200/default.scrapes.jsonl.gz"
 SCRAPES_A_SECOND: Final = 2
 LEAST_LEFT_S: Final = 20
-"""The least part of the recording that a server plays before it begins again."""
+"""The shortest part of the recording that a server plays before it starts again."""
 EVERY_MS: Final = 1_000
 PACE: Final = 0.97
-"""The part of the scrapes that are due from which a fleet counts as scraped once a second."""
+"""The fraction of due scrapes from which a fleet counts as scraped once a second."""
 SERVICE, COMMAND, PLAYER = "service", "command", "player"
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The service over one stretch of time."""
+    """The figures of the service over a span of time."""
 
     servers: int
     seconds: float
     cores: float
     player_cores: float
     rss_mib: float
-    """Resident memory of the service at the end of the stretch."""
+    """The resident memory of the service at the end of the span."""
     command_rss_mib: float
-    """Resident memory of the command that started it."""
+    """The resident memory of the command that started the service."""
     scrapes_per_s: float
     ms_a_server_second: float
     late_p50_ms: float
-    """The median delay of a scrape beyond the interval, as the servers see it."""
+    """The median delay of a scrape beyond the interval, as the servers measure it."""
     late_p99_ms: float
     failures: int
     known: int
-    """Servers whose step costs are known at the end."""
+    """The number of servers whose step costs are known at the end."""
 
     @property
     def kept_pace(self) -> bool:
@@ -70,7 +70,7 @@ class Measured:
 
 
 def recorded() -> list[bytes]:
-    """Return the recorded expositions as answers of HTTP, with the comment lines of an exposition."""
+    """Return the recorded expositions as HTTP answers, with the comment lines of an exposition."""
     file = Path(os.environ.get("FULCRUM_DATA", "")) / RECORDING
     if not file.is_file():
         sys.exit(f"FULCRUM_DATA names no folder with {RECORDING}")
@@ -96,7 +96,7 @@ def _with_comments(lines: list[str]) -> Iterator[str]:
 
 
 class _Fleet:
-    """The answers of all servers, and the time of each one's last scrape."""
+    """The answers of all servers, and the time of each server's last scrape."""
 
     def __init__(self, servers: int) -> None:
         self.answers, chance = recorded(), random.Random(1)
@@ -127,7 +127,7 @@ class _Player(asyncio.Protocol):
 
 
 def play(servers: int, pipe: Connection) -> None:
-    """Answer for all servers until the pipe closes; send the port, and percentiles of lateness on request."""
+    """Answer for all servers until the pipe closes. Send the port, and percentiles of lateness on request."""
     fleet = _Fleet(servers)
 
     async def run() -> None:
@@ -154,7 +154,7 @@ def play(servers: int, pipe: Connection) -> None:
 
 @contextmanager
 def observing(servers: int, port: int) -> Iterator[tuple[list[tuple[str, psutil.Process]], str]]:
-    """Run `fulcrum observe --page` over all servers; yield its processes by name and the page's address."""
+    """Run `fulcrum observe --page` over all servers. Yield its processes by name, and the page's address."""
     with TemporaryDirectory() as folder:
         fleet = Path(folder) / "fleet.toml"
         tables = (
@@ -211,14 +211,14 @@ def measure(servers: int, learn_s: float, seconds: float) -> Measured:
 
 
 def _late_ms(pipe: Connection) -> dict[str, float]:
-    """Return the percentiles of delays since the last call, in ms beyond the interval."""
+    """Return the percentiles of scrapes' delays beyond the interval since the last call, in ms."""
     pipe.send(None)
     found: dict[str, float] = pipe.recv()
     return found
 
 
 def _counts(url: str) -> tuple[float, float]:
-    """Return the scrapes so far, and those that failed."""
+    """Return the number of scrapes so far, and of failed ones."""
     with urlopen(f"{url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     sums = dict.fromkeys(("fulcrum_observed_scrapes_total", "fulcrum_observed_scrape_failures_total"), 0.0)
@@ -231,7 +231,7 @@ def _counts(url: str) -> tuple[float, float]:
 
 
 def extrapolated(found: Sequence[Measured]) -> float | None:
-    """Return the cores of the last fleet by those of two smaller ones; None if it was scraped once a second itself."""
+    """Return the cores of the last fleet, extrapolated from two smaller ones; None if it was scraped once a second."""
     paced = [each for each in found[:-1] if each.kept_pace]
     if found[-1].kept_pace or len(paced) < 2 or paced[-1].servers <= paced[0].servers:
         return None

@@ -1,10 +1,10 @@
-"""Shares of GPU time that `fulcrum observe --page --dynamo` shows of Dynamo's mockers, beside their own step log.
+"""Compare the GPU time that `fulcrum observe --page --dynamo` shows of Dynamo's mockers with their own step log.
 
-Two mockers prefill and two decode, at the speed of real engines. Under four loads, one after the other, the page's
-shares are compared with the steps that Dynamo's own recorder wrote meanwhile, over the whole load and in its worst
-second. Both read the same records, so decode's share is also compared with the mockers' debug log, which has a line
-at the end of each step by the mocker's own clock. (Lines of prefill do not tell a step from a pause.) Needs
-`make peer-dynamo`. Prints a table, then one JSON line. Exits with 1 if it misses its aim.
+Two mockers prefill and two decode, at the speed of real engines. Four loads run one after the other. The page's shares
+are compared with the steps that Dynamo's own recorder wrote in the same time, over the whole load and in its worst
+second. Both read the same records. Decode's share is therefore also compared with the mockers' debug log, which has a
+line at the end of each step by the mocker's own clock. The log's prefill lines do not distinguish a step from a pause.
+The bench needs `make peer-dynamo`. It prints a table, then one JSON line, and exits with 1 if it misses its aim.
 """
 
 import argparse
@@ -33,7 +33,7 @@ WORKERS: Final = 4
 MOST_POINTS: Final = 3.0
 SECOND_NS: Final = 1_000_000_000
 SETTLE_S: Final = 3.0
-"""The time after a load in which its last windows become whole."""
+"""The time after a load until its last windows are complete."""
 MODEL: Final = "tiny"
 WORDS: Final = ("tide", "lamp", "stone", "river", "cloud", "field", "horse", "bread", "glass", "night")
 
@@ -44,7 +44,7 @@ STEP_ENDS: Final = re.compile(r"^(\S+Z) .*published mocker load metrics .*active
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A load of clients, each of which sends its next request as soon as it is answered."""
+    """A load of clients, each of which sends its next request as soon as it has its answer."""
 
     name: str
     clients: int
@@ -62,7 +62,7 @@ SHAPES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Parts of the workers' time in percent."""
+    """The parts of the workers' time in percent."""
 
     prefill: float
     decode: float
@@ -79,18 +79,18 @@ class Compared:
     log: Shares
     decode_by_debug_log: float
     points_off: float
-    """The largest difference of the shares, over the whole load."""
+    """The largest difference of the shares over the whole load."""
     worst_second: float
     coverage: float
 
 
 async def put_under(shape: Shape, port: int, seconds: float) -> None:
-    """Send the load for some seconds; answers still in progress at the end are cut off."""
+    """Send the load for `seconds`. Answers that are incomplete at the end are cut off."""
 
     async def client(http: httpx.AsyncClient, number: int) -> None:
         chance = random.Random(number)
         while True:
-            # No cache holds anything of such a prompt.
+            # Random words, so that no part of the prompt is cached.
             words = " ".join(chance.choices(WORDS, k=shape.prompt_words))
             body = {
                 "model": MODEL, "messages": [{"role": "user", "content": words}], "max_tokens": shape.answer_tokens,
@@ -103,7 +103,7 @@ async def put_under(shape: Shape, port: int, seconds: float) -> None:
 
 
 def logged(files: list[Path]) -> list[tuple[int, int, bool]]:
-    """Return start, end and whether it prefilled of each step in the recorders' files."""
+    """Return (start, end, whether it prefilled) of each step in the recorders' files."""
     found = []
     for file in files:
         prefills = file.stem == "prefill"
@@ -116,7 +116,7 @@ def logged(files: list[Path]) -> list[tuple[int, int, bool]]:
 
 
 def log_shares(steps: list[tuple[int, int, bool]], low_ns: int, high_ns: int) -> Shares:
-    """Return the shares that steps have of the workers' time."""
+    """Return the shares of the workers' time that the steps take."""
     spent = {True: 0, False: 0}
     for start_ns, end_ns, prefills in steps:
         spent[prefills] += max(min(end_ns, high_ns) - max(start_ns, low_ns), 0)
@@ -127,7 +127,7 @@ def log_shares(steps: list[tuple[int, int, bool]], low_ns: int, high_ns: int) ->
 def debug_log_share(files: list[Path], low_ns: int, high_ns: int) -> float:
     """Return decode's share by the mockers' debug log.
 
-    A mocker writes a line when work ends its rest, and one at the end of each step, with the KV blocks then in use.
+    A mocker writes a line when work ends a rest and at the end of each step, with the number of KV blocks in use.
     """
     spent = 0
     for file in files:
@@ -146,7 +146,7 @@ def debug_log_share(files: list[Path], low_ns: int, high_ns: int) -> float:
 
 
 def page_shares(history: dict[str, Any], low: int, high: int) -> Shares:
-    """Return the shares of some of the page's windows."""
+    """Return the shares in the page's windows from `low` to `high`."""
     spent = {name: sum(history["gpu_ns"][name][low:high]) for name in ("covered", "prefill", "decode")}
     whole = max(spent["covered"], 1) / 100
     return Shares(spent["prefill"] / whole, spent["decode"] / whole)
@@ -183,7 +183,7 @@ async def measure(dynamo: RunningDynamo, seconds: int) -> list[Compared]:
         page = shown.answer["page"]
         await put_under(SHAPES[0], dynamo.port, SETTLE_S)
         for shape in SHAPES:
-            from_s = int(time.time()) + 2  # the load has begun by then
+            from_s = int(time.time()) + 2  # the load has started by then
             await put_under(shape, dynamo.port, from_s + seconds - time.time())
             await asyncio.sleep(SETTLE_S)
             found.append(compared(shape, page, dynamo, from_s, from_s + seconds))

@@ -1,10 +1,10 @@
-"""Live occupancy of fleets of GPUs that send ten times a second: its cost, its freshness, and the page over it.
+"""Measure live occupancy of fleets of GPUs that report ten times a second: its cost, its freshness, and the page.
 
-Each fleet's telemetry goes through the metrics service's own ingest, history and stream in a process of its own,
-with one reader here. Freshness is from the end of each step until the message that shows it has been read. Memory
-is the process's peak, also of one that begins with all the history it will ever keep. A large fleet is read by
-instances that share it too, and a real Chromium shows the page over 1,000 GPUs. Prints a table, then one JSON line.
-Exits with 1 if one service over 1,000 GPUs or the page misses its aim.
+Each fleet's telemetry goes through the metrics service's own ingest, history and stream in a separate process, with one
+reader here. Freshness is the time from the end of each step until the message that shows it has been read. Memory is
+the process's peak. It is also measured for a process that starts with a full history. A large fleet is also read by
+several instances that share it, and a real Chromium shows the page over 1,000 GPUs. The bench prints a table, then one
+JSON line. It exits with 1 if one service over 1,000 GPUs or the page misses its aim.
 """
 
 import argparse
@@ -30,7 +30,7 @@ FULL_GPUS: Final = 1000
 SHARED_GPUS: Final = 3000
 SHARED_BY: Final = (2, 3)
 PAGE_GPUS: Final = 1000
-# Size of the fleet that the aims are for, read by one service.
+# The size of the fleet for the aims, which one service reads.
 AIMED_GPUS: Final = 1000
 MOST_FRESH_P99_MS: Final = 200.0
 MOST_CORES: Final = 1.0
@@ -58,11 +58,11 @@ class Measured:
     gpus: int
     instances: int
     full: bool
-    """True if the service began with a full history."""
+    """True if the service started with a full history."""
     cpu_share: float
-    """Cores in use, of all instances together."""
+    """The cores in use, summed over all instances."""
     rss_mb: float
-    """Peak memory of the largest instance in MB."""
+    """The peak memory of the largest instance in MB."""
     fresh_p50_ms: float
     fresh_p99_ms: float
     tick_kb: float
@@ -74,7 +74,10 @@ class Measured:
 
 @asynccontextmanager
 async def service(gpus: int, used: list[dict[str, Any]], *more: str) -> AsyncIterator[str]:
-    """Run the metrics service's parts with a fleet; yield the address. `used` gets the service's usage at the end."""
+    """Run the metrics service's parts with a fleet, and yield the address.
+
+    The service's usage is appended to `used` at the end.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "load.metrics.occupancy_service", str(gpus), *more,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -93,7 +96,7 @@ async def service(gpus: int, used: list[dict[str, Any]], *more: str) -> AsyncIte
 
 @asynccontextmanager
 async def services(gpus: int, used: list[dict[str, Any]], instances: int, *, full: bool) -> AsyncIterator[str]:
-    """Run several instances that share the fleet; yield the address of one of them."""
+    """Run several instances that share the fleet, and yield the address of one."""
     more = ("--full",) * full
     async with AsyncExitStack() as stack:
         sockets = stack.enter_context(TemporaryDirectory())
@@ -125,7 +128,7 @@ async def measure(gpus: int, seconds: float, instances: int = 1, *, full: bool =
 
 
 async def measure_page(seconds: float) -> dict[str, float]:
-    """Return frames and long tasks of a page over `PAGE_GPUS`, once its history is loaded."""
+    """Return the frames and long tasks of a page over `PAGE_GPUS`, once its history is loaded."""
     async with service(PAGE_GPUS, []) as url, browser() as running:
         page = await running.new_page(viewport=WIDE)
         await page.goto(f"{url}/")
@@ -143,7 +146,7 @@ async def measure_page(seconds: float) -> dict[str, float]:
 
 
 def slopes(fleets: Sequence[Measured]) -> list[dict[str, float]]:
-    """Return what 1,000 more GPUs cost, from each fleet of one empty service to the next."""
+    """Return the cost of 1,000 more GPUs between each two successive fleets of one service with an empty history."""
     alone = [each for each in fleets if each.instances == 1 and not each.full]
     return [
         {

@@ -13,22 +13,22 @@ from load.measure import rounded, titled_table
 IDLE, LOADED = "idle", "load"
 SUM: Final = "sum"
 CONTROL: Final = "(control)"
-# The prefill and decode workers of each shape.
+# The upper bound of idle CPU in hundredths of a core, by shape (prefill+decode workers).
 MOST_IDLE_POINTS: Final = {"1+1": 12.0, "3+5": 25.0}
 MOST_GROWTH_POINTS_PER_HOUR: Final = 1.0
 LEAST_COVERAGE: Final = 99.0
 MOST_FRESH_P99_S: Final = 1.0
 FRESH_SHAPE: Final = "3+5"
-# In tables, by the beginning of a name; others stand last.
+# The order of processes in tables, by the prefix of a name. Other processes come last.
 ORDER: Final = ("kafka", "redis", "gateway", "prefill", "decode", "planner", "metrics", "launcher")
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     slope: float | None
-    """None if no line is determined."""
+    """The slope; None if the points determine no line."""
     error: float | None
-    """Standard error of the slope; None if only two points determine it."""
+    """The standard error of the slope; None if only two points determine it."""
 
 
 def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Fit:
@@ -44,34 +44,34 @@ def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Fit:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """The figures of one minute of a phase. CPU is in points: hundredths of a core."""
+    """The figures of one minute of a phase. CPU is in points, which are hundredths of a core."""
 
     ended_s: float
-    """The seconds from the beginning of the phase."""
+    """The seconds from the start of the phase to the end of the minute."""
     cpu_points: Mapping[str, float]
     rss_mb: Mapping[str, float]
     restarted: Sequence[str]
     bench_points: float
-    """CPU of this bench, its load and its reader of the stream included."""
+    """The CPU of this bench, including its load and its reader of the stream."""
     elsewhere_points: float
-    """CPU of all other processes on this machine."""
+    """The CPU of all other processes on this machine."""
     coverage: float
-    """Read when the phase is over: what is missing then was lost, not late."""
+    """The coverage read after the phase. Anything missing then was lost rather than late."""
     coverage_soon: float
-    """The coverage of the minute, read some seconds after its end."""
+    """The coverage read some seconds after the minute's end."""
     fresh_p50_s: float
     fresh_p99_s: float
     stalest_p99_s: float
-    """The age of the data of the worker that is furthest behind."""
+    """The age of the data of the worker that is furthest behind, at p99."""
     alerts: Sequence[str]
-    """Id and reason of alerts that began to fire."""
+    """The id and reason of each alert that started to fire."""
     answers: int = 0
     answer_p50_s: float | None = None
     answer_p99_s: float | None = None
     failures: Mapping[str, int] = field(default_factory=dict)
     not_sent: int = 0
     control_points: float = 0.0
-    """CPU of a process that does the same in every minute: its growth is the machine's."""
+    """The CPU of a process that does the same in every minute. Its growth is due to the machine."""
 
     @property
     def sum_points(self) -> float:
@@ -90,19 +90,19 @@ class Phase:
 
     @property
     def counted(self) -> Sequence[Minute]:
-        """Return all minutes but the first, in which processes start."""
+        """All minutes but the first, in which processes start."""
         return self.minutes[1:]
 
     def mean_points(self) -> float | None:
-        """Return the mean of the suite's CPU use in hundredths of a core, over the counted minutes."""
+        """Return the suite's mean CPU in points over the counted minutes; None without any."""
         return _mean([minute.sum_points for minute in self.counted])
 
     def growth(self) -> Fit:
-        """Return the suite's growth in points an hour."""
+        """Return the growth of the suite's CPU in points an hour."""
         return _growth(self.counted, [minute.sum_points for minute in self.counted])
 
     def growth_beside_control(self) -> Fit:
-        """Return the growth at the machine's mean speed: each minute's points over those of the control."""
+        """Return the growth at the machine's mean speed. Each minute's points are divided by those of the control."""
         mean = _mean([minute.control_points for minute in self.counted])
         if not mean or not all(minute.control_points for minute in self.counted):
             return Fit(None, None)
@@ -115,7 +115,7 @@ class Row:
     first_points: float
     last_points: float
     mean_points: float | None
-    """Mean points; mean and growth leave the first minute out."""
+    """The mean points. The mean and the growth exclude the first minute."""
     growth_points_per_hour: float | None
     growth_error: float | None
     first_rss_mb: float
@@ -134,7 +134,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """Return a line of text, which marks a value so close to its bound that chance may have decided."""
+        """A line of text. It marks a value so close to its bound that chance may have decided."""
         if self.met is None or self.value is None:
             return f"not measured: {self.shape} {self.phase}: {self.aim}"
         text = f"{'met' if self.met else 'not met'}: {self.shape} {self.phase}: {self.aim}: {self.value:.2f}"
@@ -145,7 +145,7 @@ class Verdict:
 
 
 def rows(phase: Phase) -> list[Row]:
-    """Return a row for each process, then their sum."""
+    """Return a row for each process, then a row with their sum."""
     if not phase.minutes:
         return []
     names = sorted({name for minute in phase.minutes for name in minute.cpu_points}, key=_place)
@@ -219,7 +219,7 @@ def process_table(phase: Phase) -> Table:
 
 
 def summary(phase: Phase) -> str:
-    """Return the figures that are not by process, in one line."""
+    """Return a line with the figures that do not belong to a process."""
     minutes = phase.minutes
     restarted = [name for minute in minutes for name in minute.restarted]
     failures: Counter[str] = sum((Counter(minute.failures) for minute in minutes), Counter())
@@ -245,7 +245,7 @@ def summary(phase: Phase) -> str:
 
 
 def as_json(phases: Sequence[Phase]) -> dict[str, Any]:
-    """Return every figure of tables and progress, and the verdicts."""
+    """Return every figure of tables and progress lines, and the verdicts."""
     found = [
         {
             **asdict(phase),
@@ -294,7 +294,7 @@ def _figure(value: float | None) -> str:
 
 
 def _alerts(minutes: Sequence[Minute]) -> str:
-    """Count how often each kind began to fire; ids and reasons are in the JSON."""
+    """Return the number of times that each kind of alert started to fire. The JSON has ids and reasons."""
     return _counts(Counter(alert.partition("{")[0] for minute in minutes for alert in minute.alerts))
 
 

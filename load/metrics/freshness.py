@@ -1,4 +1,4 @@
-"""Readers of a stream of occupancy, which follow it as a page does and time when the end of every step is shown."""
+"""Readers that follow the stream of occupancy as a page does, and time when the end of each step is shown."""
 
 import json
 import math
@@ -14,24 +14,25 @@ from numpy.typing import NDArray
 from load.metrics.synthetic_fleet import synthetic_fleet
 
 WARM_UP_S: Final = 4.0
-# Windows are revised for no longer.
+# Windows older than this are no longer revised.
 KEPT_MS: Final = 2_000
 
 
 class Reader:
-    """Milliseconds from the end of a step until the message that shows it has been read."""
+    """A reader that measures the milliseconds from the end of a step until the message that shows it has been read."""
 
     def __init__(self, gpus: int) -> None:
         self._ends_ns = {worker.id: worker.step_ends_ns for worker in synthetic_fleet(gpus)}
         self._step_ends_ns: NDArray[np.int64] = np.zeros((0, 0), np.int64)
-        """[workers, steps], by place in the stream: when steps end in each window; 0 where a worker has fewer."""
+        """[workers, steps]: the ends of steps in each window, by the worker's place in the stream; 0 for missing steps.
+        """
         self._covered: dict[int, NDArray[np.int64]] = {}
-        """Nanoseconds covered of each worker, by the start of a window."""
+        """The covered nanoseconds of each worker, by the start of the window."""
         self.freshness_ms: list[float] = []
         self.sizes: list[int] = []
 
     def take(self, event: str, data: str, now_ms: float) -> None:
-        """Take a message that was read at `now_ms`."""
+        """Process a message that was read at `now_ms`."""
         value = json.loads(data)
         if event == "members":
             self._members([worker["id"] for worker in value["workers"]])
@@ -50,8 +51,8 @@ class Reader:
         self._covered.clear()
 
     def _window(self, start_ms: int, places: list[int] | None, covered: NDArray[np.int64], now_ms: float) -> None:
-        # Each worker's steps end at the same places in each window: a step is shown once the window is covered up
-        # to there.
+        # Each worker's steps end at the same offsets in each window. A step is shown once the window is covered up to
+        # its end.
         known = self._covered.setdefault(start_ms, np.zeros(len(self._step_ends_ns), np.int64))
         at = np.arange(len(known)) if places is None else np.array(places, np.int64)
         ends = self._step_ends_ns[at]
@@ -65,12 +66,12 @@ class Reader:
 
 
 class Ages:
-    """The age of the data on a page, measured from the last moment that each worker's telemetry covers."""
+    """The age of the data on a page, measured from the end of the time that each worker's telemetry covers."""
 
     def __init__(self) -> None:
         self._ids: list[str] = []
         self._shown_ms: dict[str, float] = {}
-        """The last covered moment of each worker. One that is gone stays, and its data grows old."""
+        """The end of the covered time of each worker. A worker that has left remains, and its data ages."""
 
     def take(self, event: str, data: str) -> None:
         value = json.loads(data)
@@ -85,23 +86,22 @@ class Ages:
 
     @property
     def workers(self) -> int:
-        """Return the number of workers of which something has been shown."""
+        """The number of workers with data on the page."""
         return len(self._shown_ms)
 
     def newest_s(self, now_ms: float) -> float:
-        """Return the seconds since the newest moment shown of any worker; NaN before the first."""
+        """Return the age of the newest data of any worker; NaN before the first data."""
         return (now_ms - max(self._shown_ms.values(), default=math.nan)) / 1e3
 
     def stalest_s(self, now_ms: float) -> float:
-        """Return the seconds since the newest moment shown of the worker that is furthest behind; NaN before the
-        first.
-        """
+        """Return the age of the newest data of the worker that is furthest behind; NaN before the first data."""
         return (now_ms - min(self._shown_ms.values(), default=math.nan)) / 1e3
 
 
 async def messages(url: str) -> AsyncGenerator[tuple[str, str, float], None]:
-    """Yield event, data and Unix ms of arrival of each message of a stream, until it ends. Raise httpx.HTTPError on
-    failure.
+    """Yield (event, data, Unix ms of arrival) of each message of a stream, until the stream ends.
+
+    Raise httpx.HTTPError on failure.
     """
     async with httpx.AsyncClient(timeout=30) as http, http.stream("GET", f"{url}/v1/occupancy/stream") as answer:
         event, rest = "", b""
@@ -116,7 +116,7 @@ async def messages(url: str) -> AsyncGenerator[tuple[str, str, float], None]:
 
 
 async def follow(url: str, reader: Reader, seconds: float) -> None:
-    """Read the stream for `seconds` after a warm-up that does not count."""
+    """Read the stream for `seconds` after an uncounted warm-up."""
     began_s, warm = time.monotonic(), False
     async with aclosing(messages(url)) as coming:
         async for event, data, now_ms in coming:

@@ -1,8 +1,8 @@
-"""A moving picture for README and front page: the page while a flood of long prompts comes and one command ends it.
+"""Make a moving picture for README and front page: the page during a flood of long prompts that one command ends.
 
-`make moving-picture` writes docs/images/page-flood.gif from a suite of simulated GPUs, and page-flood.png, its frame
-before the command. With `--frames FOLDER` it also writes each frame as a PNG. The planner only advises here: the
-command under the first line is run as `fulcrum advice --apply`.
+`make moving-picture` writes docs/images/page-flood.gif from a suite of simulated GPUs, and page-flood.png, its last
+frame before the command. With `--frames FOLDER` it also writes each frame as a PNG. The planner only advises here. The
+command below the verdict is run as `fulcrum advice --apply`.
 """
 
 import argparse
@@ -30,7 +30,8 @@ from load.lab.fidelity import BYTES
 from load.metrics.screenshots import keep
 from load.setup import bench_suite
 
-# A large model on slow GPUs has long steps and few requests a second, so that suite and browser get by with two cores.
+# A large model on slow GPUs has long steps and few requests a second, so that two cores are enough for suite and
+# browser.
 SPEEDUP: Final = "0.4"
 WORKERS: Final = (
     "--engine", "sim", "--sim-profile", "llama3.1-70b-h100-tp4-aic",
@@ -45,7 +46,7 @@ MOST_BYTES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Clients that send the next request as soon as they are answered, each of the given prompt and output tokens."""
+    """Clients that send their next request as soon as they have an answer. All requests have the given lengths."""
 
     count: int
     prompt_tokens: int
@@ -57,9 +58,9 @@ FLOOD: Final = Clients(10, 7_000, 8)
 EVERY_S: Final = 1.0
 SHOWN_MS: Final = 400
 LAST_SHOWN_MS: Final = 3_000
-"""The time for which the last frame stands before the picture begins again."""
+"""The time for which the last frame is shown before the picture starts again."""
 WARM_S, FLOOD_AT_S, COMMAND_AT_S, CALM_AT_S, END_S = 30.0, 3.0, 7.0, 16.0, 26.0
-"""The duration of the quiet load before the first frame, and moments after it."""
+"""The duration of the quiet load before the first frame, and times after the first frame."""
 
 
 @asynccontextmanager
@@ -67,7 +68,7 @@ async def load(url: str, clients: Clients) -> AsyncIterator[None]:
     async def client(http: httpx.AsyncClient, number: int) -> None:
         chance = Random(number)
         while True:
-            # Token ids cost the gateway no tokenising, and random ones are never found cached.
+            # The gateway need not tokenise ids, and random ones are never cached.
             prompt = [chance.randrange(BYTES) for _ in range(clients.prompt_tokens)]
             body = {"model": "sim", "prompt": prompt, "max_tokens": clients.output_tokens, "ignore_eos": True}
             answer = await http.post(f"{url}/v1/completions", json=body)
@@ -90,14 +91,14 @@ async def frames_of(page: Page, until_s: float) -> list[bytes]:
 
 
 def yield_to_suite() -> None:
-    """Lower the browser's priority: it draws on the CPU, and workers that wait for a core become the verdict."""
+    """Lower the browser's priority. It draws on the CPU, and workers that wait for a core would change the verdict."""
     for process in psutil.Process().children(recursive=True):
         if any(name in process.name() for name in PROGRAMS):
             process.nice(BROWSER_NICENESS)
 
 
 def apply_advice(suite: RunningSuite) -> None:
-    """Run `fulcrum advice --apply` and confirm it."""
+    """Run `fulcrum advice --apply`, and confirm it."""
     command = [sys.executable, "-m", "libs.cli.main", "advice", "--apply"]
     done = subprocess.run(command, env=suite.env, input="y\n", capture_output=True, text=True, timeout=60, check=False)
     print(done.stdout, end="", file=sys.stderr)
@@ -106,7 +107,7 @@ def apply_advice(suite: RunningSuite) -> None:
 
 
 async def film(suite: RunningSuite) -> tuple[list[bytes], bytes]:
-    """Return every frame, and the last one before the command."""
+    """Return all frames, and the last one before the command."""
     async with load(suite.gateway, QUIET), browser() as running:
         page = await running.new_page(viewport=VIEW, color_scheme="light")
         errors = listen_for_errors(page)
@@ -128,7 +129,7 @@ async def film(suite: RunningSuite) -> tuple[list[bytes], bytes]:
 
 
 def write(taken: list[bytes], file: Path) -> None:
-    """Write frames in one palette, so that only what changed from frame to frame takes room."""
+    """Write frames with one palette, so that the file contains only changes between frames."""
     pictures = [Image.open(io.BytesIO(each)).convert("RGB") for each in taken]
     drawn = pictures[:: len(pictures) // PALETTE_FRAMES]
     sheet = Image.new("RGB", (VIEW["width"], VIEW["height"] * len(drawn)))

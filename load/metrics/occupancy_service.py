@@ -1,9 +1,8 @@
-"""The metrics service's own parts in a process of their own, fed with records as its bus client hands them over.
+"""The metrics service's own parts in a separate process that gets the records which the bus client would deliver.
 
-`python -m load.metrics.occupancy_service GPUS` prints its address, serves until its stdin ends, then prints its
-usage as JSON. Values arrive serialised, so that decoding them is part of the cost; fetching from the broker is not.
-With `--instances N --number I --sockets FOLDER` it is one of several that share the fleet and exchange windows by
-sockets.
+`python -m load.metrics.occupancy_service GPUS` prints its address, serves until its stdin ends, then prints its usage
+as JSON. Values arrive serialised, so that the cost includes decoding but no access to a broker. With `--instances N
+--number I --sockets FOLDER` it is one of several instances that share the fleet and exchange windows by sockets.
 """
 
 import argparse
@@ -56,15 +55,16 @@ DECODE: Final = 2
 
 
 def fill(state: MetricsState, worker_ids: Sequence[str], now_ns: int) -> None:
-    """Fill a state to all of its bounds up to `now_ns`, as two days with a fleet would: windows of all tiers, steps
-    with their work, requests.
+    """Fill a state to all of its bounds up to `now_ns`, as after two days with a fleet.
+
+    It then has windows of all tiers, steps with their work, and requests.
     """
     _fill_windows(state, worker_ids, now_ns)
     steps = min(MAX_STEPS, MAX_FLEET_STEPS // len(worker_ids))
     for worker_id in worker_ids:
         busy = _busy(worker_id, steps, now_ns - MS_NS)
         state.fleet.add(busy, now_ns)
-        # The state of a worker holds its newest batch, and no real batch is as large as this one.
+        # A worker's state includes its newest batch. No real batch is as large as the one that filled it.
         newest = StepBatch(worker_id=worker_id, sequence=2, node=busy.node, gpus=busy.gpus, engine=busy.engine)
         newest.covered_from_unix_ns, newest.covered_to_unix_ns = busy.covered_to_unix_ns, now_ns
         state.fleet.add(newest, now_ns)
@@ -116,14 +116,17 @@ PEERS_S: Final = 10.0
 
 
 class Intake:
-    """The serialised messages that arrive, each after its length."""
+    """The reader of serialised messages, each of which follows its length."""
 
     def __init__(self, state: MetricsState, clock: SystemClock) -> None:
         self._state = state
         self._clock = clock
 
     async def take_forever(self, source: asyncio.StreamReader, topic: Topic) -> None:
-        """Enter messages, all that have arrived at a time as a consumer does, until cancelled or the source ends."""
+        """Process messages until cancelled or the source ends.
+
+        All messages that have arrived are taken at once, as by a consumer.
+        """
         rest = b""
         while piece := await source.read(PIECE_BYTES):
             rest, at = rest + piece, 0
@@ -139,7 +142,7 @@ class Intake:
 
 
 class Peers:
-    """Connections to the other instances: reads from each of them, and writes to all."""
+    """The connections to the other instances. It reads from each of them and writes to all."""
 
     def __init__(self, folder: Path, number: int, instances: int) -> None:
         self._path = folder / str(number)
@@ -153,7 +156,7 @@ class Peers:
             writer.write(len(value).to_bytes(LENGTH_BYTES, "little") + value)
 
     async def connect(self, intake: Intake, tasks: TaskOwner) -> None:
-        """Wait until both directions to every other instance are up."""
+        """Wait until both directions to every other instance are connected."""
         self._server = await asyncio.start_unix_server(lambda _, writer: self._writers.append(writer), self._path)
         for other in self._others:
             await until(other.exists, timeout_s=PEERS_S)

@@ -1,8 +1,7 @@
-"""Pictures for the documentation: the page over a simulated suite under load, a worker's steps, a fleet, and `fulcrum
-top`.
+"""Take the pictures for the documentation: the page over a simulated suite, a worker's steps, a fleet, `fulcrum top`.
 
-`make screenshots` writes docs/images/*.png, with few colours so that they stay small. The page is taken light,
-dark, wide and on a phone; the fleet is of 1,000 synthetic GPUs.
+`make screenshots` writes docs/images/*.png with few colours, so that the files are small. The page is taken in light
+and dark colours, wide, and on a phone. The fleet has 1,000 synthetic GPUs.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from load.setup import bench_suite
 
 WORKERS: Final = ("--engine", "sim", "--prefill", "3", "--decode", "4", "--mixed", "1")
 LAPTOP: Final[ViewportSize] = {"width": 1280, "height": 800}
-# Name, size, colours, and the rest of the address.
+# (name, size, colours, rest of the address)
 Picture = tuple[str, ViewportSize, Literal["light", "dark"], str]
 PICTURES: Final[tuple[Picture, ...]] = (
     ("page-light", WIDE, "light", ""),
@@ -50,24 +49,24 @@ MODELS: Final = ("chat-8b", "coder-34b", "night-70b")
 POOL: Final = ("--engine", "sim", "--pool", "2", *(word for model in MODELS for word in ("--model", model)))
 HISTORY_DAYS, BIN_S = 6, 900.0
 FLEET_GPUS: Final = 1_000
-# Columns and lines.
+# (columns, lines)
 TERMINAL: Final = (120, 30)
 COLORS: Final = 128
 CLIENTS: Final = 4
-# Nearly a whole range of 30 s.
+# Nearly the whole range of 30 s.
 LOADED_S: Final = 25.0
 SETTLED_MS: Final = 3_000.0
 
 
 @asynccontextmanager
 async def waves(url: str) -> AsyncIterator[None]:
-    """Run clients whose prompts grow and shrink by the seconds, while the context is open."""
+    """Run clients while the context is open. Their prompts grow and shrink over the seconds."""
 
     async def client(http: httpx.AsyncClient, _number: int) -> None:
         while True:
             words = 100 + int(900 * abs(math.sin(time.monotonic() / 7)))
             body = {"model": "sim", "prompt": "word " * words, "max_tokens": 60, "ignore_eos": True}
-            body["prompt"] = f"{time.monotonic_ns()} {body['prompt']}"  # nothing is found cached
+            body["prompt"] = f"{time.monotonic_ns()} {body['prompt']}"  # so that nothing is cached
             await http.post(f"{url}/v1/completions", json=body)
 
     async with running_clients(CLIENTS, client):
@@ -75,7 +74,7 @@ async def waves(url: str) -> AsyncIterator[None]:
 
 
 async def take(running: Browser, url: str, folder: Path, pictures: Sequence[Picture]) -> None:
-    """Take every picture; raise if a page logs an error."""
+    """Take every picture. Raise an error if a page logs one."""
     for name, viewport, scheme, path in pictures:
         page = await running.new_page(viewport=viewport, color_scheme=scheme)
         errors = listen_for_errors(page)
@@ -115,7 +114,7 @@ async def run(suite: RunningSuite, folder: Path) -> None:
 
 
 def made_history() -> dict[str, Any]:
-    """Return six days that end now, with a peak in the afternoon and prompts twice as long in the last two."""
+    """Return six days that end now, with a peak in the afternoon, and prompts twice as long in the last two days."""
     bins = round(HISTORY_DAYS * 86_400 / BIN_S)
     start_s = time.time() // BIN_S * BIN_S - bins * BIN_S
     chance, requests, prompts = Random(1), [], []
@@ -170,9 +169,9 @@ def main() -> None:
 
 
 def views(folder: Path) -> None:
-    """Take pictures of the views beside the live one."""
+    """Take pictures of the views other than the live one."""
     with (
-        held_port() as port,  # the page needs a planner whose port is known
+        held_port() as port,  # the page needs a planner with a known port
         bench_suite(*POOL, "--gateway-port", str(port), env={"FULCRUM_PLANNER_MODE": "auto"}) as suite,
     ):
         asyncio.run(run_views(suite, folder))

@@ -1,4 +1,4 @@
-"""Step telemetry of many synthetic GPUs: a batch each, ten times a second, at phases of their own."""
+"""The step telemetry of many synthetic GPUs, which send a batch ten times a second at different phases."""
 
 import argparse
 import contextlib
@@ -15,14 +15,14 @@ from libs.contracts.step_row import StepRow, step_columns
 
 PERIOD_NS: Final = 100_000_000
 WORKERS_PER_NODE: Final = 8
-# From when a batch is sent until it arrives: Kafka takes some milliseconds, the embedded broker, which is polled
-# every 40 ms, up to 45.
+# The time from sending a batch to its arrival. Kafka takes some milliseconds. The embedded broker, which is polled
+# every 40 ms, takes up to 45.
 ARRIVAL_NS: Final = 30_000_000
-# Batches that are due within it are sent together.
+# Batches that are due within this time are sent together.
 SLICE_NS: Final = 5_000_000
 DECODE_STEP_NS: Final = 20_000_000
 PREFILL_STEP_NS: Final = 50_000_000
-# Workers on Linux report it with every batch.
+# Workers on Linux report a delay with every batch.
 SCHED_DELAY_NS: Final = 100_000
 PREFILL_SHARE: Final = 0.3
 _STEP_TIME: Final = StepTime(
@@ -36,13 +36,15 @@ _COMPUTE: Final = Compute(
 
 
 class SyntheticWorker:
-    """One worker of one GPU. Its message is built once and afterwards only gets new times, so that the generator costs
-    little.
+    """A worker with one GPU.
+
+    Its message is built once and then only gets new times, so that generating it costs little.
     """
 
     def __init__(self, number: int, *, prefill: bool, busy: float, phase_ns: int, running: float) -> None:
-        """Send a batch `phase_ns` into each 100 ms. By then a step has run for `running` of its time, so that the batch
-        covers the time before it.
+        """Create a worker that sends a batch `phase_ns` into each 100 ms.
+
+        A step has then run for the fraction `running` of its time, and the batch covers the time before this step.
         """
         self.phase_ns = phase_ns
         role, budget = role_from_name("prefill" if prefill else "decode")
@@ -50,7 +52,7 @@ class SyntheticWorker:
         self._held_ns = int(running * step_ns)
         ends_ns = range(phase_ns - self._held_ns, phase_ns - self._held_ns - PERIOD_NS, -step_ns)
         self.step_ends_ns = sorted(end_ns % PERIOD_NS or PERIOD_NS for end_ns in ends_ns)
-        """Ends of steps within each 100 ms, (0, `PERIOD_NS`]."""
+        """The ends of steps in each 100 ms, in (0, `PERIOD_NS`]."""
         step = StepRow(
             1, prefill_tokens=1024 * prefill, prefill_sequences=int(prefill), prefill_context_tokens=1024 * prefill,
             decode_sequences=0 if prefill else 16, decode_kv_tokens=0 if prefill else 16_000,
@@ -71,7 +73,7 @@ class SyntheticWorker:
         return self._batch.worker_id
 
     def batch(self, sent_ns: int) -> bytes:
-        """Return the batch sent at that moment, serialised: 100 ms that end with the latest finished step."""
+        """Return the batch sent at `sent_ns`, serialised. It covers 100 ms that end with the latest finished step."""
         batch, end_ns = self._batch, sent_ns - self._held_ns
         batch.sequence += 1
         batch.covered_from_unix_ns, batch.covered_to_unix_ns = end_ns - PERIOD_NS, end_ns
@@ -81,7 +83,7 @@ class SyntheticWorker:
 
 
 def synthetic_fleet(gpus: int) -> list[SyntheticWorker]:
-    """Return `gpus` workers, sorted by the phase at which they send."""
+    """Return `gpus` workers, in the order of the phase at which they send."""
     chance = random.Random(1)
     workers = [
         SyntheticWorker(
@@ -97,8 +99,9 @@ def synthetic_fleet(gpus: int) -> list[SyntheticWorker]:
 
 
 def send_forever(gpus: int, number: int = 0, of: int = 1) -> None:
-    """Write a fleet's batches to stdout at their times of arrival, each after its length in 4 bytes. Of all workers
-    every `of`-th is written, from the `number`-th on.
+    """Write a fleet's batches to stdout at their times of arrival, each after its length in 4 bytes.
+
+    Of all workers every `of`-th is written, starting with the `number`-th.
     """
     fleet, out = synthetic_fleet(gpus)[number::of], sys.stdout.buffer
     start_ns = time.time_ns() // PERIOD_NS * PERIOD_NS

@@ -1,9 +1,9 @@
 """Play floods, faults and quiet hours in virtual time, and check what an operator is told (`make bench-operator`).
 
 Four times a second the bench reads `/v1/status`, which the page draws, the texts of `fulcrum status` and `fulcrum top`,
-the planner's figures, workers and recommendation, and the firing alerts. A scene is right when a verdict that it may
-have stands within three seconds of its cause, these voices agree, nothing is called calm while clients are late, a
-command changes no more than once in ten seconds unless its cause did, and only its alerts fire.
+the planner's figures, workers and recommendation, and the firing alerts. A scene is right if an expected verdict comes
+within three seconds of its cause, and if all these sources agree. No verdict may be calm while clients are late. A
+command may change at most once in ten seconds, unless its cause did, and only the scene's alerts may fire.
 """
 
 import argparse
@@ -37,33 +37,33 @@ from services.metrics.status.score import promise_score
 from services.planner.http.answers import planner_answer
 
 LAG_S: Final = 1.0
-"""The time for which voices may differ: planners repeat a recommendation once a second."""
+"""The time for which sources may differ, since planners repeat a recommendation once a second."""
 WIDE: Final = 120
 ROLES: Final = "fulcrum role "
-"""The start of commands that the verdict advises; an alert may name others of its own, such as `fulcrum doctor`."""
+"""The prefix of commands that the verdict advises. An alert may name a command of its own, such as `fulcrum doctor`."""
 SHOWN: Final = 0.05
 """The smallest difference between two pressures that are displayed as different figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One reading of all voices."""
+    """One reading of all sources."""
 
     at_s: float
     code: str
     sentence: str
     command: str
     pressures: tuple[float, float] | None
-    """The pressures of prompts and of decodes that the status shows."""
+    """The pressures of prompts and of decodes in the status; None if unknown."""
     planned: tuple[float, float] | None
-    """The same two as the planner shows them."""
+    """The planner's pressures of prompts and of decodes; None without a plan."""
     recommended: frozenset[str]
-    """Workers that the planner would have moved by an order of its own; empty for none."""
+    """The workers that the planner recommends to move; empty for none."""
     advised: frozenset[str]
     lives: tuple[tuple[str, str], ...]
     planner_lives: tuple[tuple[str, str], ...]
     alerts: tuple[tuple[str, str], ...]
-    """Name and command of each alert that fires."""
+    """The name and command of each firing alert."""
     roles: tuple[tuple[str, str], ...]
     unsaid: str
     """A required sentence or command that a text lacks; empty if none is missing."""
@@ -106,7 +106,7 @@ def _recommended(decisions: Reversible[Decision]) -> frozenset[str]:
 
 
 def _unsaid(answer: dict[str, Any]) -> str:
-    """Return what the terminal's texts leave out of the verdict."""
+    """Return the first part of the verdict that a text of the terminal lacks; empty if none is missing."""
     status, top = parse_status(answer), TopModel()
     top.status = status
     texts = ("\n".join(line.plain for line in lines(status)), top_verdict(top, WIDE).plain)
@@ -116,21 +116,21 @@ def _unsaid(answer: dict[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Judge:
-    """A count, look by look, of where voices differ and where green is not true."""
+    """A judge of readings, who finds sources that differ and verdicts that are falsely calm."""
 
     ttft_s: float
     differences: list[str] = field(default_factory=list)
-    """Each with its time, once for as long as it lasts."""
+    """The differences with their times, each once for as long as it lasts."""
     late_s: float = 0.0
     green_s: float = 0.0
-    """The seconds for which the verdict was calm although clients were late for longer than `LATE_S`."""
+    """The seconds for which the verdict was calm although clients had been late for longer than `LATE_S`."""
     green: str = ""
-    """The first moment that counts in `green_s`, with its sentence."""
+    """The first reading that counts in `green_s`, with its sentence."""
     _recent: deque[Look] = field(default_factory=deque)
     _differing: dict[str, float] = field(default_factory=dict)
-    """The time since which voices differ, by what differs; infinite once it was counted."""
+    """The time since which a source differs, by its name; infinite once it was reported."""
     unfounded: str = ""
-    """The first sentence that calls requests late more than `LATE_S` after the last moment at which they were."""
+    """The first sentence that calls requests late more than `LATE_S` after the last time at which they were."""
     _late_since_s: float | None = None
     _last_late_s: float = -math.inf
 
@@ -174,8 +174,9 @@ LATE_SHARE: Final = 0.05
 
 
 def late_share(requests: Sequence[ClientRequest], now_s: float, ttft_s: float) -> float:
-    """Return the share of requests over their TTFT target, among waiting ones and those answered in the last two
-    seconds.
+    """Return the share of late requests, among those that wait or got a first token in the last two seconds.
+
+    A request is late if it is over its TTFT target.
     """
     ages = [now_s - each.sent_s for each in requests if not each.first_s and not each.done]
     ages += [each.first_s - each.sent_s for each in requests if each.first_s > now_s - 2.0]
@@ -183,7 +184,7 @@ def late_share(requests: Sequence[ClientRequest], now_s: float, ttft_s: float) -
 
 
 def _between(planned: tuple[float, float], figures: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the planner's figures lie among the status's of the last second, of which a reader sees some."""
+    """Return whether the planner's figures lie within the range of the status's figures in the last second."""
     prompts, decodes = zip(*figures, strict=True)
     return all(
         min(seen) - SHOWN <= own <= max(seen) + SHOWN for own, seen in zip(planned, (prompts, decodes), strict=True)
@@ -208,12 +209,12 @@ def _shown(what: str, seen: Look) -> str:
 PERIOD_S: Final = 0.25
 WITHIN_S: Final = 3.0
 STANDS_S: Final = 2.0
-"""The time for which a command has been offered before it is run."""
+"""The time for which a command must have been offered before it is run."""
 CHANGE_S: Final = 10.0
 ALERT_BEYOND_S: Final = 5.0
 TOWARDS_PROMPTS: Final = ("decode", "mixed", "prefill")
 MODES: Final = ("followed", "ignored", "auto")
-"""Advisory and the first command is run, advisory and nobody does anything, or the planner acts."""
+"""The modes: the operator runs the first command, the operator does nothing, or the planner acts by itself."""
 
 
 @dataclass(slots=True)
@@ -224,7 +225,7 @@ class SceneResult:
     mode: str
     seed: int
     named_s: float | None = None
-    """The time from the cause until a wanted verdict; None if none came."""
+    """The time from the cause to an expected verdict; None if none came."""
     wrong: str = ""
     """The first verdict that neither the cause nor calm explains."""
     differences: list[str] = field(default_factory=list)
@@ -233,22 +234,22 @@ class SceneResult:
     green_s: float = 0.0
     green: str = ""
     command_changes: int = 0
-    """Changes of the command within ten seconds of the last although the cause stayed."""
+    """The number of commands that changed within ten seconds of the last change although the cause remained."""
     role_changes: int = 0
-    """Changes of a worker's role; lending a decode worker to prompts is one."""
+    """The number of role changes. Lending a decode worker to prompts is one."""
     back_and_forth: int = 0
-    """Role changes within ten seconds of a change of the same worker the other way."""
+    """The number of role changes that revert a change of the same worker within ten seconds."""
     alerts: dict[str, float] = field(default_factory=dict)
     """The time from the cause until each alert fired, by name."""
     false_alerts: list[str] = field(default_factory=list)
     late_alerts: list[str] = field(default_factory=list)
     mended: bool = False
-    """True if the planner acts and no verdict was calm while clients were late, so that no verdict is missing."""
+    """True if the planner acts and no verdict was calm while clients were late. A verdict is then not required."""
     promises: list[dict[str, Any]] = field(default_factory=list)
     looks: int = 0
     lasted_s: float = 0.0
     failed: int = 0
-    """The number of requests that failed; those of the scene "refused" all do."""
+    """The number of requests that failed, which in the scene "refused" are all."""
 
     @property
     def faults(self) -> list[str]:
@@ -271,7 +272,7 @@ class SceneResult:
 
 
 def run_scene(name: str, mode: str, seed: int) -> SceneResult:
-    """Play a scene on a suite of its own, whose device, roles and load the seed draws."""
+    """Play a scene on its own suite. The seed draws the suite's device, roles and load."""
     scene = next(each for each in SCENES if each.name == name)
     drawn = draw_suite(seed, little_kv=False)
     planted = Situations(drawn.device, seed * 1_000 + SCENES.index(scene)).of(scene.load)
@@ -320,7 +321,7 @@ class _Reader:
         self._follow(seen)
 
     def _follow(self, seen: Look) -> None:
-        """Run the first command that has been offered for a while, as an operator would."""
+        """Run the first command that was offered for `STANDS_S`, as an operator would."""
         if self._applied or not seen.command:
             self._offered_s = None
             return
@@ -340,7 +341,7 @@ class _Reader:
         cause_s = began_s if stage.cause_s is None else stage.cause_s
         named = [each.at_s for each in self._looks if each.code in scene.wanted and each.at_s >= cause_s]
         result.named_s = max(named[0] - cause_s, 0.0) if named else None
-        may = scene.wanted | scene.allowed | CALM | {CauseCode.LATE}  # which clients' own times bear out
+        may = scene.wanted | scene.allowed | CALM | {CauseCode.LATE}  # the clients' own times confirm LATE
         wrong = (f"{each.code}: {each.sentence}" for each in self._looks if each.code not in may)
         result.wrong = next(wrong, judge.unfounded)
         result.command_changes = _command_changes(self._looks)
@@ -351,7 +352,7 @@ class _Reader:
                     result.alerts.setdefault(name, round(each.at_s - cause_s, 2))
         if scene.is_calm:
             result.false_alerts = sorted(result.alerts)
-        if self._mode == "ignored":  # what is acted on needs no alert
+        if self._mode == "ignored":  # no alert is required if someone acts
             result.late_alerts = self._late_alerts(result)
         result.mended = self._mode == "auto" and not judge.green_s
         metrics = self._suite.cluster.processes[METRICS].metrics
@@ -372,7 +373,7 @@ class _Reader:
 
 
 def _command_changes(looks: Sequence[Look]) -> int:
-    """Return how often a command replaced another within `CHANGE_S` although the verdict's code was the same."""
+    """Return the number of commands that replaced another within `CHANGE_S` without a change of verdict or roles."""
     changes, last_s = 0, None
     for before, after in pairwise([each for each in looks if each.command]):
         if before.command == after.command:
@@ -384,10 +385,10 @@ def _command_changes(looks: Sequence[Look]) -> int:
 
 
 def _role_changes(looks: Sequence[Look]) -> tuple[int, int]:
-    """Return how often workers' roles changed, and how often within `CHANGE_S` of a change the other way.
+    """Return the number of role changes, and of those that revert a change of the same worker within `CHANGE_S`.
 
-    A decode worker that is lent to prompts and becomes a prefill worker a moment later goes the same way twice. The
-    role in which a worker starts again is no change.
+    A decode worker that is lent to prompts and then becomes a prefill worker moves twice in the same direction. The
+    role of a restarted worker is no change.
     """
     last: dict[str, tuple[float, bool]] = {}
     changes = count = 0

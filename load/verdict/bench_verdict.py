@@ -1,9 +1,9 @@
-"""`make bench-verdict`: planted situations on simulated GPUs in virtual time, and whether the verdict names them.
+"""`make bench-verdict`: plant situations on simulated GPUs in virtual time, and check whether the verdict names them.
 
-Roles, prompt and output lengths, rate and faults are drawn by seed, and the planner only advises. A trial is right when
-the first verdict that names anything is the planted one, within three seconds from when clients see its cause. Nothing
-else may be named until its end, and what was planted behind it must be named by then. Only an overload may be called
-prefill-bound until clients see both phases short. In a distractor, nothing may be named.
+Roles, prompt and output lengths, rate and faults are drawn by seed, and the planner only advises. A trial is right if
+the first verdict that names a cause names the planted one, within three seconds from when clients see the cause. No
+other cause may be named until the end of the trial, and a second planted cause must be named by then. Only an overload
+may be called prefill-bound until clients see a shortage in both phases. In a distractor, no cause may be named.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from load.verdict.virtual import LASTS_S, Outcome, run_lasting, run_trial
 
 
 def run_suite(names: Sequence[str], *, seed: int, little_kv: bool) -> list[Outcome]:
-    """Run a trial for each name on one drawn device, each on a suite of its own, and follow the advice at its end."""
+    """Run a trial for each name on one drawn device, each on its own suite, and follow the advice at its end."""
     found = []
     drawn = draw_suite(seed, little_kv=little_kv)
     for number, name in enumerate(names):
@@ -45,7 +45,7 @@ def _line(planted: Planted, outcome: Outcome) -> str:
 
 
 def _kept(outcomes: Sequence[Outcome], figure: str) -> str:
-    """Return "3 of 4": how many promises of a figure held."""
+    """Return the number of kept promises about a figure, such as "3 of 4"."""
     own = [each.kept for outcome in outcomes for each in outcome.followed if each.figure == figure]
     return f"{sum(own)} of {len(own)}"
 

@@ -17,12 +17,12 @@ AWAY_S: Final = 10.0
 REFUSED_PER_S: Final = 10.0
 STEADY_S: Final = 600.0
 ALERT_S: Final = 75.0
-"""The length of a scene whose alerts are timed: their conditions hold for half a minute before they fire."""
+"""The length of a scene whose alerts are timed. Their conditions must be true for half a minute before they fire."""
 
 
 @dataclass(slots=True)
 class Stage:
-    """A suite on which a scene is played; `cause_s` is when clients can first see its cause."""
+    """A suite on which a scene is played. `cause_s` is the time at which clients can first see its cause."""
 
     suite: VirtualSuite
     device: Device
@@ -42,7 +42,7 @@ class Stage:
         self.suite.play(list(arrivals(load, self.seed, seconds)))
 
     def keep(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run clients of a scene beside it until its end."""
+        """Run clients of a scene in a task that ends with the scene."""
         self._tasks.append(self.suite.cluster.loop.spawn(self.suite.client, work()))
 
     def end(self) -> None:
@@ -52,7 +52,7 @@ class Stage:
 
     @property
     def light(self) -> Load:
-        """Return a third of the scene's load."""
+        """A third of the scene's load."""
         return Load(self.load.isl, self.load.osl, self.load.rate / 3)
 
 
@@ -60,14 +60,14 @@ class Stage:
 class Scene:
     name: str
     load: str
-    """The situation of `Situations` whose roles and load are drawn."""
+    """The situation of `Situations` from which roles and load are drawn."""
     play: Callable[[Stage], Awaitable[None]]
     wanted: frozenset[str] = CALM
-    """The verdicts of which one must stand within three seconds of the cause."""
+    """The expected verdicts, of which one must come within three seconds of the cause."""
     allowed: frozenset[str] = CALM
-    """Further verdicts that may stand meanwhile, and the calm ones before and after."""
+    """Further verdicts that are allowed during the scene. Calm ones are always allowed before and after it."""
     alerts: frozenset[str] = frozenset()
-    """Alerts that must fire; others are false ones in a scene without a cause."""
+    """The alerts that must fire. In a scene without a cause, all others are false."""
 
     @property
     def is_calm(self) -> bool:
@@ -92,7 +92,7 @@ async def _steady(stage: Stage) -> None:
 
 
 async def _ramp(stage: Stage) -> None:
-    """Raise the load from a tenth of the drawn one to all of it, in ten steps."""
+    """Raise the load in ten steps from a tenth of the drawn load to all of it."""
     stage.caused()
     for tenth in range(1, 11):
         load = Load(stage.load.isl, stage.load.osl, stage.load.rate * tenth / 10)
@@ -106,7 +106,7 @@ async def _flood(stage: Stage) -> None:
 
 
 async def _callers(stage: Stage) -> None:
-    """Run callers, each of which sends its next request as soon as it is answered."""
+    """Run callers that send their next request as soon as they have an answer."""
 
     async def call() -> None:
         while True:
@@ -118,7 +118,7 @@ async def _callers(stage: Stage) -> None:
 
 
 async def _refused(stage: Stage) -> None:
-    """Send requests for a model that does not exist, and no others."""
+    """Send only requests for a model that does not exist."""
 
     async def ask() -> None:
         while True:
@@ -179,7 +179,7 @@ SCENES: Final = (
     Scene("steady", "busy", _steady),
     Scene("ramp", "busy", _ramp),
     Scene("batch beside people", "busy", _batch),
-    # Without a role change, this backlog outgrows every split of roles.
+    # Without a role change, this backlog would outgrow any split of roles.
     Scene(
         "prefill flood", "prefill_bound", _flood, frozenset({CauseCode.PREFILL_BOUND}),
         frozenset({CauseCode.TOO_SMALL}),

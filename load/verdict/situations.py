@@ -1,4 +1,4 @@
-"""Planted situations, drawn by seed: roles, requests, faults and devices, and the verdict that they must get."""
+"""Planted situations, drawn by seed: roles, requests, faults and devices, and the expected verdict."""
 
 import math
 import random
@@ -15,13 +15,13 @@ WORKERS: Final = 8
 CHUNK_TOKENS: Final = 512
 MAX_SEQUENCES: Final = 32
 TTFT_S: Final = 4.0
-# An imbalance asks for no more than this share of what the whole cluster can do in its best roles.
+# The share of the whole cluster's best capacity that an imbalance may require at most.
 FIT: Final = 0.85
 MOST_DRAWS: Final = 2_000
-# Bounds on what two cores carry beside the suite.
+# The upper bounds of the load that two cores can send beside the suite.
 MOST_RATE: Final = 22.0
 MOST_AT_ONCE: Final = 140
-# Share of the TTFT limit that prompts arriving at once may take of prefill workers.
+# The share of the TTFT limit that prompts arriving at once may take of prefill workers.
 MOST_PROMPTS: Final = 0.5
 
 
@@ -34,11 +34,11 @@ class Device:
 
     @property
     def engine(self) -> WorkerProfile:
-        """Return the worker as pressure is computed with."""
+        """The worker as the computation of pressure describes it."""
         return WorkerProfile(self.step_time, CHUNK_TOKENS, MAX_SEQUENCES, self.kv_tokens)
 
     def prompt_s(self, tokens: float) -> float:
-        """Return the seconds that one prompt takes one worker."""
+        """Return the seconds that a worker takes for one prompt."""
         return tokens / self.engine.speed_at(tokens) / 1e9
 
     def step_s(self, batch: float, context: float) -> float:
@@ -54,7 +54,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests: `at_once` at first, from then on `rate` a second."""
+    """A load of requests: `at_once` at the start, then `rate` a second."""
 
     isl: int
     osl: int
@@ -66,18 +66,18 @@ class Load:
 class Planted:
     name: str
     wanted: frozenset[str]
-    """Codes of which the verdict must be one; empty allows only balanced or idle."""
+    """The codes of which the verdict must have one; empty allows only balanced or idle."""
     behind: frozenset[str]
-    """Codes that must stand among the causes as well."""
+    """The codes that must be among the causes as well."""
     prefill: int
     before: Load | None
-    """A load that runs for some seconds before."""
+    """A load that runs for some seconds before; None for no load."""
     load: Load
     faults: Mapping[str, Any] = field(default_factory=dict)
-    """Faults of the first worker of a role, or of each: {"decode": {"slow": 3}}, {"every decode": {"link_s": 2}}."""
+    """The faults of the first worker of a role, or of all: {"decode": {"slow": 3}}, {"every decode": {"link_s": 2}}."""
     batch_lines: int = 0
     first: frozenset[str] = frozenset()
-    """Codes that may be named until clients see the cause."""
+    """The codes that may be named until clients see the cause."""
 
     @property
     def decode(self) -> int:
@@ -85,10 +85,10 @@ class Planted:
 
 
 def work_of(device: Device, load: Load, decode: int) -> Workload:
-    """Return the workload that a load amounts to in its steady state."""
+    """Return the workload of a load in its steady state."""
     context = load.isl + load.osl / 2
     batch = 0.0
-    for _ in range(50):  # sequences there are, by how long each stays, by how many there are
+    for _ in range(50):  # converges to the number of sequences, which depends on their stay and the other way round
         stay_s = load.osl * device.step_s(max(batch / decode, 0.01), context)
         batch = 0.5 * batch + 0.5 * min(load.rate * stay_s, 4.0 * MAX_SEQUENCES * decode)
     count = round(max(batch, load.at_once))
@@ -96,7 +96,7 @@ def work_of(device: Device, load: Load, decode: int) -> Workload:
 
 
 def presses(device: Device, load: Load, prefill: int) -> tuple[float, float, float, float]:
-    """Return the true pressures: (prefill, batch, KV, the least over all roles)."""
+    """Return the true pressures: (prefill, batch, KV, the minimum over all splits of roles)."""
     decode = WORKERS - prefill
     work = work_of(device, load, decode)
     context = load.isl + load.osl / 2
@@ -120,7 +120,7 @@ class Situations:
         self._random = random.Random(seed)
 
     def of(self, name: str) -> Planted:
-        """Draw a situation by one of `NAMES`."""
+        """Draw a situation by one of the names in `NAMES` or `KV_NAMES`."""
         make: Callable[[], Planted | None] = getattr(self, f"_{name}")
         return _draw(self._random, make)
 
@@ -132,7 +132,7 @@ class Situations:
         return Load(isl, out, pressure * prefill / self._device.prompt_s(isl))
 
     def _decode_load(self, decode: int, pressure: float, *, kv: bool, isl: tuple[int, int] = (60, 150)) -> Load:
-        """Draw a load of as many sequences as press this hard; each that ends is replaced."""
+        """Draw a load whose concurrent sequences have this pressure. A new sequence replaces each one that ends."""
         isl_drawn = self._random.randint(*((250, 400) if kv else isl))
         out = self._random.randint(150, 260)
         context, device = isl_drawn + out / 2, self._device
@@ -141,7 +141,7 @@ class Situations:
         return Load(isl_drawn, out, count / (out * device.step_s(count / decode, context)), count)
 
     def _calm(self, prefill: int) -> Load:
-        """Draw a load of a third of what either phase can do, or less."""
+        """Draw a load of about a third of the capacity of either phase, or less."""
         isl, out = self._lengths()
         for rate in (1.0, 0.8, 0.6, 0.4, 0.3, 0.2):
             load = Load(isl, out, rate)
@@ -176,7 +176,7 @@ class Situations:
         return self._decode_bound(kv=True)
 
     def _balanced(self, low: float, high: float) -> tuple[int, Load] | None:
-        """Draw a split and a load whose worse phase has a pressure in [low, high]; None if there is none."""
+        """Draw a split and a load whose worse phase has a pressure in [low, high]; None if the draw is outside."""
         prefill = self._random.randint(2, 6)
         isl, out = self._lengths((30, 120))
         rate = self._random.uniform(low, high) * prefill / self._device.prompt_s(isl)
@@ -190,7 +190,7 @@ class Situations:
             return None
         prefill, load = found
         decode = WORKERS - prefill
-        # Sequences come to one decode worker so often; its link takes longer than that for the KV of each.
+        # A decode worker gets a sequence in each such interval, and its slow link takes longer for the KV.
         if load.rate / decode < 0.4:
             return None
         each_s = decode / load.rate
@@ -223,7 +223,7 @@ class Situations:
         found = presses(self._device, load, prefill)
         if min(found[0], max(found[1:3])) < 1.2 or found[3] < 1.2:
             return None
-        # Prompts are short before decodes are, which have to be prefilled first.
+        # Prompts are short of capacity before decodes are, since each decode starts with a prompt.
         prompts = frozenset({"prefill_bound"})
         return Planted("too_small", frozenset({"too_small"}), frozenset(), prefill, None, load, first=prompts)
 
@@ -261,11 +261,14 @@ NAMES: Final = (
     "two_link_and_slow",
 )
 KV_NAMES: Final = ("decode_bound_kv", "busy", "decode_bound_kv", "slow_worker", "decode_bound_kv", "slow_link")
-"""Situations for devices with little KV memory."""
+"""The situations for devices with little KV memory."""
 
 
 def arrivals(load: Load, seed: int, seconds: float) -> Iterator[tuple[float, int, int]]:
-    """Yield (s, ISL, OSL) of each request: those at once within 0.2 s, then Poisson; lengths vary by a quarter."""
+    """Yield (time in seconds, ISL, OSL) of each request. Lengths vary by a quarter.
+
+    The requests at once arrive within 0.2 s, then a Poisson process follows.
+    """
     drawn = random.Random(seed)
 
     def length(mean: int) -> int:
@@ -278,11 +281,11 @@ def arrivals(load: Load, seed: int, seconds: float) -> Iterator[tuple[float, int
         yield at_s, length(load.isl), length(load.osl)
 
 
-# (name, factor of its speed, TPOT target in ms). Steps last a fifth of a second, so that a few requests a second
-# fill eight workers and what a busy machine adds to a step is little beside it.
+# (name, range of the speed factor, TPOT target in ms). Steps take a fifth of a second. A few requests a second then
+# fill eight workers, and delays of a busy machine are small compared with a step.
 PROFILES: Final = (("llama-70b-tp4-h100", (0.07, 0.09), 310.0), ("llama-8b-h100", (0.03, 0.04), 330.0))
 LITTLE_KV_TOKENS: Final = (3_400, 4_400)
-# With little KV many long prompts arrive at once, and are to be no shortage.
+# With little KV, many long prompts arrive at once, and must not count as a shortage.
 LITTLE_KV_TTFT_S: Final = 8.0
 MUCH_KV_TOKENS: Final = 60_000
 LINK_GBPS: Final = 400.0
@@ -291,13 +294,13 @@ BLOCK_TOKENS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class DrawnSuite:
-    """A drawn device, with the settings of workers and services that go with it."""
+    """A drawn device, with the matching settings of workers and services."""
 
     device: Device
     profile: str
     speedup: float
     kv_bytes: int
-    """KV bytes of one token."""
+    """The KV bytes of one token."""
     memory_mb: int
 
     def worker(self) -> dict[str, Any]:
@@ -323,12 +326,12 @@ class DrawnSuite:
         return {"tpot_target_ms": self.device.tpot_ns / 1e6}
 
     def link_gbps(self, isl: int, link_s: float) -> float:
-        """Return the speed of a link on which the KV of a prompt takes `link_s`."""
+        """Return the speed of a link that takes `link_s` for the KV of a prompt."""
         return isl * self.kv_bytes * 8 / link_s / 1e9 / self.speedup
 
 
 def draw_suite(seed: int, *, little_kv: bool) -> DrawnSuite:
-    """Draw one of `PROFILES` and its speed."""
+    """Draw one of `PROFILES`, and its speed."""
     drawn = random.Random(seed)
     name, (low, high), tpot_ms = drawn.choice(PROFILES)
     chosen, speedup = profile(name), drawn.uniform(low, high)

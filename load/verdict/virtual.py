@@ -1,7 +1,7 @@
-"""Trials in virtual time: gateway, workers, planner and metrics as they are, on a machine that is never late.
+"""Trials in virtual time: the real gateway, workers, planner and metrics service, on a machine that is never late.
 
-`run_trial` plants one situation, can follow the advice, and judges verdict and advice; `run_lasting` plays one load
-for minutes.
+`run_trial` plants one situation, can follow the advice, and judges verdict and advice. `run_lasting` plays one load for
+minutes.
 """
 
 import asyncio
@@ -30,20 +30,20 @@ from load.verdict.situations import WORKERS, Device, DrawnSuite, Planted, Situat
 from services.gateway.batch.run import BatchPorts
 
 WITHIN_S: Final = 3.0
-# A trial goes on for so long after its cause appeared: a wrong verdict later counts too.
+# The time for which a trial continues after its cause appeared, because a later wrong verdict counts too.
 AFTER_S: Final = 4.0
 DISTRACTED_S: Final = 14.0
-# A cause that is not present by then was not planted well: the trial reports it and counts as failed.
+# A cause that has not appeared by then was badly planted. The trial reports this and counts as failed.
 MOST_S: Final = 20.0
 LOOK_S: Final = 0.05
 CALM: Final = frozenset({"idle", "balanced", "unknown"})
-# A prefill worker's worth of waiting prompts that counts as a queue.
+# The seconds of waiting work per prefill worker that count as a queue.
 QUEUED_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class FollowedFigure:
-    """A promised range, and what came of it."""
+    """A promised range of a figure, and the figure's actual value."""
 
     figure: str
     least: float
@@ -62,25 +62,25 @@ class Outcome:
     wanted: Sequence[str]
     right: bool
     why: str
-    """The reason why it is wrong; empty where it is right."""
+    """The reason why the verdict is wrong; empty if it is right."""
     cause_s: float | None
     """The seconds from the first request or fault until clients saw the cause; None if they never did."""
     named_s: float | None
-    """The seconds from then until the right code was first reported; negative if it was earlier."""
+    """The seconds from `cause_s` until the right code was first reported; negative if it was reported earlier."""
     sentence: str
     seen: list[tuple[float, str]] = field(default_factory=list)
-    """Each change of the verdict: seconds, and the codes."""
+    """(seconds, codes) of each change of the verdict."""
     alerts: list[str] = field(default_factory=list)
     predicted: float | None = None
-    """The pressure that following the advice leaves, as the advice predicts it. None if there was no advice."""
+    """The pressure after the advice as the advice predicts it; None without advice."""
     left: float | None = None
-    """The pressure measured after the advice was followed."""
+    """The pressure measured after the advice was followed; None without advice."""
     followed: list[FollowedFigure] = field(default_factory=list)
-    """Further promises of the advice, each with its outcome as clients and status saw it."""
+    """Further promises of the advice, with the values that clients and status observed."""
 
     @property
     def off(self) -> float | None:
-        """Return the relative error of the prediction: measured over predicted, less 1."""
+        """The relative error of the prediction: measured over predicted, less 1; None without advice."""
         if self.predicted is None or self.left is None:
             return None
         return self.left / max(self.predicted, 1e-9) - 1
@@ -106,16 +106,16 @@ def is_there(device: Device, planted: Planted, requests: Iterable[ClientRequest]
 
 @dataclass(slots=True)
 class Reported:
-    """The answers of `/v1/status`, change by change."""
+    """The changes in the answers of `/v1/status`."""
 
     changes: list[tuple[float, str, frozenset[str], str]] = field(default_factory=list)
     pressures: list[tuple[float, float]] = field(default_factory=list)
-    """Pairs of a time and the greatest pressure."""
+    """(time, greatest pressure) of each answer."""
     waits_s: list[tuple[float, float]] = field(default_factory=list)
-    """Pairs of a time and the seconds of work that waited for each prefill worker."""
+    """(time, seconds of work that wait for each prefill worker) of each answer."""
 
     def take(self, status: dict[str, Any], at_s: float) -> None:
-        """Record one answer as of a moment."""
+        """Record the answer at a time."""
         verdict = status["verdict"]
         causes = frozenset(each["code"] for each in verdict["causes"])
         last = self.changes[-1] if self.changes else None
@@ -130,8 +130,9 @@ class Reported:
 
 
 def judged(planted: Planted, seed: int, reported: Reported, began_s: float, cause_s: float | None) -> Outcome:
-    """Judge a trial. Reported times are relative to `began_s`, as `cause_s` is; None means that the cause never
-    appeared.
+    """Return the outcome of a trial. `cause_s` is relative to `began_s`; None means that the cause never appeared.
+
+    The outcome's times are relative to `began_s` too, except `named_s`.
     """
     changes = [(at_s - began_s, code, causes, sentence) for at_s, code, causes, sentence in reported.changes]
     outcome = Outcome(planted.name, seed, sorted(planted.wanted), False, "", cause_s, None, "")
@@ -166,23 +167,23 @@ def judged(planted: Planted, seed: int, reported: Reported, began_s: float, caus
 
 POLL_S: Final = 0.1
 BEFORE_S: Final = 5.0
-# Length of a light load of both phases, from which workers learn their step times.
+# The length of a light load of both phases, from which workers learn their step times.
 WARM_S: Final = 8.0
 REST_S: Final = 40.0
 PLAYED_S: Final = 60.0
-# The seconds after advised moves at which the remaining pressure is measured. Sequences that were held decode once
-# their prompts are computed, which takes about a second.
+# The span in seconds after advised moves in which the remaining pressure is measured. Sequences that were held back
+# decode once their prompts are computed, which takes about a second.
 MOVED_S: Final = (1.0, 2.5)
-# The time limit for a backlog to end, the time in which later arrivals are counted, and the time limit of their first
+# The time limit for the backlog to end, the time in which later arrivals are sampled, and the time limit of their first
 # tokens.
 GONE_WITHIN_S: Final = 25.0
 ARRIVE_S: Final = 8.0
 ANSWER_S: Final = 4.0
-# Prompt and output tokens of a batch line.
+# The prompt and output tokens of a batch line.
 LINE: Final = (210, 40)
 LASTS_S: Final = {"busy": 600.0, "too_small": 120.0}
 OK, TOO_MANY = 200, 429
-# A planted situation is named by then, or never.
+# A planted situation that is not named by then counts as never named.
 NAMED_WITHIN_S: Final = 20.0
 ENDPOINT = "/v1/completions"
 SHARE_LINES = 256
@@ -191,7 +192,10 @@ WINDOW_NS = 24 * 3600 * 1_000_000_000
 
 
 class WaitingJob:
-    """A batch job without end: the work bus and the file store of a gateway, as far as its runner uses them."""
+    """A batch job without end.
+
+    It replaces the parts of a gateway's work bus and file store that the batch runner uses.
+    """
 
     def __init__(self, prompt_tokens: int, output_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens
@@ -212,7 +216,7 @@ class WaitingJob:
         yield Record(topic, "", Share(), 0, 0)
 
     async def work(self, topic: Topic, group: str, handle: Handle) -> None:
-        """Run lanes of shares; other topics have none."""
+        """Pass endless lanes of shares to `handle`. Other topics than shares have no lanes."""
         await self.begin.wait()
         async with asyncio.TaskGroup() as lanes:
             for number in range(LANES if topic is BATCH_SHARES else 0):
@@ -220,7 +224,7 @@ class WaitingJob:
             await asyncio.Event().wait()
 
     def share(self) -> Share:
-        """Return another share, in a file of its own."""
+        """Return another share, which has its own file."""
         number = next(self._numbers)
         return Share(
             share_id=f"share-{number}", job_id="batch_endless", number=number, input_file_id=f"file-{number}",
@@ -229,7 +233,7 @@ class WaitingJob:
         )  # fmt: skip
 
     async def read(self, file_id: str, first_byte: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """Yield the lines of a share, no two prompts alike."""
+        """Yield the lines of a share. No two prompts are equal."""
         for place in range(SHARE_LINES):
             prompt = f"{file_id} {place} ".ljust(self._prompt_tokens, "y")
             body = {"model": "sim", "prompt": prompt, "max_tokens": self._output_tokens, "ignore_eos": True}
@@ -256,7 +260,7 @@ class _Lane:
 def suite_of(
     drawn: DrawnSuite, planted: Planted, *, mode: str = "advisory", job: Any = None, **worker: Any
 ) -> SuiteSpec:
-    """Return the suite of a situation. `job` is a batch job of its gateway; `worker` are further settings."""
+    """Return the suite of a situation. `job` is a batch job of its gateway, and `worker` has further settings."""
     return SuiteSpec(
         roles=["prefill"] * planted.prefill + ["decode"] * planted.decode,
         worker=drawn.worker() | worker,
@@ -268,7 +272,7 @@ def suite_of(
 
 
 def run_trial(drawn: DrawnSuite, planted: Planted, seed: int, *, apply: bool = True) -> Outcome:
-    """Run one trial from a cluster at rest; with `apply` follow the advice at its end, if there is any."""
+    """Run one trial from a cluster at rest. With `apply`, follow the advice at its end, if there is any."""
     with tempfile.TemporaryDirectory() as folder:
         faults = Path(folder) / "faults.json"
         faults.write_text("{}")
@@ -288,10 +292,10 @@ async def see_latencies(
     waits_s: Sequence[tuple[float, float]],
     moved_s: float,
 ) -> list[FollowedFigure]:
-    """Wait until the backlog is gone, then for TTFT p95 of the requests that are sent next.
+    """Wait until the backlog is gone, then measure TTFT p95 of the requests that are sent next.
 
-    `waits_s` grows meanwhile by pairs of a time and the seconds of work that wait for each prefill worker. A promise
-    that reaches beyond the time watched is left out if it is still open.
+    In the meantime the caller appends to `waits_s` pairs of a time and the seconds of work that wait for each prefill
+    worker. A promise is left out if its range exceeds the observed time and the backlog remains.
     """
     found, in_hand_s = [], in_hand_ns(device.engine, 1) / 1e9
 
@@ -357,7 +361,7 @@ class _Trial:
         return outcome
 
     async def _until_caused(self, began_s: float) -> float | None:
-        """Wait until the cause has been there long enough; return the seconds from `began_s` until it was, or None."""
+        """Wait until the cause has been present for some seconds. Return the seconds from `began_s` to it, or None."""
         suite, planted = self._suite, self._planted
         if not planted.wanted:
             await asyncio.sleep(DISTRACTED_S)
@@ -374,7 +378,7 @@ class _Trial:
         return None
 
     async def _apply(self, outcome: Outcome, reported: Reported) -> None:
-        """Follow the advice, and record the pressure that it predicted and the one that it left."""
+        """Follow the advice, and record the predicted and the measured pressure after it."""
         action = self._suite.status()["verdict"]["action"]
         if action is None:
             return
@@ -409,14 +413,13 @@ class _Trial:
 
 @dataclass(slots=True)
 class LastingResult:
-    """The verdicts reported over one long load."""
+    """The verdicts during one long load."""
 
     name: str
     seed: int
     split: str
     said_s: dict[str, float] = field(default_factory=dict)
-    """The seconds that each verdict stood, counted from when the planted one was first named; in balance, from the
-    beginning.
+    """The seconds of each verdict, from the start in balance, else from the first planted verdict or `NAMED_WITHIN_S`.
     """
     changes: list[tuple[float, str]] = field(default_factory=list)
     alerts: list[str] = field(default_factory=list)
@@ -427,7 +430,7 @@ class LastingResult:
 
     @property
     def right_s(self) -> float:
-        """Return the seconds for which the verdict was right."""
+        """The seconds for which the verdict was right."""
         right = CALM if self.name == "busy" else frozenset({self.name})
         return sum(long_s for code, long_s in self.said_s.items() if code in right)
 
