@@ -33,7 +33,7 @@ class Parser(Protocol):
 
     @property
     def thinking(self) -> bool:
-        """Whether the next token belongs to the reasoning."""
+        """Return whether the next token belongs to the reasoning."""
         ...
 
     @property
@@ -176,7 +176,7 @@ class JsonCall:
 
     @property
     def ended(self) -> bool:
-        """Whether the object is complete or cannot be a call."""
+        """Return whether the object is complete or cannot be a call."""
         return self._state is _JsonState.ENDED
 
     def push(self, text: str) -> list[AnswerPart]:
