@@ -12,9 +12,9 @@ from libs.runtime.web import JsonRoute
 from services.planner.executor import OrderExecutor
 from services.planner.http.admin import Admin
 
-# Budget of role mixed if the request names none.
+# The budget of role mixed if the request specifies none.
 BUDGET_TOKENS = 256
-# The longest wait until every gateway holds the new role.
+# The maximum time to wait until every gateway knows the new role.
 WAIT_MS = 1_000
 MAX_REASON_CHARS = 200
 MAX_ACTOR_CHARS = 80
@@ -51,7 +51,7 @@ class RoleAnswer:
 
 
 class RolesApi:
-    """The route PUT /v1/workers/ID/role, an admin verb."""
+    """The route PUT /v1/workers/ID/role, an admin request."""
 
     def __init__(self, admin: Admin, executor: OrderExecutor) -> None:
         self._admin = admin
@@ -117,7 +117,10 @@ class RolesApi:
         )
 
     def _check_others(self, worker: Worker, wanted: Assignment) -> None:
-        """Raise Conflict if the move leaves a phase of the model without workers. Ranks of a group move together."""
+        """Raise Conflict if the change leaves a phase of the model without workers.
+
+        The ranks of a group change together.
+        """
         serving = [
             each
             for each in self._admin.state.view.roster.workers
