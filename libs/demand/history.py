@@ -84,9 +84,9 @@ def demand_history(
 def mean_outputs(counts: Ints) -> Floats:
     """Return the mean output length in the bins up to and including each bin, of shape [n].
 
-    Output lengths are assumed to be exponentially distributed. The mean is then the number of generated tokens divided
-    by the number of ended answers, with the tokens of unfinished answers included (censored data; Epstein and Sobel
-    1953).
+    Output lengths are assumed to be exponentially distributed. The mean is then the number of generated tokens, those
+    of unfinished answers included, divided by the number of ended answers. The data is censored; see Epstein and Sobel
+    1953.
     """
     sums = np.concatenate([np.zeros((1, FIELDS), np.int64), np.cumsum(counts, axis=0)])
     ends = np.arange(1, len(counts) + 1)
@@ -184,8 +184,9 @@ class Trend:
     what: What
     began_s: float
     before: float
-    """The level before the change: for the balance, prefill seconds divided by decode seconds; for a phase, GPU-seconds
-    per second.
+    """The level before the change.
+
+    It is prefill over decode seconds for the balance, and GPU-seconds per second for a phase.
     """
     after: float
     causes: tuple[ChangeCause, ...]

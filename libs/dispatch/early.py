@@ -13,9 +13,9 @@ from libs.policy.gateway.placement import Blocks
 def name_blocks(generation: Generation, prompt: Link | None, decode: Link) -> Blocks | None:
     """Return named blocks with which `decode` can start together with `prompt`, or None if it must start later.
 
-    If blocks are returned, news of the decode worker is held back from then on. Choices are excluded if their first
-    token needs logprobs, if they have images or are suspects, and if they are batch lines, which would occupy blocks
-    while later prompts pass.
+    If blocks are returned, news of the decode worker is held back from then on. Choices with images, suspects and
+    choices whose first token needs logprobs are excluded. Batch lines are too, because they would occupy blocks while
+    later prompts pass.
     """
     generation.early = None
     partner = decode.partner()

@@ -262,8 +262,9 @@ def light_baselines() -> list[Baseline]:
 
 
 # The first three are from statsforecast (Nixtla). Dynamo stands for ai-dynamo 1.6.1, planner/core/load/predictors.py
-# with its defaults: auto_arima is fitted once and then updated, and Prophet sees the last 50 intervals, each for
-# requests, prompt lengths and output lengths separately. Dynamo predicts one step, whereas these predict all horizons.
+# with its defaults. It fits auto_arima once and then updates it, and its Prophet sees the last 50 intervals. Both
+# predict requests, prompt lengths and output lengths separately. Dynamo predicts one step, whereas these predict all
+# horizons.
 
 
 PROPHET_WINDOW: Final = 50

@@ -124,8 +124,9 @@ class OrderExecutor:
     ) -> RoleMove:
         """Set a worker's assignment, and wait at most `wait_ms` until every gateway knows it.
 
-        The epoch of `wanted` must be one more than the worker's present epoch. Raise StaleRole if it is not, NoWorkers
-        if the worker does not answer, and StartupError if the token is missing or may not be sent to the worker.
+        The epoch of `wanted` must be one more than the worker's present epoch, otherwise raise StaleRole. Raise
+        NoWorkers if the worker does not answer. Raise StartupError if the token is missing or may not be sent to the
+        worker.
         """
         if not self._token:
             raise StartupError("changing workers needs the suite's token: set FULCRUM_TOKEN or FULCRUM_TOKEN_FILE")

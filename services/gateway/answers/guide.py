@@ -1,8 +1,9 @@
 """Grammars for answers that must match a JSON schema or call tools, after optional reasoning.
 
-The grammars use llguidance's Lark dialect (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). A
-separate process first checks whether a schema can be enforced, so that a check that takes too long can be killed. Its
-verdict is cached.
+The grammars use llguidance's Lark dialect, see https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
+
+A separate process first checks whether a schema can be enforced, because a check that takes too long must be killed.
+Its verdict is cached.
 """
 
 import asyncio
@@ -320,8 +321,8 @@ def _marked_calls(calls: type[MarkedCalls], write: _Writer, tools: Sequence[Tool
 
 
 def _form(shape: AnswerFormat, write: _Writer) -> _Form:
-    """Return three things: a function from a tool's name to the texts around its arguments, the text between two calls,
-    and the texts around all calls.
+    """Return a function from a tool's name to the texts around its arguments, the text between two calls, and the texts
+    around all calls.
 
     The text between calls is None if the format allows only one call.
     """

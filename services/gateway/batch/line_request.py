@@ -141,8 +141,8 @@ class ServedModels:
 
 # A high target, so that batch lines that are running delay interactive prompts as little as possible.
 TPOT_TARGET_MS = 1_000.0
-# A line fails if its model has had no workers for this long while other models had some, because lines of other jobs
-# wait behind it.
+# A line fails if its model has had no workers for this long while other models had some. Otherwise it would delay lines
+# of other jobs.
 AWAY_S = 120.0
 # The maximum number of times that a line is run after workers failed it.
 MAX_ATTEMPTS = 3

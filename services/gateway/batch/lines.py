@@ -306,8 +306,8 @@ def _id(job_id: str, place: int) -> str:
 
 # The bound on remembered jobs. A forgotten one is detected again.
 MAX_REFUSED = 1_000
-# After this many consecutive answers that are too large, a topic is treated as refusing all answers, because each of
-# them costs its lane a new producer.
+# After this many consecutive answers that are too large, a topic is treated as refusing all answers. Each refused
+# answer costs its lane a new producer.
 MAX_TOO_LARGE = 20
 
 

@@ -44,7 +44,7 @@ class Notes(Struct):
 
 
 class Details(Struct):
-    """The workers that served the first choice and their timings: an extension, sent for x-fulcrum-details: 1."""
+    """The workers and timings of the first choice. This extension is sent if the header x-fulcrum-details is 1."""
 
     prefill_worker: str
     decode_worker: str | None
