@@ -80,7 +80,7 @@ class Dispatcher:
     ) -> None:
         """Create the dispatcher.
 
-        The queue and decode places are shared by `tenants`; with None, all requests are treated alike.
+        With `tenants` of None, all requests are treated alike in the queue and decode places.
         """
         self.max_reroutes = bounds.max_reroutes
         self.suspects = suspects
@@ -136,9 +136,7 @@ class Dispatcher:
         return self._arrivals.queues(self._queue, self._links)
 
     def awaited(self) -> dict[str, WaitingAges]:
-        """Return, by model, how long interactive choices without a first token have waited, in the queue and at
-        workers.
-        """
+        """Return, by model, the waiting times of interactive choices without a first token, here and at workers."""
         return first_token_waits(self._live, self._clock.now_ns())
 
     def places_here(self) -> dict[str, ModelPlaces]:
@@ -166,9 +164,7 @@ class Dispatcher:
 
     @property
     def wants_keys(self) -> bool:
-        """Return whether callers should pass keys to `check_room` and `submit`, because some requests are or have been
-        refused.
-        """
+        """Return whether callers should pass keys to `check_room` and `submit`: some requests are or were refused."""
         return self._queue.wants_keys
 
     def check_room(self, count: int, key: bytes = b"", tenant: str | None = None) -> None:
@@ -185,10 +181,7 @@ class Dispatcher:
             self._queue.check_tenant(tenant, count, now_ns)
 
     def submit(self, generations: Sequence[Generation], key: bytes = b"") -> None:
-        """Enqueue all choices of one request, or none.
-
-        Raise PoisonRequest, or the errors of `check_room`.
-        """
+        """Enqueue all choices of one request, or none. Raise PoisonRequest, or the errors of `check_room`."""
         people = bool(generations) and not generations[0].batch
         self.check_room(len(generations), key, generations[0].context.tenant if people else None)
         self.suspects.admit(generations)
@@ -284,9 +277,7 @@ class Dispatcher:
                 views = []  # outdated, because the batch has used room
 
     def _make_room(self, contested: Mapping[str, Mapping[str, int]], free: Mapping[str, int], now_ns: int) -> None:
-        """Preempt running choices of tenants that exceed their share of a model's places, if other tenants' choices
-        wait.
-        """
+        """Preempt choices of tenants above their share of a model's places if other tenants' choices wait."""
         for model, waiting in contested.items():
             for generation in self.places.giving_way(model, waiting, free.get(model, 0), now_ns):
                 self._carry_out(
@@ -386,10 +377,7 @@ class Dispatcher:
         self._carry_out(generation, placement.finished(attempt, self, well=True, complete=False), ApiFinishReason.STOP)
 
     def _learn(self, generation: Generation, worker: WorkerKey) -> None:
-        """Compare the time of a first token with its prediction.
-
-        The result adjusts later predictions for model and worker.
-        """
+        """Compare the time of a first token with its prediction, to adjust later predictions for model and worker."""
         self._experience.first_token(generation)
         timeline, link = generation.timeline, self._links.link(worker)
         if link is not None:

@@ -1,8 +1,8 @@
 """The tool call formats of model families. Each parser reads from the opening marker to the end of the calls. Pure.
 
 The formats are those of the models' chat templates. Arguments are JSON in the formats of Hermes 2 Pro, Qwen 2.5 and 3,
-Llama 3.1 to 3.3, and Mistral since version 3 of its tokenizer. They are also JSON in those of DeepSeek V3, R1 and V3.1,
-and Kimi K2.
+Llama 3.1 to 3.3, and Mistral (tokenizer 3 and later). They are also JSON in those of DeepSeek V3, R1 and V3.1, and Kimi
+K2.
 
 Qwen3-Coder, GLM 4.5 and 4.6, MiniMax M2 and Seed-OSS write each argument between marks. The tool's schema then decides
 whether a value is a number or a string.

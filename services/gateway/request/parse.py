@@ -46,10 +46,7 @@ class Defaults:
     ttft_deadline_ms: float
     tpot_target_ms: float
     tightest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """The lowest TTFT and TPOT targets in ms by service class; ANY stands for all other classes.
-
-    Lower targets are raised.
-    """
+    """The lowest TTFT and TPOT targets in ms by class (ANY for all others). Lower requested targets are raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +126,7 @@ class Constraint(NamedTuple):
 
 
 def constraint_of(request: Common) -> Constraint | None:
-    """Return the constraint in the request's guided decoding fields, or None if all are absent.
-
-    Raise InvalidRequest if more than one is present.
-    """
+    """Return the guided decoding constraint, or None. Raise InvalidRequest if the request has several."""
     own = request.structured_outputs or StructuredOutputs()
     given = {
         "structured_outputs.json": own.json,
@@ -211,10 +205,7 @@ class ParsedRequest:
     effort: str | None = None
     """The reasoning effort, in the client's words."""
     effort_is_hint: bool = False
-    """True if the effort is ignored for a model whose chat template does not support it.
-
-    Otherwise the request is refused.
-    """
+    """True if the effort is ignored, and not refused, for a model whose chat template does not support it."""
     thinking: bool | None = None
     """True to reason and False not to, where no effort is named. None leaves it to the chat template."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
@@ -223,10 +214,7 @@ class ParsedRequest:
     schema_field: str = "response_format"
     """The name of the field for errors about the schema."""
     strict: bool = False
-    """True if keywords that the grammar cannot enforce are an error.
-
-    Otherwise the complete answer is checked for them.
-    """
+    """True if keywords that the grammar cannot enforce are an error. If False, the answer is checked for them."""
     rule: str = ""
     """A grammar rule that the answer must match, instead of a schema."""
     ordered: bool = False
@@ -305,10 +293,7 @@ def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
 def pooled_request(
     model: str, prompts: tuple[Prompt, ...], field: str, *, raw: bool = False, pairs: tuple[TextPair, ...] = ()
 ) -> ParsedRequest:
-    """Return a request for a vector or score for each prompt. Errors about prompts name `field`.
-
-    Raise InvalidRequest if there are no prompts or one is empty.
-    """
+    """Return a request for a vector or score for each prompt. Errors about prompts name `field`."""
     if not prompts or not all(prompts):
         raise InvalidRequest(f"{field} is empty, or has an empty part", param=field)
     # A pooled sequence needs one step, like a sequence that generates one token.

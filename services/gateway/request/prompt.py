@@ -126,10 +126,7 @@ class Catalog:
 def load_catalog(
     folders: Mapping[str, str], names: FormatNames = NO_NAMES, adapters: Mapping[str, str] = _NONE
 ) -> Catalog:
-    """Load the models in `folders` (folder by name) and their `adapters` (base model by name).
-
-    Raise StartupError if anything is missing.
-    """
+    """Load the models in `folders` (folder by name) and their `adapters` (base model by name). Raise StartupError."""
     for file in names.templates.values():  # including those that only a model from the catalogue will use
         read_template(file)
     infos = [load_model_info(folder, name) for name, folder in folders.items()]
@@ -277,9 +274,7 @@ def _is_written(message: ChatMessage) -> bool:
 
 
 def gives_tools_as_text(parsed: ParsedRequest, model: ServedModel) -> bool:
-    """Return whether tools, calls or results are written into the prompt's text because the chat template would omit
-    them.
-    """
+    """Return whether tools, calls or results are written as text because the chat template would omit them."""
     return model.names.as_text and bool(_unshown_tools(parsed, model))
 
 
@@ -409,10 +404,7 @@ class PrefixHints:
     def __init__(
         self, index: KvIndex, fleet: WorkerLinks, tasks: TaskOwner, threads: Executor, *, max_hold_ms: float
     ) -> None:
-        """Create the look-up. A request waits at most `max_hold_ms` for its answer.
-
-        The dispatcher still uses an answer that arrives later, as long as the request is queued.
-        """
+        """Create the look-up. A request waits at most `max_hold_ms`. The dispatcher can still use a later answer."""
         self._max_hold_s = max_hold_ms / 1000
         self._index = index
         self._fleet = fleet
@@ -474,10 +466,7 @@ class PrefixHints:
                 prompt.fill(held)
 
     def _kinds(self, model: str) -> dict[_Kind, list[str]]:
-        """Return the ids of the workers that serve the model, by kind.
-
-        The result is empty if neither phase has several workers, because routing then has no choice.
-        """
+        """Return the ids of the model's workers by kind; empty if neither phase has several workers to choose from."""
         kinds: dict[_Kind, list[str]] = {}
         prompts = decodes = 0
         for link in self._fleet.links:
