@@ -88,7 +88,7 @@ def why_scaled(
         text = f"limits ask for another number than {there}: {wished}"
     else:
         text = f"{observed.model}: {wished}"
-    started = f"; {workers(found.started, 'started')} in index of {pool.started}"
+    started = f"; {workers(found.started, 'started')} in place of {pool.started}"
     return text + (started if acts and found.started != pool.started else "")
 
 
