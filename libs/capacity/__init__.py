@@ -1,1 +1,1 @@
-"""Capacity plans: demand's sample paths over tables made by the lab, and the lab's check of the result."""
+"""Capacity plans, made from sampled demand and from tables that the lab measures, and checked by the lab."""

@@ -1,4 +1,6 @@
-"""The inputs of a capacity plan: a model's history, its mix of requests and its workers, from JSON or traces."""
+"""The inputs of a capacity plan: a model's demand, its mix of requests and its workers, from recordings, files or
+traces.
+"""
 
 from dataclasses import MISSING, asdict, dataclass, fields
 from math import isfinite
@@ -16,7 +18,7 @@ from libs.policy.speed import Speed
 from libs.policy.step_time import StepTimeModel
 
 HOUR_S: Final = 3600.0
-# Spikes within an hour are those of the mean over this time; shorter ones are part of the arrivals' dispersion.
+# Spikes within an hour are measured as means over this time. Shorter ones count as dispersion of the arrivals.
 PEAK_S: Final = 600.0
 MOST_PEAKS: Final = 1344
 LONG_TRACE_S: Final = 4 * HOUR_S
@@ -25,7 +27,7 @@ MOST_LENGTHS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """The data for the plan of one model."""
+    """The data from which the capacity of one model is planned."""
 
     model: str
     history: DemandHistory
@@ -33,25 +35,23 @@ class PlanInput:
     """The speed of the history's time relative to the clock."""
     mix: Mix
     peaks: Floats
-    """The ratios of an hour's busiest stretch to the hour, for past hours."""
+    """The ratio of the busiest stretch to the mean of each past hour."""
     kind: WorkerKind | None
-    """The kind of the model's workers; None if none has reported."""
+    """The kind of the model's workers; None if no worker has reported one."""
     there: dict[Phase, int]
-    """Present workers by phase; empty if unknown."""
+    """The number of present workers by phase; empty if unknown."""
     lengths: tuple[tuple[int, int], ...] = ()
-    """Prompt and output tokens of single requests; empty if only means are known."""
+    """The prompt and output tokens of single requests; empty if only mean lengths are known."""
     known: bool = False
-    """True if the history itself is planned for, as with a trace, rather than a forecast from it."""
+    """True to plan for the history itself, such as a trace, and not for a forecast from it."""
     outlook: DemandOutlook | None = None
-    """The forecast that agrees with those of other models; None if there are no others; the forecast is then made from
-    the history.
-    """
+    """A forecast that is consistent with those of other models. None to make one from the history alone."""
 
 
 def input_of(
     demand: ModelDemand, kind: WorkerKind | None, there: dict[Phase, int], outlook: DemandOutlook | None = None
 ) -> PlanInput:
-    """Return the input from recorded demand; raise InvalidRequest if no request is known."""
+    """Return the input for recorded demand. Raise InvalidRequest if no request was recorded."""
     if demand.mix is None:
         raise InvalidRequest(f"no request for {demand.model} is known yet: there is nothing to plan for")
     step_s = demand.history.step_s
@@ -62,9 +62,9 @@ def input_of(
 
 
 def input_of_history(history: DemandHistory, model: str) -> PlanInput:
-    """Return the input from a file of demand, with Poisson arrivals inside a bin.
+    """Return the input for demand from a file. Arrivals within a bin are assumed to be Poisson.
 
-    Raise InvalidRequest if the file contains no request.
+    Raise InvalidRequest if the demand has no request.
     """
     known = np.isfinite(history.requests) & np.isfinite(history.prefill) & np.isfinite(history.decode)
     requests = float(history.requests[known].sum()) if known.any() else 0.0
@@ -83,9 +83,9 @@ def input_of_history(history: DemandHistory, model: str) -> PlanInput:
 
 
 def input_of_trace(trace: Trace, model: str) -> PlanInput:
-    """Return the input from a trace, with its own lengths and bursts.
+    """Return the input for a trace, with its own lengths and burstiness.
 
-    Stretches are the trace's hours, or shorter ones if the trace is short.
+    The plan has one stretch for each hour of the trace, or shorter ones if the trace is short.
     """
     seconds = max(trace.duration_ns / 1e9, 1.0)
     bin_s = 60.0 if seconds >= 600 else max(seconds / 10, 1.0)
@@ -106,7 +106,7 @@ def input_of_trace(trace: Trace, model: str) -> PlanInput:
     per = max(round((HOUR_S if seconds >= LONG_TRACE_S else PEAK_S) / bin_s), 1)
     whole = counts[: len(counts) // per * per].reshape(-1, per, 7).sum(axis=1) if len(counts) >= per else counts
     step_s = bin_s * per if len(counts) >= per else bin_s
-    # A trace states the outputs of its requests, so no mean over ended answers is needed.
+    # A trace contains the output length of each request, so no mean over ended answers is needed.
     rates = whole / step_s
     history = DemandHistory(step_s, 0.0, rates[:, 0], rates[:, 2], rates[:, 4])
     every = max(len(trace.requests) // MOST_LENGTHS, 1)
@@ -118,7 +118,7 @@ def input_of_trace(trace: Trace, model: str) -> PlanInput:
 
 
 def input_json(found: PlanInput) -> dict[str, Any]:
-    """Encode an input for `input_from_json`, without its lengths."""
+    """Encode an input for `input_from_json`. The lengths of single requests are omitted."""
     kind = found.kind
     return {
         "model": found.model,
@@ -166,14 +166,14 @@ def _outlook_from_json(row: dict[str, Any]) -> DemandOutlook:
 
 
 def input_from_json(row: dict[str, Any]) -> PlanInput:
-    """Decode an input as the metrics service returns it."""
+    """Decode an input that the metrics service has encoded."""
     series = [np.array([np.nan if v is None else v for v in row[name]], np.float64) for name in SERIES]
     requests, prefill, decode = series
     history = DemandHistory(row["step_s"], row["start_s"], requests, prefill, decode, tuple(row["notes"]))
     kind = None
     if row["workers"] is not None:
         reported = row["workers"]
-        # Services of earlier versions leave out the cost of large batches.
+        # Services of earlier versions omit the cost of large batches.
         defaults = {each.name: each.default for each in fields(StepTimeModel) if each.default is not MISSING}
         times = {each.name: (defaults | reported["step_time"])[each.name] for each in fields(StepTimeModel)}
         speed = Speed(StepTimeModel(**times), reported["chunk_tokens"], measured=True)

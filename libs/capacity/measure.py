@@ -1,7 +1,8 @@
-"""The work that pools can take while the SLO holds: a lab search by phase, and a check of both phases.
+"""The work that pools can do within the SLO, measured in the lab for each phase, and a check of both phases together.
 
-A simple queue finds the edge roughly, and the lab finds it for the smallest pool. To isolate one phase, the other one
-is made free: prompts with almost no answer, or answers whose prompts take no time. The check runs both at their cost.
+A simple queue model finds the limit roughly, and the lab finds it for the smallest pool. The lab measures a phase while
+the other one is free: requests have almost no output, or their prompts take no time. The check runs both phases at
+their cost.
 """
 
 from collections import deque
@@ -25,16 +26,17 @@ from libs.policy.step_time import StepTimeModel
 from libs.policy.worker.pace import IN_HAND
 from libs.policy.worker.saturation import knee_of
 
-# Prompts are served one after the other. Decoding sequences share their worker: between two events all its sequences
-# advance together. The number of tokens in a given time, with KV that grows in that time, has a closed form.
+# Prompts are served one after the other. Decoding sequences share their worker: between two events, all its sequences
+# advance together. The number of tokens generated in a given time has a closed form, although the KV grows in that
+# time.
 
 
 LimitS = Callable[[TraceRequest], float]
-"""The time limit for a request's first token, in seconds."""
+"""A function that returns the time limit for a request's first token, in s."""
 
 
 def prompts_in_time(requests: Sequence[TraceRequest], kind: WorkerKind, workers: int, limit_s: LimitS) -> list[bool]:
-    """Return for each request whether its prompt is computed in time if decodes take no time."""
+    """Return, for each request, whether its prompt is computed in time if decoding takes no time."""
     free_s = [0.0] * workers
     found = []
     for request in requests:
@@ -48,34 +50,37 @@ def prompts_in_time(requests: Sequence[TraceRequest], kind: WorkerKind, workers:
 def answers_in_time(
     requests: Sequence[TraceRequest], kind: WorkerKind, workers: int, limit_s: LimitS, tpot_s: float
 ) -> list[bool]:
-    """Return for each request whether it is decoded in time if prompts take no time."""
+    """Return, for each request, whether it is decoded in time if prompts take no time."""
     return _Pool(kind, workers, limit_s, tpot_s, [False] * len(requests)).run(requests)
 
 
 @dataclass(slots=True)
 class _QueueWorker:
-    """The sequences that decode together on one worker."""
+    """One worker and the sequences that decode together on it."""
 
     model: StepTimeModel
     at_s: float = 0.0
-    """The time up to which `tokens` and `kv` are valid."""
+    """The time up to which `tokens` and `kv` have been computed."""
     tokens: float = 0.0
-    """The tokens that a sequence would have if it had run from the beginning."""
+    """The number of tokens that a sequence would have if it had run from the beginning."""
     kv: float = 0.0
     reserved: int = 0
-    """The KV tokens of all running sequences at their ends."""
+    """The number of KV tokens that all running sequences will occupy at their ends."""
     running: list[tuple[float, int, TraceRequest, float]] = field(default_factory=list)
-    """A heap of (tokens at which it ends, index, request, start time)."""
+    """A heap of tuples: the value of `tokens` at the end, index, request, start time."""
     version: int = 0
 
     def step_s(self, more: int = 0, more_kv: float = 0.0) -> float:
-        """Return the time of one step with `more` sequences added."""
+        """Return the time of one step if `more` sequences were added."""
         count = len(self.running) + more
         own_ns = self.model.sequences_ns(count) + self.model.decode_kv_token_ns * (self.kv + more_kv)
         return (self.model.reading_ns(count) + own_ns) / 1e9
 
     def advance(self, now_s: float) -> None:
-        """Advance all sequences to `now_s`; a token takes `step`, plus `growth` for each previous one."""
+        """Advance all sequences to `now_s`.
+
+        A token takes `step` seconds, plus `growth` for each token generated before it.
+        """
         passed_s, self.at_s = now_s - self.at_s, now_s
         count = len(self.running)
         if not count or passed_s <= 0:
@@ -86,14 +91,14 @@ class _QueueWorker:
         self.kv += made * count
 
     def ends_s(self) -> float:
-        """Return the time at which the first of its sequences ends."""
+        """Return the time at which the first sequence ends."""
         left = max(self.running[0][0] - self.tokens, 0.0)
         growth = self.model.decode_kv_token_ns * len(self.running) / 1e9
         return self.at_s + left * (self.step_s() + growth * left / 2)
 
 
 class _Pool:
-    """A pool of workers behind one queue."""
+    """A pool of workers with one queue."""
 
     def __init__(self, kind: WorkerKind, workers: int, limit_s: LimitS, tpot_s: float, good: list[bool]) -> None:
         self._kind = kind
@@ -103,10 +108,10 @@ class _Pool:
         self._good = good
         self._waiting: deque[tuple[int, TraceRequest]] = deque()
         self._ends: list[tuple[float, int, int]] = []
-        """A heap of (end time, worker, version of the worker)."""
+        """A heap of tuples: end time, worker, and the worker's version for which the time is valid."""
 
     def run(self, requests: Sequence[TraceRequest]) -> list[bool]:
-        """Run until all requests have ended. Return for each whether its first token and its pace met the targets."""
+        """Run until all requests have ended. Return, for each, whether it met the limits of first token and pace."""
         for place, request in enumerate(requests):
             arrival_s = request.arrival_ns / 1e9
             self._end_until(arrival_s)
@@ -163,28 +168,28 @@ class _Pool:
 
 
 SIZES: Final = (1, 2, 4)
-"""The sizes of pools that are measured, in workers."""
+"""The sizes of the pools that are measured, in workers."""
 STEP: Final = 1.3
-"""The factor of a search's first step."""
+"""The factor of the first step of a search."""
 NEAR_STEP: Final = 1.15
-"""The factor used instead of `STEP` if a smaller pool has shown the approximate edge."""
+"""The factor of the first step if the approximate limit is known from a smaller pool."""
 WIDEST_STEP: Final = 4.0
 PRECISION: Final = 1.075
-"""The factor to which a search finds its edge."""
-# The edge of the queue is found to 2 %.
+"""The factor to which a search determines the limit."""
+# With this many halvings, the limit of the queue model is found to 2 %.
 ROUGH_HALVINGS: Final = 4
 ROUNDING: Final = 1.000001
 MOST_ROUGH_STEPS: Final = 12
 MOST_STEPS: Final = 8
-"""The maximum number of steps up or down from the first rate."""
+"""The maximum number of steps from the first rate, up or down."""
 MOST_REQUESTS: Final = 1000
 LEAST_REQUESTS: Final = 300
 LEAST_S: Final = 20.0
-# The minimum length of a run in answers, so that a queue has time to grow.
+# The minimum length of a run as a multiple of an answer's time, so that a queue has time to grow.
 STAYS: Final = 3.0
 PREFILL_CHUNK: Final = 8192
 NO_PACE_NS: Final = 1_000_000_000
-# Faster than any link, yet a number that the lab takes.
+# Faster than any link, but still a number that the lab accepts.
 FREE_LINK_GBPS: Final = 1e6
 
 
@@ -198,7 +203,7 @@ def worker_kind(hardware: Hardware, max_sequences: int) -> WorkerKind:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The lab with one kind of worker, one SLO and one kind of traffic."""
+    """The lab for one kind of worker, one SLO and one kind of traffic."""
 
     hardware: Hardware
     slo: SloSpec
@@ -208,21 +213,22 @@ class Bench:
     """The share of requests that must meet the SLO."""
     seed: int = 1
     encode_token_ns: float = 0.0
-    """The mean time to encode the images that come with a prompt token."""
+    """The mean time of encoding images, per prompt token."""
 
     @property
     def kind(self) -> WorkerKind:
-        """The kind of every worker in the bench's pools."""
+        """The kind of all workers in the pools."""
         return replace(worker_kind(self.hardware, self.max_sequences), encode_token_ns=self.encode_token_ns)
 
     @property
     def lab_hardware(self) -> Hardware:
-        """The hardware as the lab runs it.
+        """The hardware with which the lab runs.
 
-        The lab's prompts have no images, so each of their tokens takes its share of encoding too.
+        The lab's prompts have no images, so the time of encoding is added to each prompt token.
         """
         model = self.hardware.profile.step_time
-        # The floor hides no encoding. It rises by that of the mean prompt that is too short to exceed it.
+        # The floor of a prompt's time includes no encoding, so it is raised by the encoding of a mean prompt below the
+        # floor.
         short = [
             prompt for prompt, _ in self.traffic.lengths if model.chunks_ns(prompt, prompt**2) <= model.prefill_floor_ns
         ]
@@ -234,7 +240,7 @@ class Bench:
         return _with_step_time(self.hardware, model)
 
     def work_each(self) -> dict[Phase, float]:
-        """Return the seconds that a request takes on one worker in each phase."""
+        """Return the seconds for which a request occupies one worker in each phase."""
         prompt, output = self.traffic.prompt_tokens, self.traffic.output_tokens
         return {
             "prefill": prefill_seconds(self.kind, prompt),
@@ -242,10 +248,10 @@ class Bench:
         }
 
     def tables(self, note: Note = lambda line: None, sizes: Sequence[int] = SIZES) -> dict[Phase, PoolTable]:
-        """Return the maximum work of pools of each phase.
+        """Return, for each phase, a table of the maximum work of pools by size.
 
-        It is the edge of the queue in `libs.capacity.measure`, scaled by the lab's result for the smallest pool. Raise
-        InvalidRequest if the SLO cannot be met at all.
+        It is the limit of the queue model, scaled by the lab's result for the smallest pool. Raise InvalidRequest if no
+        rate meets the SLO.
         """
         found: dict[Phase, PoolTable] = {}
         seconds = {phase: self._seconds_each(phase) for phase in PHASES}
@@ -266,10 +272,10 @@ class Bench:
         return found
 
     def search_table(self, phase: Phase, note: Note, sizes: Sequence[int]) -> PoolTable:
-        """Search the table of one phase by the lab alone."""
+        """Measure the table of one phase with the lab alone."""
         measured: list[tuple[int, float]] = []
         for workers in sizes:
-            # Each worker of a larger pool can do as much work or slightly more.
+            # Per worker, a larger pool can do at least about as much work.
             known = measured[-1][1] / measured[-1][0] if measured else 0.0
             measured.append((workers, self.most_work(phase, workers, known, note)))
         return make_table(measured)
@@ -277,7 +283,7 @@ class Bench:
     def most_work(self, phase: Phase, workers: int, known: float = 0.0, note: Note = lambda line: None) -> float:
         """Return the maximum work of a pool, in permanently busy workers.
 
-        `known` is the work that each worker of a smaller pool can do; 0 if unknown.
+        `known` is the maximum work per worker of a smaller pool; 0 if unknown.
         """
         each = self._seconds_each(phase)
         good = self._good(phase, workers, note)
@@ -292,7 +298,7 @@ class Bench:
         return each
 
     def _obstacle(self) -> str:
-        """Explain why one worker cannot decode even one sequence in time."""
+        """Return the reason why a worker cannot decode even a single sequence in time."""
         kind, mean = self.kind, self.traffic.prompt_tokens + self.traffic.output_tokens
         if kind.kv_tokens and kind.kv_tokens < mean + 1:
             return f"a request has {mean:,.0f} tokens, and a worker's KV holds {kind.kv_tokens:,}; take a larger device"
@@ -304,7 +310,10 @@ class Bench:
         )
 
     def _good(self, phase: Phase, workers: int, note: Note, top: float = inf) -> Callable[[float], bool]:
-        """Return a test of whether the lab meets the objective at a rate; rates above `top` fail untried."""
+        """Return a function that tests whether the lab meets the objective at a rate.
+
+        Rates above `top` fail without a run.
+        """
 
         def good(rate: float) -> bool:
             if rate > top * ROUNDING:
@@ -316,7 +325,7 @@ class Bench:
         return good
 
     def _rough_edge(self, phase: Phase, workers: int, top: float) -> float:
-        """Return the highest rate, at most `top`, that the pool sustains as a queue; 0 if none was found."""
+        """Return the highest rate, at most `top`, at which the queue model meets the objective; 0 if none was found."""
         high, rate = 0.0, top
         for _ in range(MOST_ROUGH_STEPS):
             if self.rough_attempt(phase, workers, rate) >= self.objective:
@@ -331,7 +340,7 @@ class Bench:
         return rate
 
     def rough_attempt(self, phase: Phase, workers: int, rate: float) -> float:
-        """Return the share of requests in time for the same arrivals as `attempt`, with the pool as a queue."""
+        """Return the share of requests in time by the queue model, for the same arrivals as in `attempt`."""
         trace, seconds = self._trace(self._lengths(phase), rate)
         kind = self.kind
         alone = replace(kind.speed, step_time=self.lab_hardware.profile.step_time)
@@ -351,21 +360,23 @@ class Bench:
         return [(prompt, 2) for prompt, _ in self.traffic.lengths] if phase == "prefill" else self.traffic.lengths
 
     def attempt(self, phase: Phase, workers: int, rate: float) -> float:
-        """Return the share of requests in time if the other phase is free."""
+        """Return the share of requests that are in time in the lab if the other phase is free."""
         if phase == "prefill":
             split, hardware = (workers, max(workers, 1)), self.lab_hardware
         else:
             split, hardware = (max(workers // 2, 1), workers), self._with_free_prompts()
-        # Answers of two tokens with a KV transfer between them could hardly keep a pace, so none is required.
+        # With two output tokens and a KV transfer between them, the pace would measure the transfer, so none is
+        # required.
         slo = replace(self.slo, tpot_ns=max(self.slo.tpot_ns, NO_PACE_NS)) if phase == "prefill" else self.slo
         report = self._run(hardware, self._lengths(phase), rate, split, slo=slo, give_up_below=self.objective)
         return report.score.slo_attainment
 
     def _with_free_prompts(self) -> Hardware:
-        """Return hardware on which prompts take no time, and KV only the time by which its link is slower than prefill.
+        """Return hardware on which prompts take no time.
 
-        KV is sent while its prompt is computed. At the link's full cost, a burst of free prompts would fill the link at
-        once, as no prefill worker does.
+        KV transfers take the time by which the link is slower than prefill, because KV is sent while its prompt is
+        computed. With the full time of transfers, a burst of free prompts would saturate the link, which real prefill
+        workers never do.
         """
         profile, model = self.hardware.profile, self.lab_hardware.profile.step_time
         token_bits = profile.kv_bytes_per_token * 8
@@ -406,7 +417,7 @@ class Bench:
             slo=slo,
             seed=self.seed,
             max_sequences=self.max_sequences,
-            # Limits count prompts in full even if the run makes them free.
+            # The time limits include the cost of prompts, even if prompts are free in the run.
             limit_step_time=self.lab_hardware.profile.step_time,
             chunk_tokens=self.hardware.chunk_tokens or self.kind.speed.chunk_tokens,
             warm_up_s=self._warm_up_s(seconds, lengths),
@@ -417,14 +428,14 @@ class Bench:
         return run(experiment, policy_named(f"fulcrum:{prefill}:{decode}", prefill + decode))[0]
 
     def _answer_s(self, lengths: Lengths) -> float:
-        """Return the seconds of a mean answer at the slowest pace that is in time."""
+        """Return the seconds of a mean answer at the slowest pace that meets the SLO."""
         return self.traffic.output_tokens * self.slo.tpot_ns / 1e9 if lengths[0][1] > 2 else 1.0
 
     def _warm_up_s(self, seconds: float, lengths: Lengths) -> float:
         return min(seconds / 4, self._answer_s(lengths))
 
     def _trace(self, lengths: Lengths, rate: float, most_s: float = inf) -> tuple[Trace, float]:
-        """Return (arrivals, their duration in seconds) for a rate."""
+        """Return a trace for a rate, and its duration in s."""
         stay_s = STAYS * self._answer_s(lengths)
         seconds = max(LEAST_S, stay_s, LEAST_REQUESTS / rate)
         if rate * seconds > MOST_REQUESTS:
@@ -438,9 +449,10 @@ def _with_step_time(hardware: Hardware, model: StepTimeModel) -> Hardware:
 
 
 def edge(good: Callable[[float], bool], start: float, step: float = STEP) -> float:
-    """Return the highest good rate, to a factor of `PRECISION`; 0 if none lies within `MOST_STEPS` of `start`.
+    """Return the highest rate that is `good`, within a factor of `PRECISION`. Return 0 if no good rate was found.
 
-    Each step away from `start` is the square of the step before, so a bad start costs few attempts.
+    The step size is squared after each step, so that a bad start costs few attempts. At most `MOST_STEPS` steps are
+    made from `start`.
     """
     low, high, rate = 0.0, 0.0, start
     for _ in range(MOST_STEPS):

@@ -1,4 +1,4 @@
-"""The capacity plan of a model: GPUs per pool and hour, shortages of the present ones, and the cost."""
+"""The capacity plan of a model: GPUs by pool and hour, expected shortages and costs."""
 
 import hashlib
 import json
@@ -37,13 +37,13 @@ from libs.policy.capacity import (
 )
 from libs.policy.forecast.history import DAY_S, DemandHistory, Floats
 
-# The version of the measurement and its format; a new one invalidates all tables.
+# The version of the measurement and its file format. A new version invalidates all stored tables.
 LAYOUT: Final = 4
 MOST_FILES: Final = 200
 
 
 def kept_tables(bench: Bench, folder: Path | None, note: Note = lambda line: None) -> dict[Phase, PoolTable]:
-    """Return tables from the folder, or measure and store them; with None, nothing is stored.
+    """Return the tables stored in the folder, or measure and store them. With a folder of None, nothing is stored.
 
     Raise InvalidRequest if the SLO cannot be met.
     """
@@ -63,7 +63,7 @@ def kept_tables(bench: Bench, folder: Path | None, note: Note = lambda line: Non
 
 
 def fingerprint(bench: Bench) -> str:
-    """Return a hash of all inputs of a table."""
+    """Return a hash of everything that a table depends on."""
     profile = bench.hardware.profile
     what = [
         LAYOUT, SIZES, asdict(profile.step_time), profile.kv_bytes_per_token, profile.kv_memory_bytes, profile.gpus,
@@ -75,20 +75,21 @@ def fingerprint(bench: Bench) -> str:
 
 
 PATHS: Final = 500
-# The default allowance for growth. On the tuning half of `make bench-forecast`, about 3 % of hours up to a day ahead
-# exceed it, given two days of history.
+# The default limit on growth. In the tuning half of `make bench-forecast`, about 3 % of hours up to a day ahead exceed
+# it, given two days of history.
 MOST_GROWTH: Final = 2.0
-# A plan for more than this many times the busiest stretch so far carries a note.
+# A plan for more than this many times the busiest stretch so far contains a note about it.
 MOST_BEYOND: Final = 2.0
-# A larger plan is checked at a fraction of its size, with work and workers reduced alike.
+# The number of workers above which a plan is checked at a fraction of its size, with less work and fewer workers.
 MOST_CHECKED: Final = 24
 CHECKED_S: Final = 20.0
-# A check must take only seconds, but covers at least `CHECKED_S` of the lab's time.
+# A check may take only seconds, but it covers at least `CHECKED_S` of simulated time.
 MOST_CHECKED_REQUESTS: Final = 1500
-# The KV bytes of a token of an 8B model with grouped heads, for workers that do not report theirs.
+# The KV bytes per token of an 8B model with grouped-query attention, for workers that do not report theirs.
 KV_BYTES: Final = 131_072
 MAX_SEQUENCES: Final = 256
-# Tables are made for mean lengths on this grid. Work is counted exactly; only its bursts differ within a step.
+# Tables are made for mean lengths on this grid, so that they can be reused. The amount of work is computed exactly;
+# only its burstiness differs within a step of the grid.
 GRID: Final = 1.25
 
 
@@ -96,15 +97,15 @@ GRID: Final = 1.25
 class PlanQuery:
     slo: SloSpec
     horizon_s: float
-    """The length of the planned time, in seconds of the day's clock."""
+    """The length of the planned time by the clock."""
     confidence: float = 0.95
     traffic: float = 1.0
-    """A multiplier on the demand."""
+    """A factor on the demand."""
     isl: float = 1.0
     osl: float = 1.0
-    """Factors on the lengths of prompts (`isl`) and outputs (`osl`)."""
+    """Factors on the lengths of prompts (`isl`) and of outputs (`osl`)."""
     growth: float = MOST_GROWTH
-    """The maximum of demand, as a multiple of the busiest stretch so far around the same time of day."""
+    """The maximum demand, as a multiple of the busiest past stretch around the same time of day."""
     spare: int = 0
     gpu_hour: float = 0.0
     """The price of a GPU-hour; 0 if unknown."""
@@ -113,19 +114,19 @@ class PlanQuery:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A capacity plan with its input data."""
+    """A capacity plan and the data from which it was made."""
 
     plan: CapacityPlan
     """The plan, in the time of its input."""
     bench: Bench
     tables: dict[Phase, PoolTable]
     work: dict[Phase, Floats]
-    """Sampled work of shape [paths, stretches] for each phase."""
+    """The sampled work of each phase, of shape [paths, stretches]."""
     notes: tuple[str, ...]
 
 
 def reported_hardware(kind: WorkerKind, name: str) -> Hardware:
-    """Return lab hardware for workers seen in telemetry; their link is the lab's own."""
+    """Return lab hardware that matches workers seen in telemetry. The speed of their links is the lab's default."""
     kv_tokens = kind.kv_tokens or 1_000_000
     profile = Profile(name, kind.speed.step_time, KV_BYTES, kv_tokens * KV_BYTES, kind.gpus)
     chunk = kind.speed.chunk_tokens
@@ -133,7 +134,7 @@ def reported_hardware(kind: WorkerKind, name: str) -> Hardware:
 
 
 def bench_of(found: PlanInput, query: PlanQuery, hardware: Hardware) -> Bench:
-    """Return the lab bench for this traffic, with mean lengths on a grid so that tables can be reused."""
+    """Return the lab bench for the traffic. Mean lengths are rounded to a grid, so that tables can be reused."""
     if found.lengths:
         traffic = PlanTraffic(found.lengths, 1.0)
     else:
@@ -150,7 +151,9 @@ def bench_of(found: PlanInput, query: PlanQuery, hardware: Hardware) -> Bench:
 
 
 def rounded(bench: Bench) -> Bench:
-    """Return the nearest bench on the grid of tables, since learned step times keep varying slightly."""
+    """Return the bench with step times rounded to the tables' grid, because learned step times vary slightly all the
+    time.
+    """
     model = bench.hardware.profile.step_time
     times: dict[str, Any] = {
         each.name: _round(value) if (value := getattr(model, each.name)) else 0.0
@@ -203,7 +206,7 @@ def plan_capacity(
 
 
 def draw(outlook: DemandOutlook, seed: int) -> tuple[Floats, np.random.Generator]:
-    """Return (rates of shape [paths, phases, stretches] in tokens/s, the generator for further draws)."""
+    """Return sampled rates in tokens/s of shape [paths, phases, stretches], and the generator for further draws."""
     rng = np.random.default_rng(seed)
     quantiles = np.stack([outlook.quantiles["prefill"], outlook.quantiles["decode"]])
     deviates = rng.standard_normal((PATHS, 3, len(outlook)))
@@ -211,7 +214,7 @@ def draw(outlook: DemandOutlook, seed: int) -> tuple[Floats, np.random.Generator
 
 
 def check_plan(planned: Planned) -> dict[str, Any]:
-    """Run the busiest stretch at the requested confidence in the lab, with both pools at their cost."""
+    """Run the busiest stretch of a plan in the lab, at the plan's confidence and with both phases at their cost."""
     plan, bench = planned.plan, planned.bench
     sums = [sum(plan.pools[phase][at].planned for phase in PHASES) for at in range(len(plan.starts_s))]
     works = {phase: np.quantile(planned.work[phase], plan.confidence, axis=0) for phase in PHASES}
@@ -240,14 +243,18 @@ def check_plan(planned: Planned) -> dict[str, Any]:
 
 
 def busiest_stretch(workers: Sequence[int], work: Floats) -> int:
-    """Return the index of the stretch that needs most workers, and of these the one with most work."""
+    """Return the index of the stretch that needs most workers.
+
+    Among equal ones, the stretch with most work is returned.
+    """
     return int(np.lexsort((work, np.asarray(workers)))[-1])
 
 
 def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase, int]]:
-    """Return (share, workers) of the part of the pools that changes their balance least; of equal ones, the larger.
+    """Return a share of the pools and its workers, chosen to change the balance of the pools least.
 
-    Each pool keeps at least one worker; beyond that the share is at most `limit`.
+    Among equally good shares, the largest is returned. The share is at most `limit`, but each pool has at least one
+    worker.
     """
     best, found = (inf, 0.0), (1.0, dict(pools))
     for phase in PHASES:
@@ -263,9 +270,9 @@ def part_of(pools: Mapping[Phase, int], limit: float) -> tuple[float, dict[Phase
 def limited(
     history: DemandHistory, outlook: DemandOutlook, rates: Floats, query: PlanQuery
 ) -> tuple[Floats, tuple[str, ...]]:
-    """Return sampled rates within the support of history and `query.growth`, and the plan's notes.
+    """Return the sampled rates limited to `query.growth` times past demand, and the notes of the plan.
 
-    `rates` are [paths, phases, stretches].
+    `rates` has the shape [paths, phases, stretches].
     """
     step_s, ahead = outlook.step_s, rates.shape[2]
     seen = coarser_history(history, max(round(step_s / history.step_s), 1))
@@ -287,7 +294,10 @@ def limited(
 
 
 def _beyond_history(seen: DemandHistory, rates: Floats, confidence: float, days: float) -> tuple[str, ...]:
-    """Return a sentence if the plan is for far more demand than ever seen; `rates` are [paths, phases, stretches]."""
+    """Return a note if the plan is for far more demand than was ever seen.
+
+    `rates` has the shape [paths, phases, stretches].
+    """
     busiest = [float(np.nanmax(each, initial=0.0)) for each in (seen.prefill, seen.decode)]
     planned = np.quantile(rates, confidence, axis=0).max(axis=1)
     times = max((float(most) / came for most, came in zip(planned, busiest, strict=True) if came > 0), default=0.0)
@@ -300,7 +310,7 @@ def _beyond_history(seen: DemandHistory, rates: Floats, confidence: float, days:
 
 
 def plan_json(found: PlanInput, query: PlanQuery, planned: Planned, check: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the output of `fulcrum capacity plan --json` and of the REST route, in GPUs and clock time."""
+    """Return the output of `fulcrum capacity plan --json` and of the HTTP route, in GPUs and by the clock."""
     plan, gpus, speed = planned.plan, planned.bench.hardware.profile.gpus, found.speed
     moving, still = gpu_hours(plan, gpus)
     moving, still = moving / speed, still / speed
@@ -369,7 +379,7 @@ def plan_json(found: PlanInput, query: PlanQuery, planned: Planned, check: dict[
 
 
 def plan_from_json(row: dict[str, Any]) -> CapacityPlan:
-    """Convert a row of `plan_json` back to a plan, in workers and Unix seconds.
+    """Convert the result of `plan_json` back to a plan, in workers and Unix seconds.
 
     Raise KeyError or TypeError if the row is invalid.
     """
@@ -404,9 +414,9 @@ def _round(value: float) -> float:
 def make_plan_row(
     row: dict[str, Any], query: dict[str, Any], folder: str, device: str, *, check: bool
 ) -> dict[str, Any]:
-    """Return `plan_json` for an encoded input; raise InvalidRequest if no plan is possible.
+    """Return the result of `plan_json` for an encoded input. Raise InvalidRequest if no plan is possible.
 
-    `row` is the result of `input_json`. `query` holds the fields of the query, with `slo` as text.
+    `row` is a result of `input_json`. `query` contains the fields of a PlanQuery, with `slo` as text.
     """
     quiet()
     found = input_from_json(row)
@@ -422,5 +432,5 @@ def make_plan_row(
 
 
 def step_back() -> None:
-    """Lower this process's priority, so that all other processes on the machine come first."""
+    """Lower the priority of this process below that of all others on the machine."""
     os.nice(10)

@@ -11,21 +11,21 @@ from libs.lab.traces.draws import gamma_ns, log_normal_tokens
 from libs.lab.traces.request import Trace, TraceRequest
 
 SPREAD: Final = 0.8
-"""The standard deviation of the logarithms of lengths when only means are known."""
+"""The standard deviation of the logarithms of lengths, used if only mean lengths are known."""
 DRAWN: Final = 2000
 MOST_CV: Final = 8.0
 
 Lengths = Sequence[tuple[int, int]]
-"""Prompt and output tokens of requests, from which a run draws its lengths."""
+"""The prompt and output tokens of requests, from which a lab run draws its requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTraffic:
-    """The lengths and arrivals of a plan's requests."""
+    """The lengths and the burstiness of a plan's requests."""
 
     lengths: Lengths
     cv: float
-    """Coefficient of variation of the gaps between arrivals; 1 is Poisson."""
+    """The coefficient of variation of the gaps between arrivals, which is 1 for Poisson arrivals."""
 
     @property
     def prompt_tokens(self) -> float:
@@ -42,7 +42,7 @@ class PlanTraffic:
 
 
 def made_lengths(prompt_tokens: float, output_tokens: float, seed: int = 1) -> Lengths:
-    """Return log-normal lengths with these means, for use without known requests."""
+    """Return log-normal lengths with these means, for use if the lengths of single requests are unknown."""
     rng = np.random.default_rng(seed)
     prompts = log_normal_tokens(rng, max(prompt_tokens, 1.0), SPREAD, DRAWN)
     outputs = log_normal_tokens(rng, max(output_tokens, 1.0), SPREAD, DRAWN)
@@ -50,12 +50,12 @@ def made_lengths(prompt_tokens: float, output_tokens: float, seed: int = 1) -> L
 
 
 def gap_cv(dispersion: float) -> float:
-    """Return the coefficient of variation of a gamma process with this index of dispersion of counts, at least 1."""
+    """Return the coefficient of variation of gaps that gives this index of dispersion of counts, at least 1."""
     return min(max(sqrt(max(dispersion, 0.0)), 1.0), MOST_CV)
 
 
 def made_trace(lengths: Lengths, rate: float, cv: float, seconds: float, seed: int) -> Trace:
-    """Return gamma arrivals with lengths drawn from those given."""
+    """Return a trace of gamma arrivals, with lengths drawn from `lengths`."""
     rng = np.random.default_rng([seed, 7])
     times = gamma_ns(rng, rate, cv, seconds)
     picked = rng.integers(0, len(lengths), len(times))

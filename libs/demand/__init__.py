@@ -1,1 +1,1 @@
-"""Demand counted at gateways, folded into time bins, and turned into histories for forecasts."""
+"""Demand counted at gateways, summed in time bins, and converted to histories for forecasts."""

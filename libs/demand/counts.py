@@ -1,4 +1,4 @@
-"""The counts of arrivals with the keys of their rows, and the counting at one gateway; without clock or I/O."""
+"""Counts of arrivals by model, class and tenant, and the counter at one gateway. Pure: no clock, no I/O."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence, Sized
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 OTHER: Final = "other"
-"""The name of a tenant or class without its own row."""
+"""The row name of tenants and classes that have no row of their own."""
 MAX_ROWS: Final = 256
-"""The maximum number of combinations of model, class and tenant at one gateway, without those in `OTHER`."""
-# Clients choose class names freely, so further ones of a model are counted as `OTHER`.
+"""The maximum number of combinations of model, class and tenant at one gateway. Rows named `OTHER` come on top."""
+# Clients choose the names of classes, so a model's further classes are counted as `OTHER`.
 MAX_CLASSES: Final = 8
 
 
 class DemandKey(NamedTuple):
-    """The model, class and tenant of an arrival."""
+    """The model, class and tenant by which arrivals are counted."""
 
     model: str
     service_class: str
@@ -22,21 +22,21 @@ class DemandKey(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Sums over arrivals; a gateway's rows count from its start."""
+    """Sums over arrivals. A gateway counts from its start."""
 
     requests: int = 0
-    """Arrivals, one for each choice; a retry of a refused one is not counted again."""
+    """The number of arriving choices. A retry of a refused request is not counted again."""
     known_requests: int = 0
-    """Admitted arrivals, to which the token counts refer."""
+    """The number of admitted choices, to which the token counts refer."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Cached tokens of the prompts that were computed."""
+    """The number of prompt tokens that were found cached."""
     output_tokens: int = 0
-    """Output tokens so far, including those of unfinished answers."""
+    """The number of output tokens so far, including those of unfinished answers."""
     ended: int = 0
-    """The number of answers that ended by themselves."""
+    """The number of answers that ended regularly."""
     refused: int = 0
-    """Arrivals turned away; a retry of a refused one is not counted again."""
+    """The number of refused choices. A retry of a refused request is not counted again."""
 
     def plus(self, other: "Counts") -> "Counts":
         return Counts(*(mine + its for mine, its in zip(self, other, strict=True)))
@@ -49,7 +49,7 @@ NOTHING: Final = Counts()
 
 
 class RowCounts:
-    """Running counts in a bounded number of rows; the rest is counted in `OTHER`."""
+    """Counts in a bounded number of rows. Further combinations are counted in `OTHER`."""
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
         self._max_rows = max_rows
@@ -57,13 +57,13 @@ class RowCounts:
         self._classes: dict[str, set[str]] = {}
 
     def add(self, key: DemandKey, counts: Counts) -> DemandKey:
-        """Add counts and return the row that received them."""
+        """Add counts. Return the row to which they were added."""
         row = self._row_of(key)
         self._rows[row] = self._rows.get(row, NOTHING).plus(counts)
         return row
 
     def rows(self) -> dict[DemandKey, Counts]:
-        """Return a copy of all rows as they are now."""
+        """Return a copy of the current rows."""
         return dict(self._rows)
 
     def _row_of(self, key: DemandKey) -> DemandKey:
@@ -79,23 +79,23 @@ class RowCounts:
         return key._replace(tenant=OTHER)
 
 
-# Refused arrivals are remembered to recognise their retries; the oldest is forgotten first.
+# The bound on remembered refusals, by which retries are recognised. The oldest is forgotten first.
 MAX_REFUSED: Final = 4096
-# A client that returns later than this counts as a new arrival.
+# A client that retries later than this is counted as a new arrival.
 REMEMBER_NS: Final = 300_000_000_000
 
 
 class AdmittedChoice(Hashable, Protocol):
-    """An admitted choice with the figures to be counted."""
+    """An admitted choice with the properties that are counted."""
 
     @property
     def output(self) -> Sized:
-        """The tokens generated so far, of which only the number counts."""
+        """The tokens generated so far. Only their number is read."""
         ...
 
     @property
     def cached_tokens(self) -> int:
-        """The number of cached tokens of the choice's prompt; 0 until that is known."""
+        """The number of cached prompt tokens; 0 until it is known."""
         ...
 
 
@@ -110,13 +110,13 @@ class _OpenAnswer:
 class _Refused:
     at_ns: int
     known: bool
-    """True if the arrival had been admitted, so that its prompt was counted."""
+    """True if the request had been admitted before its refusal, so that its prompt has been counted."""
 
 
 class ArrivalCounter:
-    """A counter that counts each arrival once, recognising retries by their mark.
+    """A counter of arrivals that recognises retries.
 
-    A mark is any value that a client repeats, such as tenant and body.
+    A retry has the same mark as the refused request, such as a hash of tenant and body, and is not counted again.
     """
 
     def __init__(self) -> None:
@@ -124,9 +124,9 @@ class ArrivalCounter:
         self._open: dict[AdmittedChoice, _OpenAnswer] = {}
         self._refused: OrderedDict[bytes, _Refused] = OrderedDict()
         self.queue_full: Counter[DemandKey] = Counter()
-        """Refused arrivals that were rejected because the queue was full, by row."""
+        """The number of choices refused because the queue was full, by row."""
         self.retries = 0
-        """Arrivals recognised as retries of a refused one."""
+        """The number of retries of refused requests."""
 
     @property
     def open(self) -> int:
@@ -140,7 +140,7 @@ class ArrivalCounter:
     def admitted(
         self, key: DemandKey, answers: Sequence[AdmittedChoice], prompt_tokens: int, mark: bytes, now_ns: int
     ) -> None:
-        """Count the choices of an admitted arrival; `prompt_tokens` is the sum over all of them."""
+        """Count the choices of an admitted request. `prompt_tokens` is the sum over all of them."""
         back = self._refused.pop(mark, None)
         if back is not None and now_ns - back.at_ns > REMEMBER_NS:
             back = None
@@ -154,9 +154,9 @@ class ArrivalCounter:
     def refused(
         self, key: DemandKey, choices: int, mark: bytes, now_ns: int, *, known: bool = False, full: bool = False
     ) -> None:
-        """Count an arrival that was turned away; without a mark every refusal counts.
+        """Count a refused request. Without a mark, every refusal is counted.
 
-        `known` means that it had already been admitted and counted. `full` means that a full queue rejected it.
+        `known` means that the request had been admitted and counted before. `full` means that the queue was full.
         """
         before = self._refused.pop(mark, None) if mark else None
         if before is not None and now_ns - before.at_ns <= REMEMBER_NS:
@@ -172,13 +172,16 @@ class ArrivalCounter:
                 self._refused.popitem(last=False)
 
     def ended(self, answer: AdmittedChoice, *, well: bool) -> None:
-        """Stop tracking an answer; `well` means that it ended by itself, so its length is complete."""
+        """Stop counting the tokens of an answer.
+
+        `well` means that it ended regularly, so that its length is complete.
+        """
         held = self._open.pop(answer, None)
         if held is not None:
             self._grow(answer, held, ended=int(well))
 
     def rows(self) -> dict[DemandKey, Counts]:
-        """Return the present totals, with the tokens of unfinished answers so far."""
+        """Return the current counts, including the tokens of unfinished answers so far."""
         for answer, held in self._open.items():
             self._grow(answer, held)
         return self._counts.rows()

@@ -1,4 +1,6 @@
-"""Recorded bins, converted to the rates, lengths and bursts for forecasts, and recent changes with their cause."""
+"""Conversion of recorded bins to the rates, lengths and burstiness that forecasts need, and detection of recent
+changes.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +17,8 @@ from libs.policy.forecast.history import DemandHistory, Floats, history_from_rat
 Ints = NDArray[np.int64]
 FIELDS: Final = len(Counts._fields)
 REQUESTS, KNOWN, PROMPT, CACHED, OUTPUT, ENDED, REFUSED = range(FIELDS)
-# The mean output is taken over the fewest of these bins in which `LEAST_ENDED` answers ended, or over all.
+# The mean output length is taken over the fewest of these bins in which `LEAST_ENDED` answers ended, or else over all
+# bins.
 LENGTH_BINS: Final = (1, 3, 12, 36, 144)
 LEAST_ENDED: Final = 30
 SECOND_NS: Final = 1_000_000_000
@@ -23,28 +26,28 @@ SECOND_NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class DemandBins:
-    """Consecutive bins with the counts of every row."""
+    """Consecutive bins of demand with the counts of every row."""
 
     bin_ns: int
     first: int
-    """The number of the first bin: its start over `bin_ns`."""
+    """The number of the first bin, which is its start divided by `bin_ns`."""
     covered: NDArray[np.bool_]
-    """The bins whose arrivals are known, as a mask [n]."""
+    """A mask [n] of the bins whose arrivals are known."""
     rows: Mapping[DemandKey, Ints]
-    """The counts of each model, class and tenant, as [n, fields]."""
+    """The counts by model, class and tenant, each of shape [n, fields]."""
     unknown: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
-    """The bins in which only this model's arrivals are unknown, as a mask [n] by model."""
+    """Masks [n] by model, of the bins in which only the arrivals of this model are unknown."""
 
     def __len__(self) -> int:
         return len(self.covered)
 
     def covered_for(self, model: str) -> NDArray[np.bool_]:
-        """Return a mask [n] of the bins in which a model's arrivals are known."""
+        """Return a mask [n] of the bins in which the model's arrivals are known."""
         unknown = self.unknown.get(model)
         return self.covered if unknown is None else self.covered & ~unknown
 
     def sums(self, wanted: Callable[[DemandKey], bool] = lambda key: True) -> Ints:
-        """Return the counts summed over the wanted rows, of shape [n, fields]."""
+        """Return the counts summed over the rows that satisfy `wanted`, of shape [n, fields]."""
         total = np.zeros((len(self), FIELDS), np.int64)
         for key, row in self.rows.items():
             if wanted(key):
@@ -61,11 +64,10 @@ class DemandBins:
 def demand_history(
     counts: Ints, covered: NDArray[np.bool_], *, start_s: float, step_s: float, seconds: float
 ) -> DemandHistory:
-    """Return the rates of bins with counts of shape [n, fields].
+    """Return the history of bins with counts of shape [n, fields].
 
-    `start_s` and `step_s` are in the time of forecasts; `seconds` is a bin's length, by which rates are taken. Output
-    tokens are arrived requests times the recent mean length. That mean is tokens generated over answers ended, so that
-    long answers in progress do not count as short.
+    `start_s` and `step_s` are in the history's time, `seconds` is the length of a bin by the clock. The rate of output
+    tokens is the rate of requests times the recent mean output length, which counts the tokens of unfinished answers.
     """
     n = len(counts)
     if not n:
@@ -80,10 +82,11 @@ def demand_history(
 
 
 def mean_outputs(counts: Ints) -> Floats:
-    """Return the mean output tokens of an answer for each bin and the ones before it, of shape [n].
+    """Return the mean output length in the bins up to and including each bin, of shape [n].
 
-    Lengths are assumed to be exponential, so the mean is tokens generated over answers ended, with those of running
-    answers included (censored data; Epstein and Sobel 1953).
+    Output lengths are assumed to be exponentially distributed. The mean is then the number of generated tokens, those
+    of unfinished answers included, divided by the number of ended answers. The data is censored; see Epstein and Sobel
+    1953.
     """
     sums = np.concatenate([np.zeros((1, FIELDS), np.int64), np.cumsum(counts, axis=0)])
     ends = np.arange(1, len(counts) + 1)
@@ -105,18 +108,19 @@ class Mix:
     """The mean lengths and the burstiness of requests."""
 
     prompt_tokens: float
-    """The mean prompt tokens of a request; `output_tokens` likewise."""
+    """The mean number of prompt tokens in a request."""
     output_tokens: float
     cached_share: float
-    """The share of prompt tokens found in the cache."""
+    """The share of prompt tokens that were found cached."""
     dispersion: float
-    """The index of dispersion of arrivals by the bin; 1 is Poisson."""
+    """The index of dispersion of arrivals per bin, which is 1 for Poisson arrivals."""
 
 
 def mix_of(counts: Ints, covered: NDArray[np.bool_]) -> Mix | None:
-    """Return the mix of all bins together; None if there was no request.
+    """Return the mix of all covered bins, or None if they contain no request.
 
-    Bursts are measured between neighbouring bins, so that slow waves do not count (the Allan factor).
+    Burstiness is the Allan factor. It compares neighbouring bins, so slow changes such as the daily season do not
+    count.
     """
     known = counts[covered]
     total = known.sum(axis=0)
@@ -128,9 +132,9 @@ def mix_of(counts: Ints, covered: NDArray[np.bool_]) -> Mix | None:
 
 
 def dispersion_of(counts: Ints, covered: NDArray[np.bool_]) -> float:
-    """Return the Allan factor of arrivals, or 1 with fewer than ten pairs of bins.
+    """Return the Allan factor of arrivals, or 1 if there are fewer than ten pairs of neighbouring bins.
 
-    It is half the mean squared difference of neighbouring bins over their mean.
+    The Allan factor is half the mean squared difference of neighbouring bins, divided by their mean.
     """
     arrivals = counts[:, REQUESTS].astype(np.float64)
     pairs = covered[1:] & covered[:-1] if len(covered) > 1 else np.zeros(0, np.bool_)
@@ -142,7 +146,10 @@ def dispersion_of(counts: Ints, covered: NDArray[np.bool_]) -> float:
 
 
 def hour_peaks(counts: Ints, covered: NDArray[np.bool_], per_hour: int, per_peak: int) -> Floats:
-    """Return the ratio of busiest stretch to mean for each covered hour [hours]; a stretch is `per_peak` bins."""
+    """Return the ratio of the busiest stretch to the mean for each covered hour, of shape [hours].
+
+    A stretch has `per_peak` bins.
+    """
     hours = len(counts) // per_hour
     if not hours or per_hour < 2 * per_peak:
         return np.ones(1)
@@ -155,7 +162,7 @@ def hour_peaks(counts: Ints, covered: NDArray[np.bool_], per_hour: int, per_peak
 
 
 def models_of(keys: Iterable[DemandKey]) -> list[str]:
-    """Return the models of these keys, sorted and without duplicates."""
+    """Return the models in these keys, sorted and without duplicates."""
     return sorted({key.model for key in keys})
 
 
@@ -163,33 +170,36 @@ Phase = Literal["prefill", "decode"]
 What = Literal["balance", "prefill", "decode"]
 PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode")
 LEAST_SPAN: Final = 3
-"""The minimum number of bins examined on either side of a change."""
+"""The minimum number of bins that are compared on either side of a change."""
 MOST_SPAN_S: Final = 86_400.0
-"""The longest time examined on either side of a change."""
+"""The maximum time that is compared on either side of a change."""
 NAMED: Final = 3
-"""The maximum number of causes named for one change."""
+"""The maximum number of causes reported for a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """The last change of a model's balance or of a phase's level."""
+    """The latest change of a model's balance between the phases, or of one phase's level."""
 
     what: What
     began_s: float
     before: float
-    """The ratio of prefill to decode seconds for the balance; the GPU-seconds a second for a phase."""
+    """The level before the change.
+
+    It is prefill over decode seconds for the balance, and GPU-seconds per second for a phase.
+    """
     after: float
     causes: tuple[ChangeCause, ...]
-    """The causes of the larger change of both phases, the largest cause first."""
+    """The causes of the phase that changed more, largest first."""
 
 
 def last_trends(
     bins: DemandBins, history: DemandHistory, each: tuple[float, float], *, day: int, gpus: bool = True
 ) -> list[Trend]:
-    """Return the last visible change of the balance and of each phase, the newest first.
+    """Return the latest visible change of the balance and of each phase, the latest first.
 
-    `bins` and `history` cover the same time. `each` holds the GPU-seconds of a prompt token and of an output token.
-    `day` is the number of bins of a day. `gpus` means that `each` is known, so that levels of phases are busy GPUs.
+    `bins` and `history` cover the same time. `each` contains the GPU-seconds of a prompt token and of an output token.
+    `day` is the number of bins in a day. `gpus` means that `each` is known, so that the levels of phases are busy GPUs.
     """
     prefill_s, decode_s = history.prefill * each[0], history.decode * each[1]
     found: list[Trend] = []
@@ -218,10 +228,11 @@ def last_trends(
 
 
 def spans(began: int, end: int, day: int, step_s: float) -> tuple[slice, slice]:
-    """Return two stretches to compare: the newest bins since a change, at most a day, and equally many before it.
+    """Return the stretches before and after a change that are compared.
 
-    The earlier ones are of the same hours one or more days before, if those are known. Comparing a morning with a night
-    would show the daily season instead of the change.
+    The later one consists of the latest bins since the change, at most a day of them. The earlier one has the same
+    length. If possible, it covers the same hours of a previous day, because otherwise the daily season would look like
+    a change.
     """
     most = min(day, round(MOST_SPAN_S / step_s))
     length = min(max(end - began, min(LEAST_SPAN, end)), most)
@@ -233,7 +244,10 @@ def spans(began: int, end: int, day: int, step_s: float) -> tuple[slice, slice]:
 
 
 def _levels(what: What, phases: tuple[Floats, Floats], parts: tuple[slice, slice]) -> tuple[float, float]:
-    """Return the levels (before, after): a phase's means, or the balance's ratios of sums."""
+    """Return the levels before and after a change.
+
+    The level of a phase is its mean. The level of the balance is the ratio of the sums.
+    """
     prefill_s, decode_s = phases
     found = []
     for part in parts:
@@ -266,7 +280,7 @@ def _moved_more(before: Mapping[str, TrafficRates], after: Mapping[str, TrafficR
 
 
 def traffic(bins: DemandBins, part: slice) -> dict[str, TrafficRates]:
-    """Return the traffic of each tenant over the covered bins of the part, with rates by the clock."""
+    """Return the traffic of each tenant in the covered bins of a stretch, with rates by the clock."""
     seconds = float(bins.covered[part].sum()) * bins.bin_ns / 1e9
     found: dict[str, Ints] = {}
     for key, row in bins.rows.items():

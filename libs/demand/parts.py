@@ -1,4 +1,7 @@
-"""Forecasts of a fleet's models, and of a model's tenants or classes, whose medians add up to their total."""
+"""Forecasts of all models together and of parts: single models, or a model's tenants or classes.
+
+The medians of the parts add up to the median of the total.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,11 +18,11 @@ from libs.policy.forecast.reconcile import MEDIAN, reconcile, share_out
 
 By = Literal["model", "tenant", "class"]
 MOST_PARTS: Final = 6
-"""The maximum number of parts that are predicted separately; the smallest ones form one part, `OTHER`."""
+"""The maximum number of parts that are predicted separately. The smallest ones are predicted together as `OTHER`."""
 RANKED_BINS: Final = 96
-"""The number of last bins by whose requests parts are ranked, a day of quarters of an hour."""
+"""The number of latest bins whose requests determine the largest parts: a day of quarter hours."""
 MOST_MISSING: Final = 0.1
-"""The share of a series' requests that may be unknown in a bin of which its sum is known."""
+"""The share of requests that may be unknown in a bin whose sum is treated as known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +31,14 @@ class FleetOutlook:
 
     bins: DemandBins
     horizon_s: float
-    """The predicted time by the clock."""
+    """The length of the predicted time by the clock."""
     speed: float
     total: DemandOutlook
     models: Mapping[str, DemandOutlook]
-    """The largest models, and `OTHER` for the rest if there are more than `MOST_PARTS`."""
+    """The forecasts of the largest models. `OTHER` stands for the rest if there are more than `MOST_PARTS` models."""
 
     def model(self, model: str) -> DemandOutlook:
-        """Return the forecast of a model, or a share of `OTHER`'s if it is not among the largest."""
+        """Return the forecast of a model. A model that is not among the largest gets a share of `OTHER`'s forecast."""
         pooled = len({key.model for key in self.bins.rows}) > MOST_PARTS
         if model in self.models and not (pooled and model == OTHER):
             return self.models[model]
@@ -44,7 +47,10 @@ class FleetOutlook:
         return _shared(self.models[OTHER], dict(zip(("own", "rest"), found, strict=True)))["own"]
 
     def parts(self, model: str, by: By) -> tuple[DemandOutlook, dict[str, DemandOutlook]]:
-        """Return the forecasts of (the total, its parts): all models, or a model by tenant or class."""
+        """Return the forecast of a total and those of its parts.
+
+        The parts are all models, or the tenants or classes of `model`.
+        """
         if by == "model":
             return self.total, dict(self.models)
         total = self.model(model)
@@ -58,9 +64,9 @@ class FleetOutlook:
 
 
 def fleet_outlook(bins: DemandBins, horizon_s: float, speed: float) -> FleetOutlook:
-    """Predict all models of these bins, batch lines left out. `horizon_s` is by the clock.
+    """Predict the demand of all models, without batch lines. `horizon_s` is by the clock.
 
-    Raise ValueError for a horizon shorter than a bin.
+    Raise ValueError if the horizon is shorter than a bin.
     """
     online = _online(bins)
     split = _split(online, "model")
@@ -75,13 +81,13 @@ def fleet_outlook(bins: DemandBins, horizon_s: float, speed: float) -> FleetOutl
 
 
 def parts_json(by: By, total: DemandOutlook, parts: Mapping[str, DemandOutlook]) -> dict[str, Any]:
-    """Encode the medians of a total and of its parts, which add up exactly, the largest part first."""
+    """Encode the medians of a total and its parts, the largest part first. The parts add up to the total exactly."""
     order = sorted(parts, key=lambda name: -float(parts[name].quantiles["requests"][:, MEDIAN].sum()))
     return {"by": by, "total": _medians(total), "each": {name: _medians(parts[name]) for name in order}}
 
 
 def _medians(outlook: DemandOutlook) -> dict[SeriesName, list[float]]:
-    # Not rounded: the last digits make the sums agree.
+    # Not rounded, because rounded medians would not add up.
     return {name: outlook.quantiles[name][:, MEDIAN].tolist() for name in SERIES}
 
 
@@ -113,7 +119,10 @@ def _of(bins: DemandBins, wanted: Callable[[DemandKey], bool]) -> DemandBins:
 
 
 def _part(bins: DemandBins, rows: Mapping[DemandKey, Ints]) -> DemandBins:
-    """Return the bins of these rows, known where at most `MOST_MISSING` of their usual requests is unknown."""
+    """Return the bins of these rows.
+
+    A bin is covered if at most `MOST_MISSING` of the rows' usual requests are unknown in it.
+    """
     requests: dict[str, Ints] = {}
     for key, row in rows.items():
         requests[key.model] = requests.get(key.model, np.zeros(len(bins), np.int64)) + row[:, REQUESTS]
@@ -131,7 +140,7 @@ def _only(bins: DemandBins, model: str) -> DemandBins:
 
 
 def _split(bins: DemandBins, by: By) -> dict[str, DemandBins]:
-    """Return the bins of the largest parts by requests, and of all others as `OTHER`."""
+    """Return the bins of each of the largest parts by requests. All other parts are joined as `OTHER`."""
 
     def name(key: DemandKey) -> str:
         return key.model if by == "model" else key.tenant if by == "tenant" else key.service_class
@@ -148,7 +157,7 @@ def _split(bins: DemandBins, by: By) -> dict[str, DemandBins]:
 
 
 def _online(bins: DemandBins) -> DemandBins:
-    """Leave batch lines out; a model that has nothing else remains, without demand."""
+    """Return the bins without batch lines. A model that has only batch lines remains, without demand."""
     rows = {key: row for key, row in bins.rows.items() if key.service_class != BATCH_CLASS}
     for model in {key.model for key in bins.rows} - {key.model for key in rows}:
         rows[DemandKey(model, DEFAULT_CLASS, OTHER)] = np.zeros((len(bins), FIELDS), np.int64)

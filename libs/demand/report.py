@@ -1,4 +1,4 @@
-"""Forecasts of all series of a model, in the form in which users and programs receive them."""
+"""Forecasts of all series of a model, and their encoding for users and programs."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -13,9 +13,9 @@ from libs.policy.forecast.bands import LEVELS
 from libs.policy.forecast.history import DAY_S, SERIES, DemandHistory, Floats, SeriesName
 from libs.policy.forecast.model import DemandForecaster, HorizonExplanation, has_little_history
 
-# A week of hours is the most that a forecast covers.
+# The bound on the stretches of a forecast: a week of hours.
 MOST_STRETCHES: Final = 168
-# The nearest stretches are all predicted; of later ones every few are, and the rest are interpolated.
+# The nearest stretches are all predicted. Of later ones only some are, and the rest are interpolated.
 CLOSE: Final = 6
 FAR: Final = 48
 EXPLAINED_S: Final = (600.0, 3600.0, 10_800.0, 86_400.0)
@@ -23,30 +23,31 @@ EXPLAINED_S: Final = (600.0, 3600.0, 10_800.0, 86_400.0)
 
 @dataclass(frozen=True, slots=True)
 class DemandOutlook:
-    """Forecasts of demand from the end of a history on."""
+    """Forecasts of demand that begin at the end of a history."""
 
     start_s: float
     """The beginning of the first stretch, in the history's time."""
     step_s: float
     quantiles: dict[SeriesName, Floats]
-    """Rates per second at `LEVELS`, of shape [stretches, levels]."""
+    """The rates per second at `LEVELS`, of shape [stretches, levels]."""
     little_history: bool
     notes: tuple[str, ...]
     hang: float
-    """Correlation between neighbouring stretches of a series."""
+    """The correlation of neighbouring stretches of a series."""
     together: float
-    """Correlation between the prefill and decode series."""
+    """The correlation of the prefill series and the decode series."""
     carried: dict[SeriesName, list[HorizonExplanation]]
-    """The candidates behind the forecasts of some stretches; empty if nothing is predicted."""
+    """The explanations of some stretches: the candidate models behind each forecast. Empty if nothing was predicted."""
 
     def __len__(self) -> int:
         return len(self.quantiles["requests"])
 
 
 def make_outlook(history: DemandHistory, horizon_s: float) -> DemandOutlook:
-    """Return forecasts in stretches of the history's bins, or of several bins to stay within `MOST_STRETCHES`.
+    """Predict demand in stretches as long as the history's bins.
 
-    Raise ValueError for a horizon shorter than a bin.
+    Stretches are several bins long if there would be more than `MOST_STRETCHES`. Raise ValueError if the horizon is
+    shorter than a bin.
     """
     times = max(-(-round(horizon_s / history.step_s) // MOST_STRETCHES), 1)
     seen = coarser_history(history, times)
@@ -68,25 +69,28 @@ def make_outlook(history: DemandHistory, horizon_s: float) -> DemandOutlook:
 
 
 def explained(found: list[HorizonExplanation], step_s: float) -> list[HorizonExplanation]:
-    """Return the explanations nearest to 10 minutes and 1, 3 and 24 hours ahead."""
+    """Return the explanations nearest to 10 minutes and to 1, 3 and 24 hours ahead."""
     near = [min(found, key=lambda each: abs(each.horizon * step_s - ahead_s)) for ahead_s in EXPLAINED_S if found]
     return [each for at, each in enumerate(near) if each not in near[:at]]
 
 
 def looked_at(count: int) -> tuple[int, ...]:
-    """Return the horizons from 1 to `count` that are predicted directly; the last one is among them."""
+    """Return the horizons from 1 to `count` that are predicted directly. `count` is always among them."""
     apart = max(count // FAR, 1)
     return tuple(sorted({*range(1, min(CLOSE, count) + 1), *range(count, CLOSE, -apart)}))
 
 
 def fill(horizons: tuple[int, ...], quantiles: Floats, count: int) -> Floats:
-    """Interpolate quantiles to all horizons, of shape [count, levels]."""
+    """Interpolate the quantiles at `horizons` to all horizons, of shape [count, levels]."""
     wanted = np.arange(1, count + 1)
     return np.stack([np.interp(wanted, horizons, quantiles[:, level]) for level in range(len(LEVELS))], axis=1)
 
 
 def coarser_history(history: DemandHistory, times: int) -> DemandHistory:
-    """Return longer bins that end with the history, as means of the known bins in each."""
+    """Return the history in bins that are `times` as long, with the mean of the known bins in each.
+
+    The last bin ends with the history.
+    """
     if times == 1:
         return history
     skip = len(history) % times
@@ -105,12 +109,12 @@ def coarser_history(history: DemandHistory, times: int) -> DemandHistory:
 
 BANDS: Final = (("p5", 0.05), ("p10", 0.1), ("p25", 0.25), ("p50", 0.5), ("p75", 0.75), ("p90", 0.9), ("p95", 0.95))
 MOST_SHOWN: Final = 336
-"""The maximum number of bins of history shown beside a forecast."""
+"""The maximum number of bins of history returned with a forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
-    """The known demand of one model, in a time that runs `speed` times as fast as the clock."""
+    """The recorded demand of one model. Its time runs `speed` times as fast as the clock."""
 
     model: str
     bins: DemandBins
@@ -119,14 +123,14 @@ class ModelDemand:
     speed: float
 
     def unix_s(self, seen_s: float) -> float:
-        """Convert a moment of the history's time to Unix seconds."""
+        """Convert a time of the history to Unix seconds."""
         return seen_s / self.speed
 
 
 def model_demand(bins: DemandBins, model: str, speed: float = 1.0) -> ModelDemand:
-    """Return the demand of one model from the first covered bin on.
+    """Return the demand of one model, from the first covered bin on.
 
-    Batch lines are left out: they wait for room, so they follow the capacity.
+    Batch lines are left out. They wait for room, so their rate follows the capacity.
     """
     own = {key: row for key, row in bins.rows.items() if key.model == model and key.service_class != BATCH_CLASS}
     return demand_of(DemandBins(bins.bin_ns, bins.first, bins.covered_for(model), own), model, speed)
@@ -147,7 +151,7 @@ def demand_of(bins: DemandBins, model: str, speed: float = 1.0) -> ModelDemand:
 
 
 def gpu_seconds_each(kind: WorkerKind, mix: Mix, tpot_s: float) -> tuple[float, float]:
-    """Return the GPU-seconds of (a prompt token, an output token)."""
+    """Return the GPU-seconds of a prompt token and of an output token."""
     prompt = prefill_seconds(kind, mix.prompt_tokens, mix.cached_share) * kind.gpus
     answer = decode_seconds(kind, mix.prompt_tokens, max(mix.output_tokens, 1.0), tpot_s) * kind.gpus
     return prompt / max(mix.prompt_tokens, 1e-9), answer / max(mix.output_tokens, 1.0)
@@ -161,9 +165,9 @@ def forecast_report(
     tpot_s: float,
     outlook: DemandOutlook | None = None,
 ) -> dict[str, Any]:
-    """Return a forecast as flat JSON values, with times in Unix seconds and `horizon_s` by the clock.
+    """Return a forecast as JSON values, with times in Unix seconds. `horizon_s` is by the clock.
 
-    Without a kind of worker there are no GPU-seconds.
+    Without a worker kind, GPU-seconds are omitted.
     """
     history, speed = demand.history, demand.speed
     outlook = outlook or make_outlook(history, horizon_s * speed)
@@ -188,7 +192,7 @@ def forecast_report(
 
 
 def _carried(demand: ModelDemand, outlook: DemandOutlook) -> list[dict[str, Any]]:
-    """Return the candidates behind the forecast (see `HorizonExplanation`)."""
+    """Return the candidate models behind the forecast; see `HorizonExplanation`."""
     return [
         {
             "series": name,
@@ -203,8 +207,8 @@ def _carried(demand: ModelDemand, outlook: DemandOutlook) -> list[dict[str, Any]
 
 
 def _bands(quantiles: Floats, gpu_s: float | None) -> dict[str, Any]:
-    # Medians of models add up to the last digit, so these are not rounded. A band that rounding moves beyond the median
-    # is set to the median.
+    # Medians are not rounded, because those of models add up exactly. A rounded bound of a band may not cross its
+    # median.
     median = quantiles[:, LEVELS.index(0.5)].tolist()
     found: dict[str, Any] = {}
     for name, level in BANDS:
@@ -228,10 +232,10 @@ def _shown(demand: ModelDemand) -> dict[str, Any]:
 
 
 def trends_in_words(demand: ModelDemand, each: tuple[float, float] | None) -> list[dict[str, Any]]:
-    """Return the last changes in words; the caller formats times."""
+    """Return the latest changes as JSON values. The caller formats times."""
     prompt_s, output_s = each or (1.0, 1.0)
     history = demand.history
-    # Retried bins may be fewer than the history's grid where its clock was set back.
+    # There may be fewer bins than the history has if a gateway's clock was set back.
     if len(demand.bins) != len(history):
         return []
     trends = last_trends(
@@ -264,6 +268,6 @@ def _trend(trend: Trend, demand: ModelDemand) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float | None:
-    # Moments need more than six digits, and JSON has no nan.
+    # Unix times need more than six digits, and JSON has no NaN.
     value = float(value)
     return float(f"{value:.12g}" if value > 1e8 else f"{value:.6g}") if isfinite(value) else None

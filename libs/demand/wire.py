@@ -1,4 +1,4 @@
-"""Demand totals and capacity plans to and from protobuf, and totals folded into time bins."""
+"""Conversion of demand totals and capacity plans to and from protobuf, and the summing of totals in time bins."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
@@ -12,20 +12,21 @@ from libs.contracts.pb.fulcrum.demand.v1.demand_pb2 import DemandCount, DemandTo
 from libs.demand.counts import MAX_ROWS, NOTHING, OTHER, Counts, DemandKey
 from libs.policy.capacity import MOST_WORKERS, PHASES, CapacityPlan, Phase, PoolHour
 
-# The difference of two records of a gateway is spread evenly over the time between them. A late record splits such a
-# stretch in two, and a repeated one changes nothing. Bins therefore depend on the records but not on their order. There
-# is no clock and no I/O.
+# The difference between two records of a gateway is spread evenly over the time between them. A late record splits such
+# a stretch in two, and a repeated one changes nothing. The bins therefore depend on the records but not on their order.
+# There is no clock and no I/O.
 
 
-# Two minutes of a gateway's records are kept, between which late ones may fall; older ones add nothing.
+# The records of about two minutes are kept for each gateway, so that late ones find their place. Older ones are
+# ignored.
 KEPT_MARKS: Final = 64
-# The incarnation that has been silent for longest is dropped first.
+# The incarnation without a record for longest is dropped first.
 MAX_GATEWAYS: Final = 256
-# After a longer stretch without a record, the times of arrivals are unknown, so its bins count as not covered.
+# The times of arrivals are unknown if a gateway sent no record for longer than this. The bins are then not covered.
 MAX_COVERED_NS: Final = 900_000_000_000
-# The arrivals of a longer stretch are spread over its last bins.
+# The arrivals in a longer stretch are spread over its last bins only.
 MOST_SPREAD_BINS: Final = 1440
-# Bins times rows of a stretch limit the cost of one record; one with more rows is spread over fewer bins.
+# The bound on bins times rows of a stretch, which limits the cost of one record. With many rows, fewer bins are used.
 MOST_SPREAD: Final = 16_384
 
 
@@ -37,7 +38,7 @@ class Mark:
 
 @dataclass(slots=True)
 class BinDelta:
-    """The counts and covered time to add to a bin."""
+    """The counts and the covered time to add to a bin."""
 
     rows: dict[DemandKey, Counts] = field(default_factory=dict)
     covered_ns: int = 0
@@ -46,7 +47,7 @@ class BinDelta:
     """The models whose arrivals in the bin are only partly known."""
 
     def add(self, rows: Mapping[DemandKey, Counts], covered_ns: int, sign: int = 1) -> None:
-        """Add counts and time, or subtract them with sign -1."""
+        """Add counts and time. A `sign` of -1 subtracts them."""
         for key, counts in rows.items():
             known = self.rows.get(key, NOTHING)
             found = known.plus(counts) if sign > 0 else known.minus(counts)
@@ -61,27 +62,27 @@ class BinDelta:
 
 
 Deltas = dict[int, BinDelta]
-"""The changes by bin number, which is the bin's start over its length."""
+"""The changes of bins by bin number, which is the start of a bin divided by its length."""
 GatewayKey = tuple[str, int]
-"""A gateway's id and the start of its incarnation."""
+"""The id of a gateway and the start time of its incarnation."""
 
 
 class DemandFold:
-    """The latest records of gateways, and the changes of bins that have not been collected yet."""
+    """The latest records of each gateway, and the changes of bins that have not been collected."""
 
     def __init__(self, bin_ns: int, marks: Mapping[GatewayKey, Mark] | None = None) -> None:
-        """Create the fold from `marks`, the records up to which gateways are already counted (see `newest`)."""
+        """Create the fold. `marks` contains the last record of each gateway that is already counted; see `newest`."""
         self._bin_ns = bin_ns
         self._marks: dict[GatewayKey, list[Mark]] = {key: [mark] for key, mark in (marks or {}).items()}
         self._deltas: Deltas = {}
         self.records = 0
-        """The number of records with new information."""
+        """The number of records that were new."""
         self.known_records = 0
-        """The number of records that were repeated or older than those kept."""
+        """The number of records that were repeated, or older than all kept ones."""
 
     def take(self, gateway: GatewayKey, mark: Mark) -> None:
-        """Fold a record of a gateway into the bins."""
-        # The gateway with the latest record comes last, so that silent ones are dropped first.
+        """Add a record of a gateway to the bins."""
+        # The gateway with the latest record comes last, so that silent gateways are dropped first.
         marks = self._marks.pop(gateway, None) or [Mark(min(gateway[1], mark.at_ns), {})]
         self._marks[gateway] = marks
         index = bisect_left(marks, mark.at_ns, key=lambda each: each.at_ns)
@@ -104,14 +105,17 @@ class DemandFold:
         return deltas
 
     def add(self, deltas: Deltas) -> None:
-        """Add changes from elsewhere, or ones that could not be written, to those that `take_deltas` returns next."""
+        """Add changes to those that `take_deltas` returns next.
+
+        They come from elsewhere, or could not be written.
+        """
         for number, delta in deltas.items():
             found = self._at(number)
             found.add(delta.rows, delta.covered_ns)
             found.unknown |= delta.unknown
 
     def newest(self) -> dict[GatewayKey, Mark]:
-        """Return the last record counted for each gateway."""
+        """Return the last counted record of each gateway."""
         return {gateway: marks[-1] for gateway, marks in self._marks.items()}
 
     def _at(self, number: int) -> BinDelta:
@@ -127,7 +131,10 @@ class DemandFold:
 
 
 def _shares(before: Mark, after: Mark, bin_ns: int) -> Iterator[tuple[int, int, dict[DemandKey, Counts]]]:
-    """Yield (bin, ns within it, arrivals) for a stretch; the rows add up to the difference exactly."""
+    """Yield, for each bin of a stretch, its number, the ns of the stretch within it, and its arrivals.
+
+    The arrivals add up to the difference between the records exactly.
+    """
     more = {}
     for key, counts in after.rows.items():
         grown = Counts(*(max(each, 0) for each in counts.minus(before.rows.get(key, NOTHING))))
@@ -163,7 +170,7 @@ def totals_message(
     *,
     last: bool = False,
 ) -> DemandTotals:
-    """Encode a gateway's totals; `queue_full` counts refusals by a full queue, by row."""
+    """Encode the totals of a gateway. `queue_full` contains the refusals by a full queue, by row."""
     full = queue_full or {}
     counts = [
         DemandCount(
@@ -179,7 +186,7 @@ def totals_message(
 
 
 def mark_of(message: DemandTotals) -> tuple[GatewayKey, Mark]:
-    """Decode a gateway's totals; repeated rows are merged."""
+    """Decode the totals of a gateway. Names that are too long are cut."""
     rows: dict[DemandKey, Counts] = {}
     for each in message.counts[: MAX_ROWS * 2]:
         names = (each.model, each.service_class, each.tenant)
@@ -188,12 +195,12 @@ def mark_of(message: DemandTotals) -> tuple[GatewayKey, Mark]:
     return (message.gateway_id, message.incarnation), Mark(message.told_unix_ns, rows)
 
 
-# Six weeks of quarter hours are the most that a plan may have.
+# The bound on the stretches of a plan: six weeks of quarter hours.
 MAX_STRETCHES: Final = 4_096
 
 
 def plan_message(plan: CapacityPlan, model: str, metrics_id: str, made_unix_ns: int) -> PlanMessage:
-    """Encode a plan in Unix seconds whose stretches follow each other without a gap."""
+    """Encode a plan in Unix seconds. Its stretches must follow each other without gaps."""
     return PlanMessage(
         metrics_id=metrics_id,
         model=model,
@@ -219,7 +226,7 @@ def _need(plan: CapacityPlan, phase: Phase) -> PoolNeed:
 
 
 def plan_of(message: PlanMessage) -> CapacityPlan:
-    """Decode a plan; raise ValueError if the message is invalid."""
+    """Decode a plan. Raise ValueError if the message is invalid."""
     count = len(message.prefill.asked)
     if not 0 < count <= MAX_STRETCHES:
         raise ValueError(f"a plan has 1 to {MAX_STRETCHES} stretches, this one {count}")

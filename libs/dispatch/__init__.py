@@ -1,1 +1,4 @@
-"""Scheduling of choices from the queue to workers, driven by the event loop live and by virtual time in the lab."""
+"""Scheduling of choices from the queue to workers.
+
+The gateway drives it by the event loop, the lab by simulated time.
+"""

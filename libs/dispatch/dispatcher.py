@@ -1,7 +1,7 @@
-"""The dispatcher: it binds choices, passes workers' events to each choice's placement, and carries out the effects.
+"""The dispatcher, which binds choices to workers and passes workers' events to each choice's placement.
 
-libs/policy/gateway/binding.py decides which worker a choice gets. The dispatcher is synchronous; its decisions are
-sent in the links' next frames. Only a choice's placement contains its location.
+libs/policy/gateway/binding.py decides which worker a choice gets. The dispatcher is synchronous: its decisions are sent
+with the links' next frames. The location of a choice is stored in its placement only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,7 @@ STOPPING = "this gateway is stopping"
 SEQUENCE_IDS = 1 << 32
 
 Ended = Callable[[Generation, Ending], None]
-"""A listener that is called once, when a choice has ended."""
+"""A listener that is called once at the end of each choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class Bounds:
     max_waiting: int
     wait_bounds: WaitBounds
     max_reroutes: int
-    """The number of times that a choice is rerouted because workers fail it."""
+    """The maximum number of times that a choice is rerouted after a worker failed it."""
 
 
 class Dispatcher:
-    """The owner of every choice from `submit` until it has ended."""
+    """The owner of every choice from `submit` until its end."""
 
     def __init__(
         self,
@@ -78,7 +78,10 @@ class Dispatcher:
         bounds: Bounds,
         tenants: Tenancy | None = None,
     ) -> None:
-        """`tenants` share the queue and the decode places; with None, all requests are alike."""
+        """Create the dispatcher.
+
+        With `tenants` of None, all requests are treated alike in the queue and decode places.
+        """
         self.max_reroutes = bounds.max_reroutes
         self.suspects = suspects
         self._links = links
@@ -88,7 +91,7 @@ class Dispatcher:
         self._ended = ended
         self._bounds = bounds
         self.cold: ColdModels | None = None
-        """The source of expected load times of models without a worker; None without a model catalogue."""
+        """The source of expected load times for models without a worker; None without a model catalogue."""
         self._experience = Experience()
         tenants = tenants or OneForAll()
         self._queue = WaitingQueue(bounds.max_waiting, tenants)
@@ -112,12 +115,12 @@ class Dispatcher:
 
     @property
     def late(self) -> int:
-        """The number of queued choices whose first token can no longer be in time."""
+        """The number of queued choices whose first token can no longer meet its deadline."""
         return self._queue.late
 
     @property
     def hopeful_tokens(self) -> int:
-        """The number of prompt tokens of waiting choices that can still be in time."""
+        """The number of prompt tokens of queued choices that can still meet their deadline."""
         return self._queue.hopeful_tokens
 
     def waiting_for(self, model: str) -> int:
@@ -125,15 +128,15 @@ class Dispatcher:
 
     @property
     def people_waiting(self) -> int:
-        """The number of waiting choices, without lines of batch jobs."""
+        """The number of queued choices other than lines of batch jobs."""
         return len(self._queue) - self._queue.batch
 
     def queues(self) -> list[Queue]:
-        """Return the queues by model and phase, with the arrivals."""
+        """Return the queues by model and phase, with counts of arrivals."""
         return self._arrivals.queues(self._queue, self._links)
 
     def awaited(self) -> dict[str, WaitingAges]:
-        """Return the time that interactive choices have waited for their first token, here and at workers, by model."""
+        """Return, by model, the waiting times of interactive choices without a first token, here and at workers."""
         return first_token_waits(self._live, self._clock.now_ns())
 
     def places_here(self) -> dict[str, ModelPlaces]:
@@ -141,13 +144,13 @@ class Dispatcher:
         return self.places.report(self._queue.by_tenant(), rooms(self._links.views()), self._clock.now_ns())
 
     def places_elsewhere(self, others: Others) -> None:
-        """Adopt the places that other gateways report; see `TenantPlaces.adopt_reports`."""
+        """Adopt the reports of other gateways; see `TenantPlaces.adopt_reports`."""
         self.places.adopt_reports(others)
         self._turn_soon()
 
     @property
     def live(self) -> int:
-        """The number of choices that have not ended, including those that wait."""
+        """The number of choices that have not ended, including queued ones."""
         return len(self._live)
 
     @property
@@ -161,14 +164,14 @@ class Dispatcher:
 
     @property
     def wants_keys(self) -> bool:
-        """Return whether callers should pass keys to `check_room` and `submit`: the queue is or has been full."""
+        """Return whether callers should pass keys to `check_room` and `submit`: some requests are or were refused."""
         return self._queue.wants_keys
 
     def check_room(self, count: int, key: bytes = b"", tenant: str | None = None) -> None:
-        """Raise QueueFull if the queue has no room for `count` more choices, of `tenant` if given, and NoWorkers while
-        draining.
+        """Raise QueueFull if the queue has no room for `count` more choices, and NoWorkers while draining.
 
-        `key` identifies a request that returns at its promised time.
+        A `tenant` may not use the room left for other tenants. `key` identifies a request that returns at its promised
+        time.
         """
         if self.draining:
             raise NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S)
@@ -178,10 +181,7 @@ class Dispatcher:
             self._queue.check_tenant(tenant, count, now_ns)
 
     def submit(self, generations: Sequence[Generation], key: bytes = b"") -> None:
-        """Enqueue the choices of one request, all or none.
-
-        Raise PoisonRequest, or the errors of `check_room` for the request and its tenant.
-        """
+        """Enqueue all choices of one request, or none. Raise PoisonRequest, or the errors of `check_room`."""
         people = bool(generations) and not generations[0].batch
         self.check_room(len(generations), key, generations[0].context.tenant if people else None)
         self.suspects.admit(generations)
@@ -192,16 +192,16 @@ class Dispatcher:
             self._wait(generation)
 
     def cancel(self, generation: Generation, because: FulcrumError | None) -> None:
-        """End a choice and free what it holds on workers.
+        """End a choice and free its resources on workers.
 
-        `because` is None if its client has gone, otherwise the error of another choice of its request. A choice that
-        has ended, or was never submitted, is not affected.
+        `because` is the error of another choice of the request, or None if the client has disconnected. Choices that
+        have ended or were never submitted are ignored.
         """
         if generation in self._live:
             self._end(generation, because)
 
     def drain(self, on_idle: Call) -> None:
-        """Refuse new choices and call `on_idle` once the present ones have ended."""
+        """Refuse new choices, and call `on_idle` once the present ones have ended."""
         self._on_idle = on_idle
         if not self._live:
             on_idle()
@@ -211,7 +211,7 @@ class Dispatcher:
             self._end(generation, NoWorkers(STOPPING, retry_after_s=RETRY_AFTER_S))
 
     def watch_time(self) -> None:
-        """End choices that have waited too long, now and every `EXPIRY_INTERVAL_NS`."""
+        """End choices that have waited too long, now and then every `EXPIRY_INTERVAL_NS`."""
         now_ns = self._clock.now_ns()
         drain_s = self._queue.drain_s(now_ns)
         if len(self._queue):
@@ -238,7 +238,7 @@ class Dispatcher:
         self._turn_soon()
 
     def _turn_soon(self) -> None:
-        # One binding round serves all events of this turn of the loop.
+        # One binding round serves all events in this turn of the event loop.
         if not self._turn_is_due:
             self._turn_is_due = True
             self._scheduler.soon(self._turn)
@@ -277,7 +277,7 @@ class Dispatcher:
                 views = []  # outdated, because the batch has used room
 
     def _make_room(self, contested: Mapping[str, Mapping[str, int]], free: Mapping[str, int], now_ns: int) -> None:
-        """Preempt running choices of tenants above their share of a model's places in favour of waiting ones."""
+        """Preempt choices of tenants above their share of a model's places if other tenants' choices wait."""
         for model, waiting in contested.items():
             for generation in self.places.giving_way(model, waiting, free.get(model, 0), now_ns):
                 self._carry_out(
@@ -319,7 +319,7 @@ class Dispatcher:
     # ------------------------------------------------------------ events from workers
 
     def received(self, link: Link, update: WorkerUpdate) -> None:
-        """Process a frame's tokens, then its events. Its credits or role change may allow another binding round."""
+        """Process the tokens and then the events of a frame. A change of credits or role may start a binding round."""
         if update.introduced:
             self.suspects.returned(link.key)  # and the turn below is for choices that waited for it
         if update.tokens:
@@ -361,7 +361,7 @@ class Dispatcher:
             self._end(generation, ended)
 
     def _pooled(self, generation: Generation, attempt: Attempt, event: Prefilled | SequenceFinished) -> None:
-        """End a choice with its prompt's vector, or send it elsewhere if its worker made none."""
+        """End a choice with the vector of its prompt. If its worker computed none, send the choice elsewhere."""
         placement = generation.placement
         vector = event.vector if isinstance(event, SequenceFinished) else b""
         if not vector or len(vector) % 4:
@@ -377,7 +377,7 @@ class Dispatcher:
         self._carry_out(generation, placement.finished(attempt, self, well=True, complete=False), ApiFinishReason.STOP)
 
     def _learn(self, generation: Generation, worker: WorkerKey) -> None:
-        """Compare a first token with its prediction, for the model and for the worker."""
+        """Compare the time of a first token with its prediction, to adjust later predictions for model and worker."""
         self._experience.first_token(generation)
         timeline, link = generation.timeline, self._links.link(worker)
         if link is not None:
@@ -385,9 +385,9 @@ class Dispatcher:
             link.outlook.slowness.answered(predicted_ns, timeline.first_token_ns - timeline.bound_ns)
 
     def _on_event(self, generation: Generation, attempt: Attempt, event: AttemptEvent) -> None:
-        """Pass a worker's event to the choice's placement, and carry out the effects."""
+        """Pass a worker's event to the choice's placement and carry out the resulting effects."""
         placement = generation.placement
-        # A refused decode has read nothing, and its credit can go to another one at once.
+        # A worker that refuses a decode has read no blocks, so another one can be reserved at once.
         refused = isinstance(event, SequenceRefused)
         if generation.early is not None and not refused and keep_back(generation, EarlyNews(attempt, event=event)):
             return
@@ -440,7 +440,7 @@ class Dispatcher:
         self._carry_out(generation, placement.failed(attempt, detail, self, blocks_lost=blocks_lost, complete=complete))
 
     def lost(self, link: Link, *, silent: bool, died: bool) -> None:
-        """Reroute the choices that were on a worker whose stream broke."""
+        """Reroute the choices on a worker whose stream broke."""
         there, reserved = self._attempts.leave(link.key)
         if died:
             self.suspects.lost(link.key, there)
@@ -455,23 +455,23 @@ class Dispatcher:
         self._turn_soon()
 
     def unreachable(self, link: Link) -> None:
-        """End suspects after the worker of a broken stream is gone or has been replaced."""
+        """End the choices whose prompt is condemned because the worker of a broken stream cannot be reached again."""
         for generation in self.suspects.died(link.key, self._live):
             self._end(generation, poison_error())
 
     # ------------------------------------------------------------ effects of placements
 
     def partner(self, worker: WorkerKey) -> Partner | None:
-        """Return the worker as a decode partner, or None while it cannot be reached."""
+        """Return the worker as the destination of a KV hand-off, or None while it cannot be reached."""
         link = self._links.link(worker)
         return None if link is None else link.partner()
 
     def decodes(self, model: str, kv_kind: str) -> bool:
-        """Return whether any worker of the model could take over blocks of this kind, regardless of credits."""
+        """Return whether any worker of the model could take over blocks of this kind, regardless of its credits."""
         return serves_decode(self._links.views(), model, kv_kind)
 
     def _carry_out(self, generation: Generation, effects: Effects, reason: ApiFinishReason | None = None) -> None:
-        # `reason` is the finish reason sent by a worker, if there is one.
+        # `reason` is the finish reason that a worker sent, if it sent one.
         for effect in effects:
             if isinstance(effect, Requeue):
                 tokens = len(generation.output)

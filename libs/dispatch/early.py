@@ -1,5 +1,6 @@
-"""Decodes that are submitted together with their prompts: their choice, and the events that then arrive too early.
-Pure.
+"""Decodes that are submitted together with their prompts.
+
+This module selects them and holds back their events that arrive too early. Pure.
 """
 
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from libs.policy.gateway.placement import Blocks
 
 
 def name_blocks(generation: Generation, prompt: Link | None, decode: Link) -> Blocks | None:
-    """Return named blocks by which `decode` can start together with `prompt`, or None if it must start later.
+    """Return named blocks with which `decode` can start together with `prompt`, or None if it must start later.
 
-    From then on the decode worker's news is held back. Choices are excluded if the first token needs logprobs, an
-    image is encoded in a separate step, or a batch line would hold blocks while later prompts pass.
+    If blocks are returned, news of the decode worker is held back from then on. Choices with images, suspects and
+    choices whose first token needs logprobs are excluded. Batch lines are too, because they would occupy blocks while
+    later prompts pass.
     """
     generation.early = None
     partner = decode.partner()
@@ -32,22 +34,22 @@ def name_blocks(generation: Generation, prompt: Link | None, decode: Link) -> Bl
 
 
 def keep_back(generation: Generation, news: EarlyNews) -> bool:
-    """Hold back news of the decode worker until the prompt's worker has reported; return False if it need not wait.
+    """Hold back news of the decode worker until the prefill worker has reported. Return False if that is not necessary.
 
-    The frames of the two workers are not ordered, but tokens must be. At most one item is held per output token, and
-    a few events.
+    Frames of the two workers may arrive in any order, but tokens must not. At most one item per output token and a few
+    events are held back.
     """
     placement = generation.placement
     if generation.early is None or not placement.prefilling or news.attempt is not placement.decode_attempt:
         return False
-    # A token shows that the decode worker has all blocks. After an event the sender may have freed them too.
+    # A token shows that the decode worker has all blocks. After an event, the prefill worker may also have freed them.
     placement.note_blocks_read()
     generation.early.append(news)
     return True
 
 
 def early_news(generation: Generation) -> Iterator[EarlyNews]:
-    """Iterate over the held-back news until the choice leaves the worker that sent it."""
+    """Yield the held-back news until the choice leaves the worker that sent it."""
     early, generation.early = generation.early or (), None
     for news in early:
         if news.attempt is generation.placement.decode_attempt:

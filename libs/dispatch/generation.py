@@ -1,4 +1,4 @@
-"""One choice of one request, from the queue to its last token."""
+"""One choice of a request, from the queue to its last token."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, MutableSequence, Sequence
@@ -24,25 +24,25 @@ log = structlog.get_logger()
 
 _PHASES: Final = {Phase.PREFILL: pb.PHASE_PREFILL, Phase.DECODE: pb.PHASE_DECODE, Phase.BOTH: pb.PHASE_BOTH}
 
-# Retry-After of errors that do not depend on the queue.
+# The Retry-After of errors that do not depend on the length of the queue.
 RETRY_AFTER_S: Final = 1.0
 
 
 class ApiFinishReason(Enum):
-    """The reason for the normal end of a choice, in the API's terms."""
+    """The reason for the regular end of a choice, in OpenAI's terms."""
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
-    """The sequence stopped after calling tools. Only the gateway assigns this reason; no worker sends it."""
+    """The answer ended with tool calls. Only the gateway assigns this reason. Workers send STOP."""
 
 
 Ending = ApiFinishReason | FulcrumError | None
-"""The ending of a choice: a finish reason, an error, or None if its client left."""
+"""The outcome of a choice: a finish reason, an error, or None if its client disconnected."""
 
 
 def unmade(error: Exception, request_id: str) -> AnswerFailed:
-    """Log why a choice's tokens cannot be turned into an answer, and return the error for its client."""
+    """Log why the tokens of a choice cannot be turned into an answer. Return the error for the client."""
     log.error("answer could not be built", request_id=request_id, error=repr(error), exc_info=error)
     return AnswerFailed("the generated tokens could not be turned into an answer")
 
@@ -50,12 +50,12 @@ def unmade(error: Exception, request_id: str) -> AnswerFailed:
 class Sink(Protocol):
     """The receiver of a choice's tokens.
 
-    Exactly one of `finish` and `fail` is called, last, unless the choice was cancelled. An exception in `token` or
-    `finish` ends only this choice, with `fail`.
+    The last call is to either `finish` or `fail`, unless the choice was cancelled. If `token` or `finish` raises, only
+    this choice ends, with `fail`.
     """
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
-        """Accept the next token. Return true if the text ends with it (a stop string) and no more are wanted."""
+        """Add the next token. Return True if no further tokens are needed because of a stop string."""
         ...
 
     def finish(self, reason: ApiFinishReason) -> None: ...
@@ -65,24 +65,25 @@ class Sink(Protocol):
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Times of a request's events in Unix ns; 0 before they happen."""
+    """The times of a request's events in Unix ns. A time is 0 until its event happens."""
 
     arrival_ns: int
     queued_ns: int = 0
     bound_ns: int = 0
-    """The time of the choice's first binding to workers."""
+    """The time at which the choice was first bound to workers."""
     predicted_first_ns: int = 0
-    """The time of the first token as predicted at the first binding."""
+    """The time of the first token as predicted when the choice was first bound."""
     likely_first_ns: tuple[int, ...] = ()
-    """The times by which the first token arrives with the chances in `libs.policy.ratios.LEVELS`, as predicted at its
-    first binding; empty if unknown.
+    """The times by which the first token arrives with the probabilities in `libs.policy.ratios.LEVELS`.
+
+    They are predicted when the choice is first bound; empty if unknown.
     """
     first_token_ns: int = 0
     second_token_ns: int = 0
     last_token_ns: int = 0
 
     def bound(self, now_ns: int, predicted_ttft_ns: float) -> None:
-        """Record that the request was bound; only the first time counts."""
+        """Record that the request was bound. Later calls have no effect."""
         if not self.bound_ns:
             self.bound_ns = now_ns
             self.predicted_first_ns = now_ns + round(predicted_ttft_ns)
@@ -97,27 +98,27 @@ class RequestTimes:
 
     @property
     def queue_ns(self) -> int:
-        """The time from arrival until bound; 0 if it never was."""
+        """The time from arrival until the first binding; 0 before it."""
         return max(self.bound_ns - self.arrival_ns, 0)
 
     @property
     def ttft_ns(self) -> int:
-        """The time from arrival until the first token; 0 without one."""
+        """The time from arrival until the first token; 0 before it."""
         return max(self.first_token_ns - self.arrival_ns, 0)
 
     @property
     def predicted_ttft_ns(self) -> int:
-        """The time from arrival until the first token, as predicted when it was bound; 0 if it never was."""
+        """The predicted time from arrival until the first token; 0 before the first binding."""
         return max(self.predicted_first_ns - self.arrival_ns, 0)
 
     @property
     def decode_ns(self) -> int:
-        """The time from the first token until the last."""
+        """The time from the first token to the last."""
         return self.last_token_ns - self.first_token_ns
 
 
 class EarlyNews(NamedTuple):
-    """A token or an event of a decode worker that arrived before the report of the prompt's worker."""
+    """A token or event from the decode worker that arrived before the report of the prefill worker."""
 
     attempt: Attempt
     token_id: int = 0
@@ -128,54 +129,57 @@ class EarlyNews(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """One choice of a request; links see it as `ports.Work`.
+    """One choice of a request, which links see as `ports.Work`.
 
-    Its `output` is authoritative: any worker continues from these tokens.
+    `output` is authoritative: any worker can continue from these tokens.
     """
 
     request_id: str
     model: str
     prompt: bytes
-    """The token ids of the prompt as packed little-endian uint32."""
+    """The prompt's token ids as packed little-endian uint32."""
     prompt_tokens: int
     max_output_tokens: int
     sampling: pb.Sampling
     context: pb.RequestContext
     end_token_ids: frozenset[int]
-    """Tokens that end the text; empty if the client wants to continue past them."""
+    """The tokens that end the text; empty if the client wants to continue past them."""
     sink: Sink
     timeline: RequestTimes
 
     adapter: str = ""
-    """The name of the LoRA adapter to compute with; empty for none."""
+    """The name of the LoRA adapter; empty for none."""
     adapter_source: str = ""
-    """The folder of an adapter in the catalogue; empty if workers have it configured."""
+    """The folder of an adapter that the catalogue added; empty if workers load the adapter when they start."""
     batch: bool = False
     """True for a line of a batch job, which yields to all interactive requests."""
     pooling: int = pb.POOLING_UNSPECIFIED
-    """The pooling that turns the prompt into one vector; unspecified if tokens are generated."""
+    """The pooling that turns the prompt into one vector. Unspecified if the choice generates tokens."""
     second_from: int = 0
-    """The position in the prompt of a pair's second text; 0 for none."""
+    """The position of the second text in a prompt with a pair of texts; 0 for a single text."""
     vector: bytes = b""
-    """The prompt's vector as packed little-endian float32, once a worker has computed it."""
+    """The prompt's vector as packed little-endian float32; empty until a worker has computed it."""
     images: tuple[PromptImage, ...] = ()
-    """The prompt's images, whose files go to workers that compute it."""
+    """The images of the prompt. Their files are sent to workers that compute the prompt."""
     output: MutableSequence[int] = field(default_factory=list)
     cached_hints: Mapping[str, int] = field(default_factory=dict)
-    """The number of leading prompt tokens that each worker is believed to hold, by worker id."""
+    """The estimated number of leading prompt tokens that each worker has cached, by worker id."""
     cached_tokens: int = 0
     """The number of prompt tokens that the first prefill found cached."""
     placement: Placement = field(init=False)
     siblings: Sequence["Generation"] = ()
-    """All choices of the request, this one included."""
+    """All choices of the request, including this one."""
     fingerprint: bytes = b""
     """The hash of model and prompt; empty until it is first needed."""
     trial: SuspectTrial | None = None
-    """The progress towards clearing the prompt of killing workers; None if it is not suspected."""
+    """The progress towards clearing the prompt of having killed workers; None if it is not suspected."""
     hopeless_from_ns: float = inf
-    """The Unix time from which the first token cannot be expected in time; inf without a deadline, or if not judged."""
+    """The Unix time in ns from which the first token cannot be expected to meet its deadline.
+
+    It is inf without a deadline, or before it has been computed.
+    """
     early: "list[EarlyNews] | None" = None
-    """News of the decode worker that is handled once the prompt's worker has reported; None if news cannot be early."""
+    """The held-back news of the decode worker. It is None unless the decode was submitted together with its prompt."""
 
     def __post_init__(self) -> None:
         self.placement = Placement(self.model)
@@ -186,43 +190,43 @@ class Generation:
 
     @property
     def ttft_deadline_unix_ns(self) -> int:
-        """The deadline of the choice's first token in Unix ns; 0 for none."""
+        """The deadline of the first token in Unix ns; 0 for none."""
         return self.context.ttft_deadline_unix_ns
 
     @property
     def tokens(self) -> int:
-        """The number of prompt and output tokens so far."""
+        """The number of prompt tokens and output tokens so far."""
         return self.prompt_tokens + len(self.output)
 
     @property
     def pooled(self) -> bool:
-        """Return whether the choice's prompt becomes a vector, so that it needs no decode worker."""
+        """Return whether the choice ends with a vector of its prompt, so that it needs no decode worker."""
         return self.pooling != pb.POOLING_UNSPECIFIED
 
     @property
     def placed_images(self) -> Sequence[PlacedImage]:
-        """The images of the choice's prompt, in order."""
+        """The positions and digests of the prompt's images, in order."""
         if not self.images:
             return ()
         return [PlacedImage(first + tokens, digest) for first, tokens, digest in (each.span for each in self.images)]
 
     @property
     def answered(self) -> bool:
-        """Return whether the choice has a first token, or its vector."""
+        """Return whether the choice has a first token or its vector."""
         return bool(self.output or self.vector)
 
     @property
     def decodes_next(self) -> bool:
-        """Return whether the choice's prompt is computed and its blocks wait for a decode worker."""
+        """Return whether the prompt is computed and its blocks wait for a decode worker."""
         return self.placement.blocks is not None
 
     @property
     def resumed(self) -> bool:
-        """Return whether the choice has been bound before and lost its worker, or its place there."""
+        """Return whether the choice was bound before and then lost its worker or its place there."""
         return self.placement.resumed
 
     def token(self, token_id: int, logprob: Logprob | None, now_ns: int) -> ApiFinishReason | FulcrumError | None:
-        """Append the next token and return the ending of the choice, or None if it continues."""
+        """Append the next token. Return the outcome of the choice, or None if it continues."""
         self.output.append(token_id)
         self.timeline.token(now_ns)
         try:
@@ -231,7 +235,7 @@ class Generation:
             return unmade(error, self.request_id)
 
     def conclude(self, outcome: Ending) -> Ending:
-        """Notify the sink and return the ending of the choice; a failing sink turns success into an error."""
+        """Notify the sink of the outcome and return it. If the sink raises, the outcome becomes an error."""
         if isinstance(outcome, ApiFinishReason):
             try:
                 self.sink.finish(outcome)
@@ -242,13 +246,13 @@ class Generation:
         return outcome
 
     def complete(self) -> ApiFinishReason | None:
-        """Return the finish reason if the output is complete by itself, regardless of the worker's next message."""
+        """Return the finish reason if the output needs no further token, or else None."""
         if self.output and self.output[-1] in self.end_token_ids:
             return ApiFinishReason.STOP
         return ApiFinishReason.LENGTH if len(self.output) >= self.max_output_tokens else None
 
     def outcome(self, end: End, reason: ApiFinishReason | None) -> Ending:
-        """Return the ending for an `End`. `reason` is the finish reason that a worker sent, if any."""
+        """Return the outcome for an `End`. `reason` is the finish reason that a worker sent, if it sent one."""
         if end.why is EndReason.REFUSED:
             return InvalidRequest(end.detail)
         if end.why is EndReason.GAVE_UP:
@@ -256,7 +260,7 @@ class Generation:
         return reason or self.complete()
 
     def message(self, attempt: Attempt, blocks: Blocks | None, epoch: int) -> pb.Submit:
-        """Return the message that submits the choice to a worker, which continues from all tokens so far."""
+        """Return the message that submits the choice to a worker. The worker continues after all tokens so far."""
         submit = pb.Submit(
             sequence=attempt.sequence_id,
             request_id=self.request_id,
@@ -283,18 +287,18 @@ class Generation:
         return submit
 
 
-# Models remembered; the one whose last first token is oldest is forgotten first.
+# The bound on remembered models. The model without a first token for longest is forgotten first.
 MOST_MODELS: Final = 256
 
 
 class Experience:
-    """The ratios of actual to predicted time from binding to the first token at this gateway."""
+    """The ratios of actual to predicted times from binding to first token at this gateway, by model."""
 
     def __init__(self) -> None:
         self._models: OrderedDict[str, Ratios] = OrderedDict()
 
     def first_token(self, generation: Generation) -> None:
-        """Record a first token from the workers that its request was first bound to."""
+        """Record the first token of a choice that was not rerouted before it."""
         timeline = generation.timeline
         took_ns = timeline.first_token_ns - timeline.bound_ns
         found = self._models.get(generation.model)
@@ -306,7 +310,7 @@ class Experience:
         found.add(timeline.predicted_first_ns - timeline.bound_ns, took_ns)
 
     def bound(self, model: str, timeline: RequestTimes) -> None:
-        """Set the likely times of the first token of a request that has just been bound."""
+        """Set the likely times of the first token of a request that was just bound."""
         found = self._models.get(model)
         if found is None or timeline.likely_first_ns:
             return

@@ -1,4 +1,4 @@
-"""Decode places by tenant, and the choices that give way if tenants compete for places."""
+"""Decode places by tenant, and the choices that give way when tenants compete for places."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,32 +18,34 @@ from libs.policy.gateway.places import (
     yields_by_gateway,
 )
 
-# The time within which a place that was given up should return. Until then no other choice gives way for it.
+# The time in which a place that a choice gave up should become free. Until then no other choice gives way for it.
 COMING_NS: Final = 1_000_000_000
-# The time for which reports count such a place as free. Later, another gateway may hold and report it too, so that it
-# would count twice.
+# The time for which reports count such a place as free. Later, another gateway may occupy and report it, and it would
+# be counted twice.
 REPORTED_COMING_NS: Final = 300_000_000
-# The time for which reports include choices that gave way: four reporting intervals. After that, all gateways know what
-# each gave up for the same demand.
+# The time for which reports include choices that gave way: four reporting intervals. After that, all gateways know how
+# many choices each one gave up for the same demand.
 KNOWN_NS: Final = 1_250_000_000
-# A gateway counts what it gave up until the other gateways' parts have left their reports. If it forgot sooner, each
-# would take on a part of what the others still report.
+# A gateway counts the choices that it gave up until the other gateways' ones have left their reports. Otherwise it
+# would give up choices again for demand that others still report.
 OWN_NS: Final = KNOWN_NS + 500_000_000
 
 
 class TenantCount(NamedTuple):
-    """The number of choices of one tenant for a model, by state."""
+    """The choices of one tenant for one model, counted by state."""
 
     running: int = 0
     waiting: int = 0
     gave_way: int = 0
     """The number of choices that gave up their place within KNOWN_NS. Most of them wait."""
     fixed: int = 0
-    """The number of choices that cannot give up their place yet, because their prompt is computed or their KV moves."""
+    """The number of running choices that cannot give up their place yet: their prompt is being computed or their KV is
+    moving.
+    """
 
     @property
     def to_yield(self) -> GatewayYield:
-        """The counts by which it is decided which tenant gives way."""
+        """The counts from which the policy decides which tenant gives way."""
         return GatewayYield(self.running, max(self.running - self.fixed, 0), self.gave_way)
 
 
@@ -55,10 +57,10 @@ def total(*counts: TenantCount) -> TenantCount:
 
 
 class ModelPlaces(NamedTuple):
-    """Decode places of one model at one gateway, or at several together."""
+    """The decode places of one model at one gateway, or at several gateways together."""
 
     free: int
-    """The number of places that are free, or were given up and are about to be."""
+    """The number of places that are free, or that were given up and become free soon."""
     tenants: Mapping[str, TenantCount]
 
 
@@ -66,7 +68,7 @@ NO_PLACES: Final = ModelPlaces(0, {})
 
 
 def together(reports: Iterable[Mapping[str, ModelPlaces]]) -> Mapping[str, ModelPlaces]:
-    """Sum the reports of several gateways by model."""
+    """Return the sums of several gateways' reports by model."""
     free: dict[str, int] = {}
     tenants: dict[str, dict[str, TenantCount]] = {}
     for report in reports:
@@ -80,10 +82,10 @@ def together(reports: Iterable[Mapping[str, ModelPlaces]]) -> Mapping[str, Model
 
 @dataclass(frozen=True)
 class Others:
-    """The last reports of the other gateways, in the order of their names."""
+    """The latest reports of the other gateways, in the order of their ids."""
 
     before: tuple[Mapping[str, ModelPlaces], ...] = ()
-    """Reports of gateways whose names come before this one's."""
+    """The reports of gateways whose ids precede this gateway's."""
     after: tuple[Mapping[str, ModelPlaces], ...] = ()
 
     @cached_property
@@ -95,24 +97,24 @@ class Others:
         return {model for side in self.sides for model in side}
 
     def free(self, model: str) -> int:
-        """Return the number of a model's places that other gateways hold unused."""
+        """Return the number of a model's free places at other gateways."""
         return sum(side.get(model, NO_PLACES).free for side in self.sides)
 
     def tenants(self, model: str) -> set[str]:
         return {tenant for side in self.sides for tenant in side.get(model, NO_PLACES).tenants}
 
     def places(self, model: str) -> int:
-        """Return the number of a model's places that other gateways hold, used or unused."""
+        """Return the number of a model's places at other gateways, whether used or free."""
         used = sum(count.running for side in self.sides for count in side.get(model, NO_PLACES).tenants.values())
         return used + self.free(model)
 
     def of(self, model: str, tenant: str) -> tuple[TenantCount, TenantCount]:
-        """Return a tenant's counts at the gateways before this one and after it."""
+        """Return a tenant's counts at the gateways before this one and at those after it."""
         before, after = (side.get(model, NO_PLACES).tenants.get(tenant, NONE) for side in self.sides)
         return before, after
 
     def yields(self, model: str, tenant: str, here: GatewayYield, count: int) -> int:
-        """Return the number of the tenant's choices that give way here if `count` do at all gateways."""
+        """Return how many of a tenant's choices give way here if `count` give way at all gateways together."""
         before, after = (
             [each.get(model, NO_PLACES).tenants.get(tenant, NONE).to_yield for each in side]
             for side in (self.before, self.after)
@@ -131,29 +133,30 @@ NOBODY: Final = Others()
 
 
 class _Round(NamedTuple):
-    """The tenants' demand for one model in one round."""
+    """The tenants' demand for the places of one model."""
 
     places: int
-    """The number of places at all gateways: held, free, or about to be free."""
+    """The number of places at all gateways: used, free, or free soon."""
     free: int
     elsewhere: int
     coming: int
     demands: Mapping[str, PlaceDemand]
     waits: Mapping[str, GatewayPart]
     known: Mapping[str, int]
-    """Waiting choices of each tenant, as far as every gateway has received the report."""
+    """The number of each tenant's waiting choices, as far as every gateway knows of them."""
     phase: float
 
     @property
     def allowance(self) -> PlaceAllowance:
-        """The free places that each tenant may be given at this gateway."""
+        """The free places at this gateway that each tenant may use."""
         return PlaceAllowance(self.places, self.free, self.demands, self.waits, self.phase)
 
     def yields(self) -> dict[str, int]:
-        """Return the number of each tenant's choices that give way at all gateways."""
+        """Return how many choices of each tenant give way at all gateways together."""
         yields = self._yields_for(self.demands)
         if any(self.demands[tenant].waiting > self.waits[tenant].here for tenant in yields):
-            # A gateway that does not know yet which tenants lack places would take the ones that others give up.
+            # A gateway that does not know of the waiting choices yet would take the places that others give up for
+            # them.
             demands = self.demands.items()
             return self._yields_for({t: d._replace(waiting=min(d.waiting, self.known.get(t, 0))) for t, d in demands})
         return yields
@@ -163,36 +166,36 @@ class _Round(NamedTuple):
 
 
 class TenantPlaces:
-    """One gateway's places by model and tenant, beside the reports of other gateways.
+    """The decode places at one gateway by model and tenant, and the reports of other gateways.
 
-    Without API keys, tenants are indistinguishable, and none is held back.
+    Without API keys, tenants cannot be distinguished, and none is held back.
     """
 
     def __init__(self, tenants: Tenancy) -> None:
         self._tenants = tenants
         self._held: dict[str, dict[str, dict[Generation, None]]] = {}
-        """Choices with a place by model and tenant, in the order in which they got it; empty entries are removed."""
+        """The choices with a place by model and tenant, in the order in which they got it."""
         self._seen: dict[str, int] = {}
-        """The number of places of each model when choices last gave way."""
+        """The number of each model's places when choices last gave way."""
         self._gave_way: dict[str, list[tuple[int, Counter[str]]]] = {}
-        """The times within OWN_NS at which choices gave way and the number of each tenant's, by model."""
+        """The times within OWN_NS at which choices gave way, and the number of each tenant's choices, by model."""
         self._others = NOBODY
         self._reported: dict[str, ModelPlaces] = {}
         self._exchanged: dict[str, ModelPlaces] = {}
-        """The counts that this gateway had reported when it last received the others' reports."""
+        """This gateway's report when it last received the reports of others."""
         self._known_here: dict[str, ModelPlaces] = {}
-        """The same one exchange earlier: every gateway has received it."""
+        """The report one exchange earlier, which every gateway has received."""
         self._waiting: dict[str, Counter[str]] = {}
-        """The choices of each model and tenant that waited at any gateway as of the last exchange."""
+        """The number of each tenant's choices that waited at any gateway at the last exchange, by model."""
         self._known: dict[str, Counter[str]] = {}
-        """The same one exchange earlier: every gateway has received it."""
+        """The numbers one exchange earlier, which every gateway has received."""
         self.given_up = 0
         """The number of times that a choice has given way since the start."""
 
     def adopt_reports(self, others: Others) -> None:
-        """Adopt the reports of other gateways, which receive this one's last report at the same time.
+        """Adopt the reports of other gateways, which receive this gateway's last report in the same exchange.
 
-        If they are unknown, pass `NOBODY`; each gateway then divides its own places.
+        Pass `NOBODY` if they are unknown. Each gateway then divides only its own places.
         """
         self._others = others
         self._known, self._waiting = self._waiting, {}
@@ -207,7 +210,7 @@ class TenantPlaces:
     ) -> dict[str, ModelPlaces]:
         """Return this gateway's report by model.
 
-        It includes unused places of models that are requested at other gateways, and is empty if nothing is
+        The report includes free places of models that are requested at other gateways. It is empty if no model is
         requested.
         """
         for model in list(self._gave_way):
@@ -223,7 +226,7 @@ class TenantPlaces:
         return found
 
     def _here(self, model: str, waiting: Mapping[str, int], since_ns: int) -> dict[str, TenantCount]:
-        """Count each tenant's choices here, including those that gave way after `since_ns`."""
+        """Return each tenant's counts here, including the choices that gave way after `since_ns`."""
         held, gave_way, found = self._held.get(model, {}), self._gave_way_since(model, since_ns), {}
         for tenant in sorted(held.keys() | waiting.keys() | gave_way.keys()):
             running = held.get(tenant, {})
@@ -239,7 +242,7 @@ class TenantPlaces:
         return found
 
     def _coming(self, model: str, free: int, since_ns: int) -> int:
-        """Return the places given up here after `since_ns` that no gateway has reported as its own yet."""
+        """Return the number of places given up here after `since_ns` that no gateway has reported as its own."""
         gave_way = self._gave_way_since(model, since_ns).total()
         if not gave_way:
             return 0
@@ -247,12 +250,12 @@ class TenantPlaces:
         return min(max(self._seen[model] - free - held - self._others.places(model), 0), gave_way)
 
     def bound(self, generation: Generation) -> None:
-        """Record that a choice has a place."""
+        """Record that a choice has got a place."""
         tenants = self._held.setdefault(generation.model, {})
         tenants.setdefault(generation.context.tenant, {})[generation] = None
 
     def left(self, generation: Generation) -> None:
-        """Record that a choice no longer has a place, if it had one."""
+        """Record that a choice has left its place, if it had one."""
         model, tenant = generation.model, generation.context.tenant
         held = self._held.get(model, {}).get(tenant)
         if held is None or held.pop(generation, self) is self or held:
@@ -262,9 +265,9 @@ class TenantPlaces:
             del self._held[model]
 
     def contested(self, waiting: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
-        """Return the models for which several tenants compete, with the waiting choices here by tenant.
+        """Return the models for which several tenants compete, with the number of each tenant's waiting choices here.
 
-        Choices must be waiting for the model, here or at other gateways.
+        The choices may wait here or at other gateways.
         """
         if not self._tenants.are_distinct:
             return {}
@@ -274,7 +277,10 @@ class TenantPlaces:
     def within(
         self, model: str, ready: Iterable[Generation], waiting: Mapping[str, int], free: int, now_ns: int
     ) -> Iterator[Generation]:
-        """Return the waiting choices of a model that may be bound now, in order. `waiting` counts them by tenant."""
+        """Return the waiting choices of a model that may be bound now, in order.
+
+        `waiting` contains their number by tenant.
+        """
         found = self._contest(model, waiting, free, now_ns)
         if found is None:
             return iter(ready)
@@ -284,9 +290,9 @@ class TenantPlaces:
     def within_share(
         self, model: str, demand: QueuedDemand, waiting: Mapping[str, int], free: int, now_ns: int
     ) -> QueuedDemand:
-        """Return a model's demand for its workers without choices beyond their tenants' shares.
+        """Return a model's demand without choices that exceed their tenants' shares.
 
-        Places given up here thus go to the gateways that lack them.
+        Workers then grant places given up here to the gateways whose tenants lack them.
         """
         found = self._contest(model, waiting, free, now_ns) if self._others.tenants(model) else None
         if found is None:
@@ -294,9 +300,9 @@ class TenantPlaces:
         return demand._replace(waiting=demand.waiting - sum(waiting.values()) + found.allowance.within_share(waiting))
 
     def giving_way(self, model: str, waiting: Mapping[str, int], free: int, now_ns: int) -> list[Generation]:
-        """Return the running choices to preempt after all waiting ones that found room have been bound.
+        """Return the running choices to preempt. All waiting choices that found room must have been bound before.
 
-        Lines of batch jobs give way first, then the latest arrivals.
+        Batch lines are preempted first, then the latest arrivals.
         """
         self._forget(model, now_ns)
         found = self._contest(model, waiting, free, now_ns)
@@ -317,16 +323,16 @@ class TenantPlaces:
         return chosen
 
     def _as_known(self, model: str, tenant: str, able: int) -> int:
-        """Limit `able` to the number of choices that the tenant's other gateways know can give way here.
+        """Limit `able` to the number of this tenant's choices here that other gateways know of.
 
-        Gateways that did not know of each other's choices would each give up all the missing places.
+        Gateways that do not know of each other's choices would each give up all of the missing places.
         """
         if tenant not in self._others.tenants(model):
             return able
         return min(able, self._known_here.get(model, NO_PLACES).tenants.get(tenant, NONE).to_yield.able)
 
     def _forget(self, model: str, now_ns: int) -> None:
-        """Drop records of choices that gave way before OWN_NS."""
+        """Drop the records of choices that gave way before OWN_NS."""
         found = self._gave_way.pop(model, [])
         if left := [each for each in found if each[0] > now_ns - OWN_NS]:
             self._gave_way[model] = left
@@ -334,7 +340,10 @@ class TenantPlaces:
             self._seen.pop(model, None)
 
     def _contest(self, model: str, waiting: Mapping[str, int], free: int, now_ns: int) -> _Round | None:
-        """Return the demand for a model, or None if at most one tenant requests it or tenants are indistinguishable."""
+        """Return the demand for a model's places.
+
+        Return None if at most one tenant requests the model, or if tenants cannot be distinguished.
+        """
         if not self._tenants.are_distinct or not self._shared(model, waiting):
             return None
         demands, waits = dict[str, PlaceDemand](), dict[str, GatewayPart]()
@@ -351,12 +360,14 @@ class TenantPlaces:
         return _Round(places, free, elsewhere, coming, demands, waits, known, phase_at(now_ns))
 
     def _shared(self, model: str, waiting: Mapping[str, int]) -> bool:
-        """Return whether choices wait for the model and several tenants wait or hold places, here or elsewhere."""
+        """Return whether choices wait for the model and more than one tenant waits or has places, here or elsewhere."""
         if not waiting and not self._others.wait(model):
             return False
         return len(waiting.keys() | self._held.get(model, {}).keys() | self._others.tenants(model)) > 1
 
 
 def _cost(generation: Generation) -> tuple[bool, int, int]:
-    """Order choices by the cost of giving way: batch lines, then late arrivals, then the fewest tokens to recompute."""
+    """Return a sort key: batch lines give way first, then late arrivals, then those with the fewest tokens to
+    recompute.
+    """
     return not generation.batch, -generation.arrival_unix_ns, len(generation.output)

@@ -1,7 +1,7 @@
-"""The dispatcher's ports: links to workers, the content of workers' frames, and time.
+"""The dispatcher's ports: links to workers, the content of their frames, tenants and time.
 
-In a live gateway, the links are gRPC streams and time is the event loop; a discrete-event driver supplies its own.
-Frames are parsed here into records, without I/O.
+In a gateway, links are gRPC streams and time is the event loop. The lab supplies simulated ones. Frames are parsed here
+without I/O.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ _REFUSALS: Final[Mapping[int, Refusal]] = {refusal.value: refusal for refusal in
 
 
 class MalformedFrame(Exception):
-    """Raised for malformed bytes of a worker, after which its stream cannot be trusted."""
+    """An error for a frame that cannot be parsed. The worker's stream can then no longer be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,18 @@ class Tokens:
     sequence_ids: Sequence[int]
     ids: Sequence[int]
     logprobs: Mapping[int, Logprob]
-    """The logprobs of tokens, by the token's position in `ids`."""
+    """The logprobs of tokens by position in `ids`."""
 
 
 class KvOpened(NamedTuple):
-    """An event: KV blocks can be read while their prompt is computed."""
+    """An event: a sequence's KV blocks can be read while its prompt is still being computed."""
 
     sequence_id: int
     blocks: Blocks
 
 
 class Prefilled(NamedTuple):
-    """A computed prompt whose blocks wait to be pulled."""
+    """An event: a prompt is computed, and its blocks can be read by a decode worker."""
 
     sequence_id: int
     blocks: Blocks
@@ -50,13 +50,13 @@ class Prefilled(NamedTuple):
 
 
 class HandOverWanted(NamedTuple):
-    """A worker's request to hand one of its sequences over to another worker."""
+    """An event: a worker asks for one of its sequences to be moved to another worker."""
 
     sequence_id: int
 
 
 class SequenceHandedOver(NamedTuple):
-    """A sequence handed over by its worker, whose blocks wait for another one."""
+    """An event: a worker has stopped a sequence, and another worker can read its blocks."""
 
     sequence_id: int
     blocks: Blocks
@@ -64,7 +64,10 @@ class SequenceHandedOver(NamedTuple):
 
 
 class SequenceFinished(NamedTuple):
-    """A sequence ended by its worker. Without a `reason` it was aborted there, or handed over without KV."""
+    """An event: a worker has ended a sequence.
+
+    Without a `reason`, the sequence was aborted there, or is handed over without its KV.
+    """
 
     sequence_id: int
     reason: ApiFinishReason | None
@@ -74,7 +77,7 @@ class SequenceFinished(NamedTuple):
 
 
 class SequenceRefused(NamedTuple):
-    """A sequence that the worker refused; `why` is None for a reason unknown to this release."""
+    """An event: a worker has refused a sequence. `why` is None for a reason unknown to this release."""
 
     sequence_id: int
     why: Refusal | None
@@ -82,7 +85,7 @@ class SequenceRefused(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A sequence that the worker cannot continue."""
+    """An event: a worker cannot continue a sequence."""
 
     sequence_id: int
     code: str
@@ -101,7 +104,10 @@ class WorkerUpdate(NamedTuple):
 
 
 def read_update(frame: pb.WorkerFrame, kv_kind: str, *, kv_once: bool) -> WorkerUpdate:
-    """Parse a frame of a worker with KV of kind `kv_kind`, which `kv_once` limits to one read. Raise MalformedFrame."""
+    """Parse a frame. Raise MalformedFrame.
+
+    `kv_kind` and `kv_once` describe the worker's KV; with `kv_once`, blocks can be read only once.
+    """
     events: list[AttemptEvent] = []
     for event in frame.events:
         read = _READERS.get(event.WhichOneof("event"))
@@ -145,7 +151,7 @@ def _failed(event: pb.SequenceEvent, _kind: str, _once: bool) -> AttemptEvent:
     return Failed(event.sequence, code, failed.detail, blocks_lost=failed.code == pb.FAILURE_CODE_KV_LOST)
 
 
-# kv_pulling is not read: it fixes the decode worker, which only changes on refusal or loss anyway.
+# kv_pulling is ignored. It only confirms the decode worker, which changes only after a refusal or a loss.
 _READERS: Final[Mapping[str | None, Callable[[pb.SequenceEvent, str, bool], AttemptEvent]]] = {
     "kv_opened": _opened,
     "prefilled": _prefilled,
@@ -185,40 +191,40 @@ def _prompt_logprobs(entry: pb.TokenLogprobs) -> tuple[Logprob, ...]:
 
 
 class Work(Protocol):
-    """The properties of a choice that its link reads."""
+    """The properties of a choice that a link reads."""
 
     @property
     def batch(self) -> bool:
-        """Return whether the choice is a line of a batch job rather than an interactive request."""
+        """Return whether the choice is a line of a batch job and not an interactive request."""
         ...
 
     @property
     def prompt_tokens(self) -> int:
-        """The number of prompt tokens, without generated ones."""
+        """The number of prompt tokens."""
         ...
 
     @property
     def tokens(self) -> int:
-        """The number of prompt and output tokens so far."""
+        """The number of prompt tokens and output tokens so far."""
         ...
 
     @property
     def cached_hints(self) -> Mapping[str, int]:
-        """Prompt tokens that workers are believed to hold, by worker id."""
+        """The estimated number of leading prompt tokens that each worker has cached, by worker id."""
         ...
 
     @property
     def placed_images(self) -> Sequence[PlacedImage]:
-        """Return the images of the choice's prompt, in order."""
+        """The images of the prompt, in order."""
         ...
 
     def message(self, attempt: Attempt, blocks: Blocks | None, epoch: int) -> pb.Submit:
-        """Return the submit that has a worker continue from all tokens so far."""
+        """Return the message by which a worker continues after all tokens so far."""
         ...
 
 
 class QueuedDemand(NamedTuple):
-    """A model's queue at this gateway, as it is sent to the model's workers."""
+    """The queue for one model at this gateway, as reported to the model's workers."""
 
     waiting: int = 0
     waiting_tokens: int = 0
@@ -226,9 +232,9 @@ class QueuedDemand(NamedTuple):
 
 
 class Link(Protocol):
-    """A connection to one worker, which knows sequences only by their ids.
+    """A connection to one worker. It identifies sequences by id.
 
-    All methods are synchronous, and the link sends later by itself.
+    All methods are synchronous; the link sends messages later.
     """
 
     id: str
@@ -237,42 +243,43 @@ class Link(Protocol):
 
     @property
     def model(self) -> str:
-        """The model of the worker's assignment; empty while it cannot be reached."""
+        """The model assigned to the worker; empty while the worker cannot be reached."""
         ...
 
     def partner(self) -> Partner | None:
-        """Return the worker as a decode partner, or None while it cannot be reached."""
+        """Return the worker as the destination of a KV hand-off, or None while it cannot be reached."""
         ...
 
     def named_blocks(self, tokens: int) -> Blocks | None:
-        """Return a new name for the blocks of a prompt of `tokens` tokens that this worker would begin at once.
+        """Return blocks with a new name for a prompt that this worker would compute at once.
 
-        Return None if it does not support names, or if other prompts come first.
+        Return None if the worker does not support names, or if other prompts come first.
         """
         ...
 
     def quiet(self, sequence_id: int) -> bool:
-        """Return whether the worker has been silent since a sequence was sent there, so that it may have been dead
-        already.
+        """Return whether the worker has been silent since a sequence was sent.
+
+        It may have died before it read the sequence.
         """
         ...
 
     def submit(self, attempt: Attempt, work: Work, blocks: Blocks | None) -> None:
-        """Send work against a prompt credit, or against the decode credit reserved for it."""
+        """Send work. It uses a free prefill credit, or the decode credit reserved for it."""
         ...
 
     def proceed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        """Continue a sequence whose KV was streamed, with the tokens that the prompt's worker generated."""
+        """Send a streamed sequence the tokens that the prefill worker sampled."""
         ...
 
     def hand_over(self, sequence_id: int) -> None:
-        """Request the hand-over of a running sequence. Its place elsewhere is reserved."""
+        """Ask the worker to move a running sequence to another worker, which has reserved a place for it."""
         ...
 
     def forget(self, sequence_id: int, *, abort: bool) -> None:
-        """Ignore a sequence from now on.
+        """Ignore further events of a sequence.
 
-        With `abort`, also end it at the worker, or free the blocks that it left there.
+        With `abort`, the worker also ends it or frees its blocks.
         """
         ...
 
@@ -281,7 +288,7 @@ class Link(Protocol):
         ...
 
     def release(self, prompt_tokens: int) -> None:
-        """Return the credit that was reserved for a sequence with a prompt of this length."""
+        """Return the credit reserved for a sequence with a prompt of this length."""
         ...
 
     def set_demand(self, demand: QueuedDemand) -> None: ...
@@ -290,41 +297,40 @@ class Link(Protocol):
 class Links(Protocol):
     @property
     def links(self) -> Iterable[Link]:
-        """Return every link, including those that are still connecting."""
+        """All links, including those that are still connecting."""
         ...
 
     @property
     def quiet(self) -> frozenset[str]:
-        """Return the ids of workers that have been silent for a moment. They get new work only if there are no
-        others.
-        """
+        """The ids of workers that have been silent for a short time. They get new work only if no other worker can."""
         ...
 
     def link(self, key: WorkerKey) -> Link | None: ...
 
     def serving(self) -> Mapping[str, Link]:
-        """Return the links of workers that accept work now, by id."""
+        """Return the links to workers that accept work now, by id."""
         ...
 
     def views(self) -> list[WorkerView]:
-        """Return a binding round's views of the same workers."""
+        """Return the workers that accept work now, in the form that the binding policy reads."""
         ...
 
     def drop_gone(self) -> None:
-        """Drop links that are down for good."""
+        """Drop the links of unregistered workers whose stream is down."""
         ...
 
 
 class ColdModels(Protocol):
-    """The outlook for models that no worker serves now."""
+    """The models of the catalogue that no worker serves now."""
 
     def covers(self, name: str) -> bool:
-        """Return whether this gateway decides how long requests wait for the model."""
+        """Return whether the catalogue decides how long requests wait for the model."""
         ...
 
     def ends(self, name: str, waited_s: float, *, begun: bool = False) -> FulcrumError | None:
-        """Return the error that ends such a request, or None if it may continue to wait. `begun` means that it already
-        has output.
+        """Return the error that ends a request's wait, or None if it may continue.
+
+        `begun` means that it already has output.
         """
         ...
 
@@ -334,16 +340,19 @@ class Tenancy(Protocol):
 
     @property
     def are_distinct(self) -> bool:
-        """Return whether tenants are authenticated, so that one may be held back for another."""
+        """Return whether tenants are authenticated, so that one may be held back in favour of another."""
         ...
 
     def weight(self, tenant: str) -> int:
-        """Return the tenant's weight in turns and places; the default is 1."""
+        """Return the tenant's weight for turns and places; the default is 1."""
         ...
 
 
 class OneForAll:
-    """The tenancy without authentication. Callers may name any tenant, so all weigh alike and none is held back."""
+    """The tenancy without authentication.
+
+    Callers may name any tenant, so all have the same weight and none is held back.
+    """
 
     @property
     def are_distinct(self) -> bool:
@@ -354,22 +363,22 @@ class OneForAll:
 
 
 class LinkListener(Protocol):
-    """A receiver of a link's events; in a live gateway it is the `Dispatcher`."""
+    """A receiver of a link's events. In a gateway, this is the `Dispatcher`."""
 
     def received(self, link: Link, update: WorkerUpdate) -> None:
-        """Process a frame whose credits, load and assignment the link has applied."""
+        """Process a frame after the link has applied its credits, load and assignment."""
         ...
 
     def lost(self, link: Link, *, silent: bool, died: bool) -> None:
-        """Handle a broken stream, or one that was ended because it was silent.
+        """Handle the end of a stream that broke or was ended because it was silent.
 
-        Sequences there, and those with a reserved decode credit, must go elsewhere. `died` means that the worker does
-        not seem to have left on purpose.
+        Its sequences, and those with a decode credit reserved there, must be rerouted. `died` means that the worker
+        probably did not leave on purpose.
         """
         ...
 
     def unreachable(self, link: Link) -> None:
-        """Handle the loss of a worker that could not be reached again after its stream broke, or was replaced by
-        another one.
+        """Handle the loss of a worker that could not be reached after its stream broke, or was replaced by another
+        worker.
         """
         ...

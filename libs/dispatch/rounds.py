@@ -1,4 +1,4 @@
-"""Binding rounds, and the attempts on workers that carry out placements."""
+"""Binding rounds, and the attempts on workers that result from placements."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
@@ -37,8 +37,8 @@ class Router:
     ) -> list[Binding]:
         """Return bindings for `waiting`, in its order.
 
-        `quiet` workers are used only if there are no others, `barred` ones never. `drop_stale_kv` is called for
-        requests whose KV blocks no remaining worker can pull.
+        `quiet` workers are used only if no others can be, `barred` ones never. `drop_stale_kv` is called for each
+        choice whose KV blocks no remaining worker can read.
         """
 
         def binding_request(generation: Generation) -> BindingRequest:
@@ -55,7 +55,7 @@ class Router:
         return self.bind(map(binding_request, waiting), open_to_all, now_ns)
 
     def bind(self, requests: Iterable[BindingRequest], views: Sequence[WorkerView], now_ns: int) -> list[Binding]:
-        """Return bindings in the order of `requests`, as far as there is room."""
+        """Return bindings in the order of `requests`, until workers have no more room."""
         if not any(view.decode_credits for view in views):
             requests = [request for request in requests if request.pooled]
             if not requests:
@@ -91,38 +91,38 @@ Found = tuple[Generation, Attempt]
 
 class _WorkerAttempts(NamedTuple):
     running: dict[int, Found]
-    """Choices and their attempts by sequence id."""
+    """The choices on the worker and their attempts, by sequence id."""
     reserved: dict[Generation, None]
-    """Choices with a reserved decode credit, in the order in which they got it."""
+    """The choices with a decode credit reserved at the worker, in order of reservation."""
 
 
 class Attempts:
-    """The submissions to workers, which carry out the effects of placements and find choices by sequence id."""
+    """The attempts on workers. They carry out the effects of placements and find choices by sequence id."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
-        # Holds only workers that have attempts.
+        # Contains only workers with attempts.
         self._by_worker: dict[WorkerKey, _WorkerAttempts] = {}
 
     def __iter__(self) -> Iterator[Found]:
         return (found for attempts in self._by_worker.values() for found in attempts.running.values())
 
     def at(self, worker: WorkerKey) -> dict[int, Found]:
-        """Return the attempts on a worker by sequence id."""
+        """Return the attempts on a worker, by sequence id."""
         attempts = self._by_worker.get(worker)
         return attempts.running if attempts is not None else {}
 
     def find(self, worker: WorkerKey, sequence_id: int) -> Found | None:
-        """Return the choice with a worker's sequence id, or None if it is no longer there."""
+        """Return the choice and attempt with a worker's sequence id, or None if it is no longer there."""
         return self.at(worker).get(sequence_id)
 
     def leave(self, worker: WorkerKey) -> tuple[list[Found], list[Generation]]:
-        """Remove a lost worker and return its attempts and the choices with a credit reserved there."""
+        """Remove a lost worker. Return its attempts, and the choices with a credit reserved there."""
         attempts = self._by_worker.pop(worker, None)
         return ([], []) if attempts is None else (list(attempts.running.values()), list(attempts.reserved))
 
     def carry_out(self, generation: Generation, effect: WorkerEffect) -> None:
-        """Carry out an effect. Effects on a lost worker are dropped."""
+        """Carry out an effect. Effects on lost workers are ignored."""
         if isinstance(effect, Submit):
             self._submit(generation, effect)
         elif isinstance(effect, Forget):
@@ -165,37 +165,39 @@ class Attempts:
 
 
 class HandOvers:
-    """Attempts whose worker leaves decode and that wait for a decode credit elsewhere.
+    """Attempts whose worker is leaving the decode role, and which wait for a decode credit at another worker.
 
-    The worker hands over only once a credit is reserved, so a choice never waits between two workers.
+    A worker hands a sequence over only after a credit is reserved elsewhere, so that no choice waits between two
+    workers.
     """
 
     def __init__(self) -> None:
-        # By sequence id. Only the latest id of each choice is kept, so there are no more than live choices.
+        # By sequence id. Only the latest id of each choice is kept, so the size is bounded by the number of live
+        # choices.
         self._wanted: dict[int, tuple[Generation, Attempt]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._wanted)
 
     def add(self, generation: Generation, attempt: Attempt, sequence_id: int) -> None:
-        """Record that the worker of `attempt` wants to hand it over. The next attempt will have this id."""
+        """Record that the worker of `attempt` wants to hand it over. The next attempt will have this sequence id."""
         before = generation.placement.sequence_id
         if generation.placement.hands_over(attempt, sequence_id):
             self._wanted.pop(before, None)
             self._wanted[sequence_id] = generation, attempt
 
     def forget(self, generation: Generation) -> None:
-        """Remove an attempt that needs no decode credit any more."""
+        """Remove the attempt of a choice that needs no decode credit any more."""
         self._wanted.pop(generation.placement.sequence_id, None)
 
     def bind(self, links: Links, router: Router, now_ns: int) -> list[tuple[Generation, Attempt, Binding]]:
         """Return the attempts that get a decode worker, with their bindings.
 
-        Silent workers are left out: a choice that only they could take runs on where it is.
+        Silent workers are not used. If no other worker has room, the choice continues where it is.
         """
         views = links.views()
         takes_decode = {view.id for view in views if view.takes_decode}
-        # Attempts whose worker decodes again, or that have ended there, no longer need one.
+        # Attempts that have ended, or whose worker decodes again, need no other worker.
         self._wanted = {
             sequence_id: (generation, attempt)
             for sequence_id, (generation, attempt) in self._wanted.items()

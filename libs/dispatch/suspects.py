@@ -1,5 +1,7 @@
-"""Choices whose prompts may have killed a worker: isolated, cleared once they have passed the critical stage, and ended
-if guilty.
+"""Choices whose prompts may have killed a worker.
+
+They are isolated from others, and cleared once they have passed the stage in which the worker died. They are ended if
+more workers die.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,27 +33,28 @@ from libs.runtime.clock import Clock
 
 log = structlog.get_logger()
 
-# The time for which a suspect waits for a worker without another suspect; then it goes to any.
+# The time for which a suspect waits for a worker without other suspects. After that it may use any worker.
 APART_NS = 5_000_000_000
 LOST = f"{MAX_LOST_WORKERS} workers were lost while they computed this prompt"
 
 
 class BindingBatch(NamedTuple):
-    """Waiting choices that one call of the router binds."""
+    """Waiting choices that are bound by one call of the router."""
 
     choices: Sequence[Generation]
     avoided: frozenset[str] = frozenset()
-    """The workers used only if no others have room."""
+    """Workers to use only if no others have room."""
     barred: frozenset[str] = frozenset()
-    """The workers that get none of the batch, even if no others have room."""
+    """Workers that must not be used."""
 
 
 class Suspects:
-    """The suspects of one gateway; `Suspicion` decides about them."""
+    """The suspects of one gateway. `Suspicion` makes the decisions about them."""
 
     def __init__(self, clock: Clock, memory_s: float, quiet: Callable[[Attempt], bool]) -> None:
-        """Create the record; `quiet` returns whether an attempt's worker may have been dead already when the choice was
-        sent there.
+        """Create the record.
+
+        `quiet` returns whether the worker of an attempt may have died before it read the choice.
         """
         self._clock = clock
         self._quiet = quiet
@@ -62,7 +65,7 @@ class Suspects:
         self.found = 0
         """The number of prompts found to be poison."""
         self.refused = 0
-        """The number of requests refused because of a poison prompt."""
+        """The number of requests refused because their prompt is poison."""
 
     def __bool__(self) -> bool:
         """Return whether any choice is on trial."""
@@ -89,9 +92,10 @@ class Suspects:
                 self._first_tries.came(generation, _key(generation), now_ns)
 
     def first_tries(self) -> Callable[[Generation], bool]:
-        """Return a predicate for one round: whether a waiting choice may start, given the others with its prompt.
+        """Return a predicate for one round, which says whether a waiting choice may start beside others with its
+        prompt.
 
-        Choices on trial pass: other rules apply to them.
+        Choices on trial may always start, because other rules apply to them.
         """
         may_start = self._first_tries.round()
         return lambda generation: generation.trial is not None or may_start(generation)
@@ -100,7 +104,7 @@ class Suspects:
         self._first_tries.bound(generation)
 
     def waits(self, generation: Generation) -> None:
-        """Record that a choice waits for workers, initially or again."""
+        """Record that a choice has been queued, initially or again."""
         self._first_tries.waits(generation)
 
     def computed(self, generation: Generation) -> None:
@@ -108,7 +112,7 @@ class Suspects:
             self._first_tries.computed(_key(generation), self._clock.now_ns())
 
     def lost(self, worker: WorkerKey, attempts: Iterable[tuple[Generation, Attempt]]) -> None:
-        """Suspect the attempts on a worker whose stream broke, apparently because it died."""
+        """Suspect the attempts on a worker whose stream broke, probably because the worker died."""
         held = [(each, seen) for each, attempt in attempts if (seen := self._held(each, attempt)) is not None]
         self._suspicion.lost(worker, [seen for _, seen in held], self._clock.now_ns())
         for generation, _ in held:
@@ -117,7 +121,7 @@ class Suspects:
                 self._try(other)
 
     def died(self, worker: WorkerKey, live: Iterable[Generation]) -> list[Generation]:
-        """Record that the worker of a broken stream is unreachable, and return the choices that this ends."""
+        """Record that a worker whose stream broke cannot be reached. Return the choices that end because of it."""
         return self._condemned(self._suspicion.died(worker, self._clock.now_ns()), live)
 
     def overdue(self, live: Iterable[Generation]) -> list[Generation]:
@@ -125,9 +129,7 @@ class Suspects:
         return self._condemned(self._suspicion.overdue(self._clock.now_ns()), live)
 
     def returned(self, worker: WorkerKey) -> bool:
-        """Record that a worker introduced itself, so it was not killed. Return whether a choice waited for this
-        worker.
-        """
+        """Record that a worker has reconnected, so it did not die. Return whether a choice waited for this."""
         return self._suspicion.returned(worker)
 
     def _condemned(self, poison: set[Prompt], live: Iterable[Generation]) -> list[Generation]:
@@ -140,7 +142,9 @@ class Suspects:
         return condemned
 
     def token(self, generation: Generation) -> bool:
-        """Return whether a choice on trial has passed, with its new token, the stage for which it was suspected."""
+        """Return whether a choice on trial has passed the stage for which it was suspected, now that it has a new
+        token.
+        """
         trial = generation.trial
         if trial is None or len(generation.output) < trial.until:
             return False
@@ -148,7 +152,7 @@ class Suspects:
         return True
 
     def ended(self, generation: Generation, *, well: bool) -> None:
-        """Record the end of a choice, which clears its prompt if it ended `well`."""
+        """Record the end of a choice. If it ended `well`, its prompt is cleared."""
         if well:
             self._suspicion.ended_well(_fingerprint(generation), self._clock.now_ns())
             if generation.trial is not None:
@@ -157,9 +161,9 @@ class Suspects:
         self._first_tries.ended(generation)
 
     def batches(self, waiting: Sequence[Generation], live: Iterable[Generation], now_ns: int) -> Iterator[BindingBatch]:
-        """Yield the waiting choices as they are bound: isolated suspects one by one, the other suspects, the rest.
+        """Yield the waiting choices in batches: isolated suspects one by one, then other suspects, then all others.
 
-        Each batch must be bound before the next one is taken.
+        Each batch must be bound before the next one is requested.
         """
         if not self:
             yield BindingBatch(waiting)
@@ -177,7 +181,7 @@ class Suspects:
     def _held_back(self, generation: Generation, live: Iterable[Generation], now_ns: int) -> bool:
         """Return whether a suspect must not start now.
 
-        Either its lost workers may still return, or its prompt is already on a worker, which will show the effect.
+        It must wait while its lost workers may return, and while another choice with its prompt is tested on a worker.
         """
         prompt = _fingerprint(generation)
         if self._suspicion.is_accused(prompt):
@@ -194,7 +198,7 @@ class Suspects:
         return frozenset(worker_id for other in others for worker_id in _workers(other))
 
     def _taken(self) -> frozenset[str]:
-        """Return the workers with an isolated suspect, which other suspects should avoid."""
+        """Return the workers with an isolated suspect, which other suspects should not use."""
         return frozenset(
             worker_id
             for generation in self._on_trial
@@ -211,9 +215,10 @@ class Suspects:
         self._on_trial[generation] = None
 
     def _held(self, generation: Generation, attempt: Attempt) -> HeldChoice | None:
-        """Return the stage of a choice on a worker, or None if no part of it was computed there.
+        """Return the stage of a choice on a worker, or None if nothing of it was computed there.
 
-        That applies if its blocks wait or are in transit, or if the worker may have been dead when the choice was sent.
+        Nothing was computed if its blocks are waiting or in transit, or if the worker may have died before it read the
+        choice.
         """
         placement = generation.placement
         computed_elsewhere = placement.prefilling and attempt is not placement.prompt_attempt
@@ -226,7 +231,7 @@ class Suspects:
         return HeldChoice(_fingerprint(generation), request, stage, attempt.tokens)
 
     def _exposed(self, generation: Generation) -> bool:
-        """Return whether a choice is on a worker at a stage at which it may kill it."""
+        """Return whether a choice is on a worker in a stage in which it may kill the worker."""
         held = (self._held(generation, attempt) for attempt in _attempts(generation))
         return any(seen is not None and seen.exposed for seen in held)
 
@@ -250,12 +255,12 @@ class PoisonCollector(Collector):
 
 
 def poison_error() -> PoisonRequest:
-    """Return the error of a request that has killed two workers."""
+    """Return the error for a request that has killed two workers."""
     return PoisonRequest(f"{LOST}: it is not given to others")
 
 
 def _fingerprint(generation: Generation) -> Prompt:
-    """Return a hash of everything that the prompt's computation depends on, without sampling."""
+    """Return a hash of the model, prompt and images. Sampling parameters are not included."""
     if not generation.fingerprint:
         model = generation.model.encode()
         images = b"".join(image.span.digest for image in generation.images)
@@ -274,6 +279,6 @@ def _attempts(generation: Generation) -> list[Attempt]:
 
 
 def _workers(generation: Generation) -> set[str]:
-    """Return the ids of workers that a choice is on, or is reserved at."""
+    """Return the ids of the workers that a choice is on, or for which it has a reserved credit."""
     reserved = generation.placement.reserved
     return {attempt.worker[0] for attempt in _attempts(generation)} | ({reserved[0]} if reserved is not None else set())

@@ -1,4 +1,4 @@
-"""The queue of choices that no worker has room for yet, counted by model."""
+"""The queue of choices for which no worker has room yet."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,31 +27,34 @@ from libs.policy.gateway.view import (
 )
 from libs.policy.speed import Speed
 
-# The wait up to which a choice counts as bound to room that was free. It says nothing about the speed at which workers
-# free room.
+# The waiting time up to which a choice is assumed to have been bound to free capacity. It is no measure of the rate at
+# which workers free capacity.
 AT_ONCE_NS = 50_000_000
-# Models whose pace is remembered while nothing waits for them.
+# The bound on the models whose rate is remembered while no choices wait for them.
 MOST_PACES: Final = 256
 
 
 class WaitingQueue:
     """The queue of one gateway.
 
-    Its bound applies to new choices only: a choice that lost its worker always returns to it.
+    Its bound applies to new choices only. A choice that lost its worker always returns to the queue.
     """
 
     def __init__(self, max_waiting: int, tenants: Tenancy | None = None) -> None:
-        """Create the queue; `tenants` share it. With None, all requests are alike."""
+        """Create the queue, which `tenants` share fairly. With None, all requests are treated alike."""
         self._max_waiting = max_waiting
         self._tenants = tenants or OneForAll()
         self._of_tenant: dict[str, Counter[str]] = {}
-        """The number of waiting choices of each model and tenant, other than batch lines; zeros are removed."""
+        """The number of waiting choices by model and tenant, without batch lines.
+
+        Models and tenants with none are absent.
+        """
         self._waiting: dict[int, Generation] = {}
-        # Both are by model and hold only models with waiting choices.
+        # Both are by model, and contain only models with waiting choices.
         self._lines: dict[str, Line[Generation]] = {}
         self._fair: dict[str, FairTurns] = {}
         self._turns: dict[int, tuple[Flow, int]] = {}
-        """Flow and turn of the waiting choices that take turns, by sequence id."""
+        """The flow and turn of waiting choices that take turns, by sequence id."""
         self._unjudged: list[Generation] = []
         self._tokens: Counter[str] = Counter()
         self._pooled: Counter[str] = Counter()
@@ -59,9 +62,12 @@ class WaitingQueue:
         self._batch: Counter[str] = Counter()
         self._batch_tokens: Counter[str] = Counter()
         self._outflow = Outflow()
-        """Outflow of prompt tokens over all models."""
+        """The rate at which prompt tokens leave the queue, over all models."""
         self._paces: dict[str, Outflow] = {}
-        """Outflow in nanoseconds of prefill, by model; the model without requests for longest is forgotten first."""
+        """The rate at which nanoseconds of prefill leave the queue, by model.
+
+        The model that has been without requests for longest is forgotten first.
+        """
         self._promises = Promises()
         self.batch = 0
         """The number of waiting lines of batch jobs."""
@@ -80,12 +86,12 @@ class WaitingQueue:
 
     @property
     def late(self) -> int:
-        """The number of waiting requests whose first token can no longer be in time."""
+        """The number of waiting choices whose first token can no longer meet its deadline."""
         return sum(line.late for line in self._lines.values())
 
     @property
     def hopeful_tokens(self) -> int:
-        """Prompt tokens of waiting requests that can still be in time."""
+        """The number of prompt tokens of waiting choices that can still meet their deadline."""
         return sum(line.hopeful_tokens for line in self._lines.values())
 
     def of(self, model: str) -> int:
@@ -96,19 +102,19 @@ class WaitingQueue:
         return line.hopeful_tokens if line else 0
 
     def batch_of(self, model: str) -> tuple[int, int]:
-        """Return (number of batch lines that wait for one model, their prompt tokens)."""
+        """Return the number of batch lines that wait for one model, and the number of their prompt tokens."""
         return self._batch[model], self._batch_tokens[model]
 
     @property
     def wants_keys(self) -> bool:
-        """Return whether requests need keys because some are refused, or have a promised time."""
+        """Return whether requests need keys, because the queue is full or a refused request has a promised time."""
         return bool(self._promises) or len(self._waiting) >= self._max_waiting
 
     def check_room(self, count: int, now_ns: int, key: bytes = b"") -> None:
-        """Raise QueueFull if `count` more would pass the bound.
+        """Raise QueueFull if the queue has no room for `count` more choices.
 
-        The bound is lower for newcomers while others have promised times. `key` identifies a returning request; an
-        empty one never does.
+        The bound is lower for new requests while refused ones have promised times. `key` identifies a returning
+        request; an empty key stands for a new one.
         """
         most = self._max_waiting
         if self._promises:
@@ -120,7 +126,7 @@ class WaitingQueue:
             raise QueueFull(message, retry_after_s=self._come_back_s(key, count, now_ns))
 
     def kept(self, key: bytes) -> None:
-        """Drop the promised time, if any, of a request that was admitted."""
+        """Forget the promised time of a request that was admitted."""
         self._promises.kept(key)
 
     def _come_back_s(self, key: bytes, count: int, now_ns: int) -> float:
@@ -133,7 +139,7 @@ class WaitingQueue:
         return self._promises.make(key, count, room_in_s=room_in_s, per_s=per_s, now_ns=now_ns) or drain_s
 
     def check_tenant(self, tenant: str, count: int, now_ns: int) -> None:
-        """Raise QueueFull if `count` more of the tenant's would take all the room left for others."""
+        """Raise QueueFull if `count` more choices of the tenant would use the room left for others."""
         if not self._tenants.are_distinct:
             return
         own, people = sum(each[tenant] for each in self._of_tenant.values()), len(self._waiting) - self.batch
@@ -142,7 +148,7 @@ class WaitingQueue:
             raise QueueFull(message, retry_after_s=self.drain_s(now_ns))
 
     def drain_s(self, now_ns: int) -> float:
-        """Return the seconds until the queue is empty at the rate at which it has drained so far."""
+        """Return the seconds until the queue is empty if it continues to drain at its recent rate."""
         return retry_after_s(self._tokens.total(), self._outflow.per_s(now_ns))
 
     def add(self, generation: Generation, now_ns: int) -> None:
@@ -167,7 +173,7 @@ class WaitingQueue:
                 del self._paces[idle]
 
     def remove(self, generation: Generation, *, bound: bool = False) -> bool:
-        """Remove a choice and return whether it was waiting. `bound` means that it goes to workers."""
+        """Remove a choice and return whether it was waiting. `bound` means that it was bound to workers."""
         sequence_id, model = generation.placement.sequence_id, generation.model
         if self._waiting.pop(sequence_id, None) is None:
             return False
@@ -198,7 +204,10 @@ class WaitingQueue:
             self._batch_tokens[model] += tokens
 
     def _turn(self, sequence_id: int, generation: Generation, flow: Flow) -> int:
-        """Return a choice's turn among tenants. Batch lines have separate shares, and resumed choices go first."""
+        """Return a choice's turn among tenants.
+
+        Batch lines get none because they have separate shares. Choices that are queued again go first.
+        """
         if generation.batch or generation.resumed:
             return 0
         self._turns[sequence_id] = found = self._fair[generation.model].came(
@@ -207,7 +216,7 @@ class WaitingQueue:
         return found[1]
 
     def bound(self, generation: Generation, now_ns: int) -> None:
-        """Remove a choice that was bound, and measure the queue's pace."""
+        """Remove a choice that was bound, and update the rates at which the queue drains."""
         line, prefill_ns = self._lines.get(generation.model), 0
         if line is not None:
             prefill_ns = line.bound(generation.placement.sequence_id)
@@ -217,7 +226,7 @@ class WaitingQueue:
             pace.left(prefill_ns if waited else 0, now_ns)
 
     def judge(self, workers: Sequence[WorkerView]) -> None:
-        """Compute the time until which new choices could be in time, at the speed of the fastest worker."""
+        """Compute the time until which each new choice can meet its deadline, at the speed of the fastest worker."""
         if not self._unjudged:
             return
         unjudged, self._unjudged = self._unjudged, []
@@ -243,11 +252,11 @@ class WaitingQueue:
         may_start: Callable[[Generation], bool] | None = None,
         all_waiting: bool = False,
     ) -> list[Generation]:
-        """Return the waiting choices of each model, the next one first.
+        """Return the waiting choices of each model in the order in which to bind them.
 
-        Of each model no more are returned than `workers` have room for (None means all), unless `all_waiting` is set.
-        `may_start` filters them. `places` holds tenants to their shares. Choices that need no decode worker pass the
-        others while no worker has room to decode.
+        At most as many are returned per model as `workers` have room for; None stands for unlimited room, and
+        `all_waiting` returns all. `may_start` filters the choices, and `places` applies tenants' shares. While no
+        worker has room to decode, only choices that need no decode worker are returned.
         """
         found: list[Generation] = []
         room = None if workers is None else rooms(workers)
@@ -257,7 +266,7 @@ class WaitingQueue:
             beside = prompt_room.get(model, 0) if self._pooled[model] else 0
             if not free and not beside and not all_waiting:
                 continue
-            # While no prompt can start, the order does not matter.
+            # The order does not matter while no prompt can start.
             pace = self._paces[model].per_ns(now_ns) if workers and prompts_may_start(workers, model) else None
             waiting = line.in_order(now_ns, pace)
             ready = waiting if may_start is None else filter(may_start, waiting)
@@ -269,7 +278,7 @@ class WaitingQueue:
         return found
 
     def by_tenant(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the number of waiting choices by model and tenant, without batch lines and without zeros."""
+        """Return the number of waiting choices by model and tenant, without batch lines. Zeros are absent."""
         return self._of_tenant
 
     def demand(self, model: str, now_ns: int) -> QueuedDemand:
@@ -293,7 +302,10 @@ def expired(
     drain_s: float,
     cold: ColdModels | None = None,
 ) -> list[tuple[Generation, FulcrumError]]:
-    """Return the choices that have waited too long, with their errors. `cold` covers models without a worker."""
+    """Return the choices that have waited too long, with their errors.
+
+    `cold` decides on models of the catalogue that no worker serves.
+    """
     found: list[tuple[Generation, FulcrumError]] = []
     generates, computes = cache(partial(serves, workers)), cache(partial(computes_prompts, workers))
     for generation in waiting:
@@ -316,7 +328,7 @@ def expired(
     return found
 
 
-# Arrivals of further models are not counted.
+# The bound on models whose arrivals are counted.
 MAX_MODELS: Final = 64
 
 
@@ -325,10 +337,10 @@ class Arrivals:
         self._tokens: Counter[str] = Counter()
         self._images: Counter[str] = Counter()
         self._lines: Counter[str] = Counter()
-        """Lines of batch jobs that have not ended, by model."""
+        """The number of lines of batch jobs that have not ended, by model."""
 
     def came(self, generation: Generation) -> None:
-        """Count a new choice; one that is requeued after losing its worker does not count again."""
+        """Count a new choice. Choices that are queued again must not be passed."""
         if generation.batch:
             self._lines[generation.model] += 1
         elif generation.model in self._tokens or len(self._tokens) < MAX_MODELS:
@@ -344,7 +356,7 @@ class Arrivals:
                 del self._lines[generation.model]
 
     def queues(self, waiting: WaitingQueue, links: Links) -> list[Queue]:
-        """Return the queues by model and phase with the arrivals, including models with empty queues."""
+        """Return the queues by model and phase with counts of arrivals. Models with empty queues are included."""
         found = {each.model: each for each in (model_queues(waiting, links.views()) if len(waiting) else ())}
         models = [*found, *((self._tokens.keys() | self._lines.keys()) - found.keys())]
         return [self._with_waiting(found.get(model) or Queue(model), waiting) for model in models]

@@ -1,1 +1,1 @@
-"""Evaluation of demand forecasts: files, baselines, scores and rolling backtests."""
+"""Evaluation of demand forecasts: demand files, baselines, scores and rolling backtests."""

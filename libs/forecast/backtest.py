@@ -1,4 +1,4 @@
-"""Rolling-origin backtests: each forecast uses only data known at its origin; without clock or I/O."""
+"""Rolling-origin backtests, in which each forecast uses only data known at its origin. Pure: no clock, no I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from libs.policy.forecast.history import SERIES, DemandHistory, Floats, SeriesNa
 from libs.policy.forecast.model import Forecaster
 
 RESAMPLES: Final = 400
-# Errors of neighbouring bins are correlated, so blocks of the bootstrap have at least this length.
+# The minimum length of bootstrap blocks, because errors of neighbouring bins are correlated.
 BLOCK_BINS: Final = 36
 
 
 def wape(actual: Floats, point: Floats) -> float:
-    """Return the sum of absolute errors over the sum of outcomes; nan if that is 0."""
+    """Return the sum of absolute errors divided by the sum of outcomes, or nan if that sum is 0."""
     whole = float(np.abs(actual).sum())
     return float(np.abs(actual - point).sum()) / whole if whole else float("nan")
 
@@ -38,22 +38,23 @@ def pinball(actual: Floats, quantiles: Floats) -> float:
 
 
 def interval_score(actual: Floats, quantiles: Floats) -> float:
-    """Return the weighted interval score of the median and its bands (Bracher et al., PLOS Comp. Biology 2021).
+    """Return the weighted interval score (Bracher et al., PLOS Comp. Biology 2021).
 
-    With their weights it is twice the mean quantile loss.
+    With the weights of that paper, it is twice the mean quantile loss.
     """
     return 2 * pinball(actual, quantiles)
 
 
 def inside(actual: Floats, quantiles: Floats) -> Floats:
-    """Return 1 for each outcome in the 90 % band, else 0."""
+    """Return 1 for each outcome within the 90 % band and 0 for all others."""
     return ((actual >= quantiles[:, 0]) & (actual <= quantiles[:, -1])).astype(np.float64)
 
 
 def block_error(held: Floats, block: int, seed: int = 1) -> float:
-    """Return the standard error of the mean of ordered outcomes by a moving block bootstrap.
+    """Return the standard error of the mean of ordered outcomes, from a moving block bootstrap.
 
-    Blocks have at least `BLOCK_BINS` bins, but at most a third of the outcomes, since fewer blocks are no sample.
+    Blocks have at least `BLOCK_BINS` bins, but at most a third of all outcomes, because the bootstrap needs several
+    blocks.
     """
     length = max(min(max(block, BLOCK_BINS), len(held) // 3), 1)
     if not len(held):
@@ -70,46 +71,46 @@ TEST_S: Final = 4 * 86_400.0
 REFIT_S: Final = 86_400.0
 LEAST_BINS: Final = 24
 LEAST_FIT: Final = 6
-"""The number of bins of the first fit."""
+"""The minimum number of bins for the first fit."""
 _LEAST_ERRORS: Final = 12
-"""The minimum number of errors behind a baseline's band."""
+"""The minimum number of errors from which a baseline's band is computed."""
 _HOURS: Final = 3
-"""Hours of the day in one group of coverage."""
+"""The number of hours in each group of hours for which coverage is reported."""
 
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BacktestPlan:
-    """The bins to predict, and the start of scoring."""
+    """The division of a history into parts for fitting, choosing a baseline and scoring."""
 
     horizons: tuple[int, ...]
-    """Horizons in bins, for which the file is long enough."""
+    """The horizons in bins for which the history is long enough."""
     valid_from: int
-    """The first outcome by which the best baseline is chosen."""
+    """The first bin whose outcome is used to choose the best baseline."""
     test_from: int
-    """The first outcome that is scored; those before it choose the baseline."""
+    """The first bin whose outcome is scored."""
     fits: tuple[int, ...]
-    """The numbers of bins of successive fits; each one predicts until the next."""
+    """The number of bins known at each successive fit. A fit is used until the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BacktestForecasts:
-    """Forecasts from all origins; nan where none was made."""
+    """The forecasts from all origins; nan where there is none."""
 
     history: DemandHistory
     plan: BacktestPlan
     ours: dict[SeriesName, Floats]
     """Fulcrum's forecasts by series, of shape [n, horizons, levels]."""
     baselines: dict[str, dict[SeriesName, Floats]]
-    """Forecasts by baseline and series, of shape [n, horizons]."""
+    """The baselines' forecasts by baseline and series, of shape [n, horizons]."""
 
 
 def make_plan(history: DemandHistory, horizons_s: Sequence[float], test_s: float = TEST_S) -> BacktestPlan:
-    """Plan a backtest that scores the last `test_s`, at most half of the history.
+    """Plan a backtest that scores the last `test_s` of a history, but at most half of it.
 
-    The best baseline is chosen on the same length of time before that. Raise ValueError with fewer than `LEAST_BINS`
-    bins or if no horizon fits.
+    The best baseline is chosen on an equally long part before that. Raise ValueError if there are fewer than
+    `LEAST_BINS` bins or no horizon fits.
     """
     count = len(history)
     if count < LEAST_BINS:
@@ -135,7 +136,7 @@ def run(
     every: int = 1,
     note: Note = lambda line: None,
 ) -> BacktestForecasts:
-    """Forecast the history from every `every`-th origin, with Fulcrum's forecaster and with each baseline."""
+    """Predict the history with Fulcrum's forecaster and each baseline, at one in `every` origins."""
     count = len(history)
     ours = {name: np.full((count, len(plan.horizons), len(LEVELS)), np.nan) for name in SERIES}
     theirs: dict[str, dict[SeriesName, Floats]] = {
@@ -160,7 +161,7 @@ def run(
 
 
 def score(found: BacktestForecasts) -> list[dict[str, Any]]:
-    """Return a record for each series and horizon with outcomes that can be scored (see docs/forecast-design.md)."""
+    """Return a record for each series and horizon that can be scored; see docs/forecast-design.md."""
     records = []
     for name in SERIES:
         for index in range(len(found.plan.horizons)):
@@ -215,19 +216,22 @@ def _record(found: BacktestForecasts, name: SeriesName, index: int) -> dict[str,
 
 
 def _scored(actual: Floats, said: Floats, horizon: int, first: int, last: int) -> Any:
-    """Return the origins with known outcomes from `first` to before `last`."""
+    """Return the origins whose forecast and outcome are known, for outcomes in [first, last)."""
     origins = np.arange(max(first - horizon, 0), last - horizon)
     return origins[np.isfinite(said[origins]) & np.isfinite(actual[origins + horizon])]
 
 
 def _levels(actual: Floats, origins: Any) -> Floats:
-    """Return the mean of the six bins up to each origin, the level by which coverage is grouped."""
+    """Return the mean of the six bins up to each origin, by which coverage is grouped."""
     held = np.nan_to_num(hold(actual))
     return np.array([held[max(at - 5, 0) : at + 1].mean() for at in origins.tolist()])
 
 
 def _naive_error(train: Floats, day: int) -> float:
-    """Return the mean absolute error of the seasonal naive forecast, or of persistence with fewer than two days."""
+    """Return the mean absolute error of the seasonal naive forecast.
+
+    With fewer than two days of training data, use persistence instead.
+    """
     lag = day if len(train) >= 2 * day else 1
     moved = np.abs(train[lag:] - train[:-lag])
     return float(np.nanmean(moved)) if np.isfinite(moved).any() else 0.0
@@ -239,9 +243,9 @@ def _least(baselines: Mapping[str, Mapping[str, float | None]], key: str) -> str
 
 
 def _conformal(actual: Floats, point: Floats, origins: Any, horizon: int) -> Floats | None:
-    """Return a baseline's band, of shape [origins, levels].
+    """Return a baseline's band, of shape [origins, levels], or None if there are too few errors.
 
-    The band is the point forecast times the quantiles of its relative errors before each origin.
+    The band is the point forecast times the quantiles of its relative errors that were known at each origin.
     """
     seen = np.flatnonzero(np.isfinite(point[: len(point) - horizon]) & np.isfinite(actual[horizon:]))
     offset = 0.01 * float(np.nanmedian(actual[seen + horizon])) + 1e-12 if len(seen) else 1.0

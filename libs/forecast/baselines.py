@@ -1,7 +1,8 @@
-"""Forecasters for comparison, fitted on the training days: simple ones with numpy alone, and heavy ones if installed.
+"""Baseline forecasters that are fitted on the training days: simple ones in numpy, and heavy ones from optional
+packages.
 
-Each predicts one series for many origins. An unknown bin takes the last known value, so a forecast depends only on
-bins up to its origin.
+Each predicts one series from many origins. An unknown bin takes the last known value, so that a forecast depends on
+bins up to its origin only.
 """
 
 import logging
@@ -22,18 +23,18 @@ MOST_LAGS: Final = 36
 
 @dataclass(frozen=True, slots=True)
 class BaselineTask:
-    """One series up to the last origin, and the forecasts to compute for it."""
+    """One series up to the last origin, and the forecasts to compute."""
 
     history: DemandHistory
     name: SeriesName
     fitted: int
-    """The number of bins on which parameters may be fitted."""
+    """The number of bins that may be used to fit parameters."""
     origins: Sequence[int]
     horizons: tuple[int, ...]
 
     @property
     def values(self) -> Floats:
-        """The series, with each unknown bin as the last known one."""
+        """The series, in which unknown bins have the last known value."""
         return held(self.history.series(self.name))
 
     def season(self, seconds: float) -> int:
@@ -41,24 +42,24 @@ class BaselineTask:
 
 
 def held(values: Floats) -> Floats:
-    """Fill each unknown bin with the last known value, or with 0 before any."""
+    """Replace unknown bins by the last known value, or by 0 before the first known one."""
     known = np.isfinite(values)
     found = np.nan_to_num(hold(values))
     return np.where(np.cumsum(known) > 0, found, 0.0)
 
 
 class Baseline(Protocol):
-    """A simple forecaster of one series, for comparison with Fulcrum's."""
+    """A simple forecaster of one series, to which Fulcrum's forecaster is compared."""
 
     name: str
 
     def predict(self, task: BaselineTask) -> Floats | None:
-        """Return forecasts of shape [origins, horizons], at least 0; None if the history is too short for a fit."""
+        """Return forecasts of shape [origins, horizons], none below 0, or None if the history is too short."""
         ...
 
 
 class Persistence:
-    """A forecast that repeats the last bin."""
+    """A forecaster that repeats the last value."""
 
     name = "persistence"
 
@@ -67,14 +68,14 @@ class Persistence:
 
 
 class SeasonalNaive:
-    """A forecast that repeats the value of a day or a week ago."""
+    """A forecaster that repeats the value of a day or a week before."""
 
     def __init__(self, name: str, seconds: float) -> None:
         self.name = name
         self._seconds = seconds
 
     def predict(self, task: BaselineTask) -> Floats | None:
-        """Return the value at the same time of the latest season that contains it."""
+        """Return the value at the same time in the latest known season."""
         season = task.season(self._seconds)
         horizons = np.array(task.horizons)
         back = -(-horizons // season) * season
@@ -85,9 +86,9 @@ class SeasonalNaive:
 
 
 class ExponentialSmoothing:
-    """Additive level, damped trend and optional daily season: Holt-Winters, or ETS without seasons.
+    """Additive level, damped trend and optional daily season: Holt-Winters, or ETS without a season.
 
-    Smoothing parameters come from a grid, by the least squared one-step error on the training days.
+    The smoothing parameters are those of a grid with the least squared one-step error on the training days.
     """
 
     def __init__(self, name: str, season_s: float = 0.0) -> None:
@@ -120,7 +121,10 @@ class ExponentialSmoothing:
 def _smooth(
     values: Floats, grid: Floats, season: int, origins: Sequence[int]
 ) -> tuple[Floats, list[tuple[float, float, Floats]]]:
-    """Return (squared one-step errors by row of the grid, states after each origin for the first row)."""
+    """Return the squared one-step errors for each row of the grid.
+
+    Also return the level, trend and seasons after each origin, for the first row.
+    """
     level_rate, trend_rate, season_rate, damping = grid.T
     level = np.full(len(grid), float(values[:season].mean()))
     trend = np.zeros(len(grid))
@@ -144,7 +148,7 @@ def _smooth(
 
 
 class Theta:
-    """The theta method: a fitted daily season, a smoothed level, and half the trend.
+    """The theta method: a fitted daily season, a smoothed level and half the trend.
 
     Source: Assimakopoulos and Nikolopoulos, International Journal of Forecasting 16, 2000.
     """
@@ -152,7 +156,7 @@ class Theta:
     name = "theta"
 
     def predict(self, task: BaselineTask) -> Floats | None:
-        """Return level plus season plus half of the training days' slope, at least 0."""
+        """Return the level plus the season plus half the slope of the training days."""
         day, values = task.season(86_400.0), task.values
         train = values[: task.fitted]
         if len(train) < 12:
@@ -175,12 +179,15 @@ class Theta:
 
 
 class Autoregression:
-    """ARIMA(p, 0, 0): a mean and deviations by their last lags, with p chosen by Akaike's criterion."""
+    """An ARIMA(p, 0, 0) model: a mean and deviations that depend on their last p values.
+
+    Akaike's criterion determines p.
+    """
 
     name = "ar"
 
     def predict(self, task: BaselineTask) -> Floats | None:
-        """Return forecasts computed step by step up to the longest horizon."""
+        """Return forecasts computed one step at a time up to the longest horizon."""
         train = task.values[: task.fitted]
         if task.fitted < 2 * MOST_LAGS or not train.any():
             return None
@@ -206,12 +213,12 @@ class Autoregression:
 
 
 class DynamoKalman:
-    """Dynamo's Kalman planner: level and trend of requests, of prompt lengths and of output lengths."""
+    """The Kalman planner of Dynamo: level and trend of requests, prompt lengths and output lengths."""
 
     name = "kalman-dynamo"
 
     def predict(self, task: BaselineTask) -> Floats | None:
-        """Return level plus a multiple of the trend; tokens are requests times lengths."""
+        """Return the level plus a multiple of the trend. Tokens are requests times lengths."""
         last = max(task.origins) + 1
         requests = held(task.history.requests[:last])
         per_bin = task.history.step_s
@@ -246,7 +253,7 @@ def _kalman(values: Floats, origins: Sequence[int], horizons: Sequence[int]) -> 
 
 
 def light_baselines() -> list[Baseline]:
-    """Return the baselines that run with the packages of `make up`."""
+    """Return the baselines that need no packages beyond those of `make up`."""
     return [
         Persistence(), SeasonalNaive("seasonal-day", 86_400.0), SeasonalNaive("seasonal-week", 604_800.0),
         ExponentialSmoothing("holt-winters", 86_400.0), ExponentialSmoothing("ets"), Theta(), Autoregression(),
@@ -254,15 +261,16 @@ def light_baselines() -> list[Baseline]:
     ]  # fmt: skip
 
 
-# The first three are statsforecast's (Nixtla). Dynamo means ai-dynamo 1.6.1, planner/core/load/predictors.py with its
-# defaults: auto_arima fitted once and then updated, Prophet on the last 50 intervals, each on requests, prompt lengths
-# and output lengths separately. It predicts one step there and all requested steps here.
+# The first three are from statsforecast (Nixtla). Dynamo stands for ai-dynamo 1.6.1, planner/core/load/predictors.py
+# with its defaults. It fits auto_arima once and then updates it, and its Prophet sees the last 50 intervals. Both
+# predict requests, prompt lengths and output lengths separately. Dynamo predicts one step, whereas these predict all
+# horizons.
 
 
 PROPHET_WINDOW: Final = 50
 """The number of intervals that Dynamo's Prophet sees."""
 MOST_SEEN: Final = 2016
-"""The maximum number of bins before an origin that a model uses."""
+"""The maximum number of bins before an origin that a model sees."""
 _DAY_S: Final = 86_400.0
 
 
@@ -271,7 +279,7 @@ def heavy_names() -> list[str]:
 
 
 def heavy_baselines(names: Sequence[str]) -> list[Baseline]:
-    """Return the named baselines; raise InvalidRequest if a library is not installed."""
+    """Return the named baselines. Raise InvalidRequest if a package is not installed."""
     try:
         return [_MAKERS[name]() for name in names]
     except ImportError as error:
@@ -281,7 +289,7 @@ def heavy_baselines(names: Sequence[str]) -> list[Baseline]:
 
 
 class _Forwarded:
-    """A statsforecast model, fitted on the training days and run forward to each origin with fixed parameters."""
+    """A statsforecast model that is fitted on the training days and then run to each origin with fixed parameters."""
 
     def __init__(self, name: str, make: Callable[[int], Any]) -> None:
         self.name = name
@@ -305,7 +313,7 @@ class _Forwarded:
 
 
 class _DynamoStyle:
-    """Separate forecasts of requests and of their prompt or output lengths, multiplied to tokens."""
+    """Separate forecasts of requests and of their prompt or output lengths, whose product is the forecast of tokens."""
 
     def __init__(self, name: str, predict_one: Callable[[Floats, BaselineTask], Floats]) -> None:
         self.name = name
@@ -357,7 +365,7 @@ def _windowed_prophet(values: Floats, task: BaselineTask) -> Floats:
 
 
 def prophet_ahead(seen: Floats, horizons: Sequence[int], step_s: float) -> Floats:
-    """Fit Prophet to the given bins and predict the ones after them."""
+    """Fit Prophet to the bins in `seen` and predict later ones."""
     pandas, prophet = import_module("pandas"), import_module("prophet")
     for name in ("prophet", "cmdstanpy"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -372,7 +380,7 @@ def prophet_ahead(seen: Floats, horizons: Sequence[int], step_s: float) -> Float
 
 
 class _Prophet:
-    """Prophet on all days before each fit; between fits it uses no new data."""
+    """Prophet, fitted to all bins known at each fit. It uses no new data between fits."""
 
     name = "prophet"
 
@@ -402,7 +410,7 @@ def _needing(libraries: Sequence[str], make: Callable[[], Baseline]) -> Callable
     return made
 
 
-# AutoETS has no season here, since statsforecast's allows at most 24 steps of one.
+# AutoETS has no season here, because that of statsforecast supports at most 24 steps per season.
 _MAKERS: Final[dict[str, Callable[[], Baseline]]] = {
     "auto-arima": _statsforecast("auto-arima", lambda m, _day: m.AutoARIMA(season_length=1, approximation=True)),
     "auto-ets": _statsforecast("auto-ets", lambda m, _day: m.AutoETS(season_length=1)),

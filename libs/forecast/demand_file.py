@@ -1,4 +1,4 @@
-"""Files of demand in time bins, with the columns listed in docs/forecast.md."""
+"""Reading of files with demand in time bins. docs/forecast.md lists their columns."""
 
 from math import nan
 from pathlib import Path
@@ -14,15 +14,15 @@ COLUMNS: Final = {
     "prefill_tokens_per_s": "prefill",
     "decode_tokens_per_s": "decode",
 }
-"""The series of `history_from_rates` by column; `t_s` comes first, and other columns are ignored."""
+"""The series of `history_from_rates` by column. The column `t_s` is required too, and others are ignored."""
 MOST_S: Final = 1e12
 MOST_RATE: Final = 1e15
 
 
 def read_demand(path: Path) -> DemandHistory:
-    """Read a file's bins onto a regular grid; empty cells are unknown.
+    """Read the bins of a file onto a regular grid. Empty cells are unknown.
 
-    Raise InvalidRequest with the line's number if the file is invalid.
+    Raise InvalidRequest, which names the line, if the file is invalid.
     """
     lines = numbered_lines(path)
     number, head = next(lines, (0, ""))

@@ -1,5 +1,6 @@
-"""ASGI middleware that records the changes made over REST and their actors, in front of all routes so that none is
-missed.
+"""ASGI middleware that records changes made over HTTP, with their actors.
+
+It runs before all routes, so that no change is missed.
 """
 
 import asyncio
@@ -20,37 +21,43 @@ from libs.runtime.clock import Clock
 MAX_DETAIL_BYTES: Final = 500
 MAX_PATH_CHARS: Final = 300
 REFUSED_EVERY_S: Final = 60.0
-"""The interval of summaries: refusals of one actor with one status are recorded once, then summed up."""
+"""The interval between summaries. The first refusal of an actor with a status is recorded, later ones are summed up."""
 MAX_REFUSED: Final = 1_000
-"""The maximum number of actors and statuses summed up at once; beyond it only the metric counts."""
+"""The maximum number of actors and statuses that are summed up at once. Beyond it, only the metric counts refusals."""
 _READS: Final = ("GET", "HEAD", "OPTIONS")
-# Key in a request's scope. Its value is a list, because middleware before a route may copy the scope.
+# The value in the scope is a list, because middleware before a route may copy the scope but not the list.
 _ACTOR: Final = "fulcrum.actor"
 
 Audited = Callable[[str, str], bool]
-"""A function from method and path to whether a request changes something."""
+"""A function from a request's method and path to whether the request is recorded."""
 
 
 def changes(method: str, path: str) -> bool:
     """Return whether a request to the planner or metrics service is a write.
 
-    Logins are excluded, because their body is a key.
+    Logins and logouts are excluded, because the body of a login is a key.
     """
     return method not in _READS and path not in ("/login", "/logout")
 
 
 def deletes(method: str, path: str) -> bool:
-    """Return whether a request to a gateway deletes or cancels something; all others are tenants' ordinary requests."""
+    """Return whether a request to a gateway deletes or cancels something.
+
+    All other requests are tenants' ordinary use.
+    """
     return method == "DELETE" or path.endswith("/cancel")
 
 
 def changed_nothing(status: int) -> bool:
-    """Return whether a request was refused (4xx); one that failed here (5xx) may have changed something."""
+    """Return whether the status is that of a refusal (4xx).
+
+    A request that failed with 5xx may have changed something.
+    """
     return 400 <= status < 500
 
 
 def named_actor(scope: Scope, caller: Caller, said: str) -> str:
-    """Return the actor of an admin verb, and have the middleware record the same one."""
+    """Return the actor of an admin request, and make the middleware record the same actor."""
     found = actor_of(caller, said)
     scope.get(_ACTOR, []).append(found)
     return found
@@ -65,8 +72,8 @@ class _RefusalSummary:
 class AuditMiddleware:
     """The middleware in front of a service's `KeyGate`.
 
-    Requests refused for lack of a key are not recorded, since strangers could fill the topic. Other refusals are
-    summed up, since they would push out the records of changes.
+    Requests refused for lack of a key are not recorded, because strangers could fill the topic. Other refusals are
+    summed up, so that they cannot push out the records of changes.
     """
 
     def __init__(
@@ -83,7 +90,7 @@ class AuditMiddleware:
     ) -> None:
         """Record the requests that `audited` selects.
 
-        `with_body` also records the beginning of the request body. It must be False where prompts are sent.
+        `with_body` also records the first bytes of the body. It must be False where bodies contain prompts.
         """
         self._app = app
         self._table = table
@@ -141,7 +148,7 @@ class AuditMiddleware:
             asyncio.get_running_loop().call_later(REFUSED_EVERY_S, self._sum_up, alike)
 
     def _sum_up(self, alike: tuple[str, str, int]) -> None:
-        """Record the number of requests refused like the first one since then."""
+        """Record the number of refusals since the first one that were equal to it."""
         found = self._refused.pop(alike)
         if found.more:
             found.event.repeats, found.event.at_unix_ns = found.more, self._clock.now_ns()

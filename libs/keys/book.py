@@ -1,6 +1,7 @@
-"""The stored form of API keys and their tenants (hashes, never the keys themselves), and the port to their store.
+"""The stored form of API keys and tenants' limits, and the port to their store.
 
-A key is 32 random bytes, which cannot be guessed. A single SHA-256 is enough; a password would need a slow hash.
+Only hashes of keys are stored. A key consists of 32 random bytes and cannot be guessed, so a single SHA-256 suffices. A
+password would need a slow hash.
 """
 
 import hashlib
@@ -17,22 +18,22 @@ from libs.contracts.errors import Conflict, InvalidRequest, KeyNotFound, quoted
 
 Role = Literal["user", "operator", "admin"]
 ROLES: Final[tuple[Role, ...]] = ("user", "operator", "admin")
-"""The roles from least to most privileged.
+"""The roles, from least to most privileged.
 
-A user has access to its tenant's resources. An operator sees everything and moves roles. An admin changes models
-and the resources of other tenants.
+A user may access its tenant's resources. An operator may also read everything and change workers' roles. An admin may
+also change models and the resources of all tenants.
 """
 PREFIX: Final = "sk-fulcrum-"
-"""The prefix of every key, by which secret scanners find one that has leaked."""
+"""The prefix of every key, by which secret scanners recognise leaked keys."""
 SECRET_BYTES: Final = 32
 MAX_KEYS: Final = 10_000
-"""The maximum number of stored keys; beyond it the oldest ended ones are dropped."""
+"""The maximum number of stored keys. Beyond it, the oldest revoked or expired keys are dropped."""
 MAX_LIMITED: Final = 10_000
-"""The maximum number of tenants with their own limits."""
+"""The maximum number of tenants with limits of their own."""
 MAX_DELETED: Final = 10_000
-"""The maximum number of deleted tenants that are remembered, the latest ones."""
+"""The maximum number of remembered deletions of tenants. The oldest are forgotten first."""
 MAX_CHANGES: Final = 200
-"""The maximum number of changes of the book that are stored with it."""
+"""The maximum number of changes stored with the keys."""
 MAX_KEY_MODELS: Final = 256
 MAX_PRIORITY: Final = 100
 ANY: Final = "*"
@@ -40,20 +41,20 @@ TENANT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """A key in its stored form, without its secret."""
+    """A key as it is stored, without its secret."""
 
     id: str
-    """The name of the key in lists and for revocation, which reveals nothing of the secret."""
-    # SHA-256 of the key, in hex.
+    """The name of the key in lists and commands. It reveals nothing about the secret."""
+    # SHA-256 of the key in hexadecimal.
     digest: str
     tenant: str
     role: Role = "user"
     models: tuple[str, ...] = ()
-    """The models that requests may name; empty for all."""
+    """The models that the key's requests may name; empty for all."""
     service_class: str = DEFAULT_CLASS
-    """The class of the key's requests, which may name batch instead; `ANY` lets them name every class."""
+    """The service class of the key's requests, which may also name the batch class. `ANY` allows every class."""
     priority: int = 0
-    """The highest priority of the key's batch jobs."""
+    """The highest priority allowed for the key's batch jobs."""
     created_unix_s: int = 0
     expires_unix_s: int | None = None
     revoked_unix_s: int | None = None
@@ -64,32 +65,35 @@ class ApiKey(msgspec.Struct, frozen=True):
 
 
 class TenantLimits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The limits of one tenant; None means unlimited."""
+    """The limits of one tenant. None means unlimited."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
-    """The choices in progress at once, counting each of a request's `n` and each of its prompts."""
+    """The number of concurrent choices. Each of a request's `n` and each of its prompts counts."""
     gpu_seconds_per_day: int | None = None
     """The estimated GPU time of the tenant's requests and batch lines per day."""
     stored_bytes: int | None = None
-    """The total size of the tenant's files, including answers of batches."""
+    """The total size of the tenant's files, including the answers of batches."""
     file_days: int | None = None
-    """The days after which the tenant's files are deleted."""
+    """The number of days after which the tenant's files are deleted."""
     batch_lines: int | None = None
-    """The number of lines of all unfinished batches of the tenant together."""
+    """The number of lines in all unfinished batches of the tenant."""
     weight: int | None = None
-    """The weight of the tenant's turns in a queue and of its decode places; the default is 1."""
+    """The tenant's weight for turns in queues and for decode places; the default is 1."""
     files: int | None = None
-    """The number of files, including ones that unfinished batches will write; None: the gateway's setting."""
+    """The number of files, including those that unfinished batches will write. None applies the gateway's setting."""
 
 
 class KeyChange(msgspec.Struct, frozen=True):
-    """A change of the book, stored with it until the metrics service has published it to the audit topic."""
+    """A change of keys or limits.
+
+    It is stored with them until the metrics service has published it to the audit topic.
+    """
 
     at_unix_ns: int
     actor: str
-    """The user of the machine on which the book was changed."""
+    """The operating system user who made the change."""
     action: str
     subject: str
     tenant: str = ""
@@ -97,29 +101,31 @@ class KeyChange(msgspec.Struct, frozen=True):
 
 
 class KeySet(msgspec.Struct, frozen=True):
-    """All keys, oldest first, and the limits of the tenants that have some."""
+    """All keys, oldest first, and the limits of tenants that have some."""
 
     keys: tuple[ApiKey, ...] = ()
     limits: dict[str, TenantLimits] = {}
     changes: tuple[KeyChange, ...] = ()
-    """The latest changes, at most `MAX_CHANGES`, the oldest first."""
+    """The latest changes, oldest first; at most `MAX_CHANGES`."""
     cache_secret: str = ""
-    """The secret, in hex, from which each tenant's salt of KV blocks is derived; empty before the first key."""
+    """The secret, in hexadecimal, from which tenants' cache salts are derived; empty before the first key."""
     deleted: dict[str, int] = {}
-    """The deleted tenants with the time of deletion in Unix ns. Data from before then has no owner."""
+    """The deleted tenants with the Unix time of deletion in ns. Data from before that time has no owner."""
 
     def with_cache_secret(self, *, anew: bool = False) -> Self:
-        """Return the book with a cache secret; `anew` draws another one, so that no cached KV block can be found
-        again.
+        """Return the keys with a cache secret.
+
+        `anew` replaces an existing secret, so that no KV block cached before can be found.
         """
         if self.cache_secret and not anew:
             return self
         return msgspec.structs.replace(self, cache_secret=secrets.token_hex(SECRET_BYTES))
 
     def without_tenant(self, tenant: str, now_unix_ns: int) -> Self:
-        """Return the book with the tenant's keys revoked, its limits removed and its deletion noted.
+        """Return the keys without the tenant: its keys revoked, its limits removed and its deletion recorded.
 
-        Everything the tenant had until then is to be deleted. Raise InvalidRequest for an invalid name.
+        Data that the tenant stored before the deletion must be deleted by others. Raise InvalidRequest for an invalid
+        name.
         """
         check_tenant(tenant)
         now_s = now_unix_ns / 1e9
@@ -133,7 +139,7 @@ class KeySet(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, changes=(*self.changes, change)[-MAX_CHANGES:])
 
     def with_key(self, key: ApiKey, now_s: float) -> Self:
-        """Return the book with one more key. Raise Conflict if there are `MAX_KEYS` active ones."""
+        """Return the keys with one more. Raise Conflict if there are `MAX_KEYS` active ones."""
         surplus = len(self.keys) + 1 - MAX_KEYS
         ended = {each.id for each in [each for each in self.keys if each.ended(now_s)][: max(surplus, 0)]}
         if surplus > len(ended):
@@ -142,15 +148,15 @@ class KeySet(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, keys=(*kept, key)).with_cache_secret()
 
     def without_key(self, key_id: str, now_s: float) -> Self:
-        """Return the book with that key revoked, unless it already was. Raise KeyNotFound."""
+        """Return the keys with one of them revoked. Raise KeyNotFound."""
         if not any(each.id == key_id for each in self.keys):
             raise KeyNotFound(f"no key {quoted(key_id)} is kept: `fulcrum keys list` shows them", param="id")
         return msgspec.structs.replace(self, keys=tuple(_revoked(each, key_id, now_s) for each in self.keys))
 
     def with_limits(self, tenant: str, limits: TenantLimits) -> Self:
-        """Return the book with the tenant's limits replaced; empty limits remove them.
+        """Return the keys with a tenant's limits replaced. Empty limits remove them.
 
-        Raise Conflict at `MAX_LIMITED` tenants, InvalidRequest for an invalid name.
+        Raise Conflict if `MAX_LIMITED` tenants have limits, and InvalidRequest for an invalid name.
         """
         check_tenant(tenant)
         others = {name: each for name, each in self.limits.items() if name != tenant}
@@ -168,7 +174,7 @@ def _revoked(key: ApiKey, key_id: str, now_s: float) -> ApiKey:
 
 
 def digest_of(secret: bytes) -> bytes:
-    """Return the SHA-256 by which a key is looked up."""
+    """Return the SHA-256 digest by which a key is looked up."""
     return hashlib.sha256(secret).digest()
 
 
@@ -182,7 +188,10 @@ def draw_key(
     priority: int = 0,
     expires_in_s: float | None = None,
 ) -> tuple[str, ApiKey]:
-    """Return a new key, to be shown once, and its stored form. Raise InvalidRequest, which names the option."""
+    """Create a key. Return its secret, which must be shown once, and its stored form.
+
+    Raise InvalidRequest, which names the faulty option.
+    """
     check_tenant(tenant)
     if role not in ROLES:
         raise InvalidRequest(f"role {quoted(role)} is none of {', '.join(ROLES)}", param="role")
@@ -208,18 +217,18 @@ def draw_key(
 
 
 def check_tenant(tenant: str) -> None:
-    """Raise InvalidRequest for a name that no tenant can have."""
+    """Raise InvalidRequest if no tenant can have this name."""
     if not TENANT_NAME.fullmatch(tenant):
         raise InvalidRequest(f"tenant {quoted(tenant)} must match {TENANT_NAME.pattern}", param="tenant")
 
 
 def read_book(text: bytes) -> KeySet:
-    """Decode a stored book. Raise msgspec.DecodeError for anything else."""
+    """Decode stored keys. Raise msgspec.DecodeError if the text is invalid."""
     return _BOOK.decode(text)
 
 
 def shown_key(key: ApiKey, now_s: float) -> Mapping[str, object]:
-    """Return a key with its status for lists, without its hash."""
+    """Return a key and its status for lists. The digest is omitted."""
     status = "revoked" if key.revoked_unix_s is not None else "expired" if key.ended(now_s) else "active"
     shown = msgspec.to_builtins(key)
     del shown["digest"]
@@ -231,26 +240,26 @@ _BOOK: Final = msgspec.json.Decoder(KeySet)
 
 @dataclass(frozen=True, slots=True)
 class StoredKeySet:
-    """A key set and the version by which newer ones are recognised."""
+    """A key set with its version, by which later changes are recognised."""
 
     version: str
     book: KeySet
 
 
 class KeyStore(Protocol):
-    """A store of one book of keys.
+    """A store of one key set.
 
-    Methods raise StoreUnavailable while it does not answer, or if its content is invalid.
+    Methods raise StoreUnavailable if the store does not answer or its content is invalid.
     """
 
     async def load(self, known: str = "") -> StoredKeySet | None:
-        """Return the book, or None if its version is still the `known` one. It is empty if none was ever stored."""
+        """Return the stored keys, or None if their version is `known`. The set is empty if none was ever stored."""
         ...
 
     async def change(self, edit: Callable[[KeySet], KeySet]) -> KeySet:
-        """Store and return the result of `edit`. Concurrent changes are both kept."""
+        """Apply `edit` to the stored keys, store the result and return it. Concurrent changes are not lost."""
         ...
 
     async def close(self) -> None:
-        """Disconnect from the store. Calling it twice is harmless."""
+        """Disconnect from the store. Further calls have no effect."""
         ...

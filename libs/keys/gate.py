@@ -1,11 +1,12 @@
-"""The identification of callers before any route of a service runs.
+"""The identification of callers before any route of a service.
 
-`KeyGate` is the ASGI middleware in front of a REST API. On loopback it also checks host names. Without this check, a
-web page could make its own name resolve to 127.0.0.1 and send requests that only this machine's processes may send (DNS
-rebinding). A browser's session is a random cookie in place of a key, which is then stored on no disk. Changes to a
-control plane service need the suite's token or a key, never a session (`ChangeGuard`).
+`KeyGate` is the ASGI middleware in front of an HTTP API. On loopback it also checks host names. Otherwise a web page
+could make its own name resolve to 127.0.0.1 and send requests as if it ran on this machine (DNS rebinding).
 
-A service's table of keys follows their store, at most `FOLLOW_S` behind it.
+Browsers log in for a session with a random cookie, so that the key itself is stored on no disk. Changes to control
+plane services need the suite's token or a key, never a session (`ChangeGuard`).
+
+A service's key table follows the key store with a delay of at most `FOLLOW_S`.
 """
 
 import asyncio
@@ -43,28 +44,32 @@ from libs.runtime.settings import CommonSettings
 
 VARIABLE: Final = "FULCRUM_HTTP_HOSTS"
 MAX_REMEMBERED: Final = 256
-"""The maximum number of cached verdicts on hosts and origins."""
+"""The maximum number of cached results for hosts and origins."""
 
 
 def own_hosts(settings: HttpSettings) -> "HostCheck | None":
-    """Return the check for a listener on loopback or with configured names; None if any name is accepted."""
+    """Return the host check for a listener on loopback or with configured names.
+
+    Return None for other listeners, which accept any name.
+    """
     if is_loopback(f"{settings.host}:0") or settings.http_hosts:
         return HostCheck(settings.http_hosts)
     return None
 
 
 class HostCheck:
-    """A check for the names of loopback and of the setting."""
+    """A check that requests name loopback or a configured host."""
 
     def __init__(self, names: str) -> None:
-        """Create the check. It accepts `names`, a comma-separated list without ports, in addition to those of
-        loopback.
-        """
+        """Create the check. It accepts loopback names and those in `names`, a comma-separated list without ports."""
         self._names = frozenset(filter(None, (name.strip().lower() for name in names.split(","))))
         self._wrong = lru_cache(MAX_REMEMBERED)(self._find_wrong)
 
     def check(self, host: bytes | None, origin: bytes | None) -> None:
-        """Raise WrongHost for a foreign host or origin. A client that sends no Host is not a browser and passes."""
+        """Raise WrongHost for a foreign host or origin.
+
+        A request without a Host header does not come from a browser and is accepted.
+        """
         wrong = self._wrong(host, origin)
         if wrong:
             raise WrongHost(wrong)
@@ -90,27 +95,27 @@ class HostCheck:
 
 COOKIE: Final = "fulcrum_session"
 MAX_SESSIONS: Final = 1_000
-"""The maximum number of sessions; one more ends the oldest."""
+"""The maximum number of sessions. Beyond it, the oldest session ends."""
 SESSION_S: Final = 12 * 3600
-"""The seconds from a login to the next."""
+"""The duration of a session in s."""
 TOKEN_BYTES: Final = 32
 
 
 class Sessions:
-    """The sessions of one process, which end with it and with their key."""
+    """The browser sessions of one process. A session ends with the process or with its key."""
 
     def __init__(self) -> None:
-        # By the cookie's digest: the key's digest and the end of the session.
+        # The digest of the key and the end of the session, by the digest of the cookie.
         self._keys: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
 
     def begin(self, key: bytes, now_s: float) -> str:
-        """Begin a session for a key's holder and return the value of its cookie."""
+        """Begin a session for the holder of a key. Return the value of its cookie."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
         put_newest(self._keys, digest_of(token.encode()), (digest_of(key), now_s + SESSION_S), MAX_SESSIONS)
         return token
 
     def digest(self, cookies: bytes, now_s: float) -> bytes | None:
-        """Return the digest of the key behind the session of a request; None without a session."""
+        """Return the digest of the key that began the request's session, or None without a session."""
         token = _token(cookies)
         found = self._keys.get(digest_of(token)) if token else None
         return found[0] if found is not None and now_s < found[1] else None
@@ -128,21 +133,21 @@ def _token(cookies: bytes) -> bytes:
 
 
 class ChangeGuard:
-    """The check in front of every route that changes something.
+    """The check in front of routes that change something.
 
-    Unlike `KeyGate`, it does not admit everybody if there are no keys.
+    Unlike `KeyGate`, it admits nobody without a token or a key, even if there are no keys.
     """
 
     def __init__(self, keys: KeyTable | None, clock: Clock, *, token: str) -> None:
-        """Check against keys and the suite's `token`, which counts as an admin's key; empty for no token."""
+        """Create the check. The suite's `token` has the rights of an admin's key; empty for none."""
         self._keys = keys
         self._clock = clock
         self._token = token
 
     def admit(self, authorization: str, what: str, least: Role = "operator") -> Caller:
-        """Return the caller of the action named by `what`.
+        """Return the caller. `what` describes the action in error messages.
 
-        Raise Unauthenticated without the token or a key, PermissionDenied for a key below that role.
+        Raise Unauthenticated without a valid token or key, and PermissionDenied if the key's role is below `least`.
         """
         if self._token and hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
             return SUITE_TOKEN
@@ -158,33 +163,33 @@ class ChangeGuard:
         )
 
 
-# Key of the caller in a request's scope.
+# The key under which a request's scope contains its caller.
 CALLER: Final = "fulcrum.caller"
 PROBES: Final = frozenset({"/healthz", "/health", "/readyz"})
-"""The paths answered to everybody; a probe has no secret and learns only whether the process serves."""
+"""The paths that need no key. Probes have no secrets, and learn only whether the process serves."""
 _DOCS: Final = ("/docs", "/redoc", "/openapi.json", "/static-offline-docs")
 
 Need = Callable[[str, str], Role | None]
-"""A function from method and path to the lowest role that may request it; None for everybody."""
+"""A function from a request's method and path to the lowest role that may make it, or None for everybody."""
 
 
 def is_public(path: str) -> bool:
-    """Return whether a path is a probe or the description of the API, which is the same in every cluster."""
+    """Return whether the path is a probe or part of the API documentation, which is the same in every cluster."""
     return path in PROBES or path.startswith(_DOCS)
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Return the caller of a request; `ANYBODY` if there is no gate in front of the app."""
+    """Return the caller of a request, or `ANYBODY` if the app has no gate."""
     found: Caller = scope.get(CALLER, ANYBODY)
     return found
 
 
 class _NoLongerAdmitted(Exception):
-    """The internal signal that ends a running answer whose caller is no longer admitted."""
+    """A signal that ends a running answer because its caller is no longer admitted."""
 
 
 class KeyGate:
-    """The middleware that admits or refuses each request by its key, session and host."""
+    """Middleware that admits or refuses each request by its key, session and host."""
 
     def __init__(
         self,
@@ -196,10 +201,10 @@ class KeyGate:
         hosts: HostCheck | None = None,
         sessions: Sessions | None = None,
     ) -> None:
-        """Guard an app with the keys of `table`.
+        """Guard an app with the keys in `table`.
 
-        `hosts` are the accepted names while there are no keys; None for any. `sessions` are those of browser users, who
-        are redirected to /login without one.
+        `hosts` checks host names while there are no keys; with None, any name is accepted. With `sessions`, browsers
+        without a session are redirected to /login.
         """
         self._app = app
         self._table = table
@@ -222,8 +227,8 @@ class KeyGate:
         await self._app(scope, receive, send)
 
     async def _while_admitted(self, scope: Scope, receive: Receive, send: Send, found: dict[bytes, bytes]) -> None:
-        """Run the app until the answer ends or its caller would no longer be admitted."""
-        # The event stream of a page does not end by itself.
+        """Run the app until its answer ends or its caller is no longer admitted."""
+        # The event stream of a web page has no end of its own.
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.body" and message.get("more_body", False):
@@ -275,15 +280,15 @@ log = structlog.get_logger()
 FOLLOW_S: Final = 0.5
 """The interval between two reads of the store.
 
-A revoked key is refused within two seconds: this interval, the store's answer, and a second read after a failed
-one.
+A revoked key is refused within two seconds: after this interval, the time of a read, and a second read if the first one
+fails.
 """
 
 
 async def start_keys(settings: HttpSettings, store: KeyStore, clock: Clock) -> KeyTable:
-    """Return the table with the present contents of the store.
+    """Return a table with the current keys.
 
-    Raise StartupError for an unusable file, and for a listener beyond loopback that would admit everybody.
+    Raise StartupError if the key file is unusable, or if a listener beyond loopback would admit everybody.
     """
     trusted = _trusted(settings)
     table = KeyTable(open_without_keys=trusted, token=settings.token.get_secret_value())
@@ -309,7 +314,10 @@ async def start_keys(settings: HttpSettings, store: KeyStore, clock: Clock) -> K
 
 
 async def follow_keys(store: KeyStore, table: KeyTable, clock: Clock) -> None:
-    """Apply each change of the store to the table until cancelled; while it is away, the last known keys hold."""
+    """Apply changes of the store to the table until cancelled.
+
+    While the store is unreachable, the last known keys apply.
+    """
     version, away = "", False
     while True:
         try:
@@ -328,9 +336,10 @@ async def follow_keys(store: KeyStore, table: KeyTable, clock: Clock) -> None:
 
 
 def _trusted(settings: CommonSettings) -> bool:
-    """Return whether callers that reach the listener may be admitted without a key.
+    """Return whether callers may be admitted without a key.
 
-    They are this machine's own processes, or those of a network whose mutual trust the operator has configured.
+    They may be if only this machine's processes can connect, or if the operator has configured mutual trust in the
+    network.
     """
     if is_loopback(f"{settings.host}:0") or settings.tls_cert:
         return True

@@ -1,4 +1,4 @@
-"""Keys in Redis, shared by gateways on several machines. The table and its version change together."""
+"""Keys in Redis, for gateways on several machines. The keys and their version are changed in one transaction."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,24 +13,24 @@ from libs.keys.book import KeySet, StoredKeySet, read_book
 from libs.runtime.redis import make_redis
 
 LOAD_TIMEOUT_S: Final = 1.0
-"""The timeout of one read; the next one follows soon, and the last known keys hold until then."""
-# Longer than a read, because a person waits for the change and would only retry.
+"""The timeout of one read. Until the next read, the last known keys apply."""
+# Longer than the timeout of a read, because a person waits for the change and would only retry.
 CHANGE_TIMEOUT_S: Final = 5.0
 MAX_ATTEMPTS: Final = 32
-"""The maximum number of attempts at a change while others change the keys concurrently."""
+"""The maximum number of attempts at a change while other processes change the keys."""
 _BOOK, _VERSION = "book", "version"
 ABSENT: Final = "0"
 
 
 class RedisKeys:
-    """A `KeyStore` over Redis 6.2 or later."""
+    """A `KeyStore` in Redis 6.2 or later."""
 
     def __init__(self, url: str, cluster: str) -> None:
         self._name = keys.api_keys(cluster)
         self._redis = make_redis(url, timeout_ms=round(CHANGE_TIMEOUT_S * 1e3))
 
     async def load(self, known: str = "") -> StoredKeySet | None:
-        # One round trip for a few bytes if nothing has changed.
+        # If nothing has changed, this needs one round trip for a few bytes.
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 version = _version(await self._redis.hget(self._name, _VERSION))
@@ -42,7 +42,7 @@ class RedisKeys:
             raise _unavailable(error) from error
 
     async def change(self, edit: Callable[[KeySet], KeySet]) -> KeySet:
-        """Change the book, retrying while other changes interfere."""
+        """Change the keys. The change is attempted again after a concurrent change."""
         try:
             for _attempt in range(MAX_ATTEMPTS):
                 async with asyncio.timeout(CHANGE_TIMEOUT_S), self._redis.pipeline(transaction=True) as pipe:

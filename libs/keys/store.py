@@ -1,6 +1,6 @@
-"""The store of keys: in Redis, or in a file of one machine.
+"""The stores of keys: Redis, or a file on one machine.
 
-The file is replaced atomically and readable by its owner only.
+The file is replaced atomically, and only its owner may read it.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from libs.keys.book import KeySet, KeyStore, StoredKeySet, read_book
 from libs.runtime.paths import cache_dir, create_private, private_folder
 
 ABSENT: Final = "absent"
-"""The version of a book that was never stored."""
+"""The version of keys that were never stored."""
 _WRITABLE_TO_OTHERS: Final = 0o022
 
 
@@ -28,15 +28,15 @@ class FileKeys:
         self._path = path
 
     async def load(self, known: str = "") -> StoredKeySet | None:
-        # Only one fstat if nothing has changed.
+        # If nothing has changed, this needs one fstat.
         return await asyncio.to_thread(self._load, known)
 
     async def change(self, edit: Callable[[KeySet], KeySet]) -> KeySet:
-        """Change the book under a lock that other processes of this machine take as well."""
+        """Change the keys under a file lock, which excludes other processes on this machine."""
         return await asyncio.to_thread(self._change, edit)
 
     async def close(self) -> None:
-        """Do nothing, since no file stays open."""
+        """Do nothing, because no file stays open."""
 
     def _load(self, known: str) -> StoredKeySet | None:
         with self._errors():
@@ -91,12 +91,12 @@ IN_REDIS: Final = "redis"
 
 
 def keys_place(place: str, cluster: str) -> str:
-    """Return the location of the keys by the setting: `redis`, or the path of a file."""
+    """Return the location of the keys: `redis`, or the path of a file."""
     return place or str(cache_dir() / "keys" / f"{cluster}.json")
 
 
 def open_keys(place: str, *, redis: str, cluster: str) -> KeyStore:
-    """Return the store at `place`, a value of FULCRUM_KEYS."""
+    """Return the key store for a value of FULCRUM_KEYS."""
     if place == IN_REDIS:
         from libs.keys.redis import RedisKeys  # noqa: PLC0415 (0.1 s, which most commands need not wait for)
 

@@ -1,4 +1,4 @@
-"""The gateway's composition root: the only module that names the adapters behind its ports."""
+"""The gateway's composition root. It is the only module that constructs the adapters for the gateway's ports."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ from services.gateway.settings import GatewaySettings
 
 
 async def main(service: Service[GatewaySettings]) -> None:
-    """Serve until a stop signal, then allow running requests up to `settings.drain_s` to end."""
+    """Serve until a stop signal. Then give running requests up to `settings.drain_s` to end."""
     settings, tasks = service.settings, service.tasks
     async with AsyncExitStack() as stack:
         sock = bind(settings.host, settings.port, "FULCRUM_GATEWAY_PORT", stall_s=settings.client_stall_s)

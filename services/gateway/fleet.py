@@ -1,4 +1,4 @@
-"""The workers to which this gateway is connected. The registry lists them, and each is kept while its stream lasts."""
+"""The gateway's links to registered workers. A link outlives its registry entry for as long as its stream lasts."""
 
 import asyncio
 from collections import Counter
@@ -22,13 +22,14 @@ from services.gateway.metrics import GatewayMetrics
 
 log = structlog.get_logger()
 
-# States of pool workers that serve no model now. They return with another incarnation.
+# Pool workers in these states serve no model. They register with a new incarnation once they do.
 _WITHOUT_MODEL = (WORKER_STATE_LOADING, WORKER_STATE_ASLEEP)
 
 
 class WorkerLinks:
-    """The links to registered workers, one for each. A worker that leaves the registry keeps its link until its stream
-    breaks.
+    """The links to registered workers, one for each incarnation.
+
+    A worker that leaves the registry keeps its link until its stream breaks.
     """
 
     def __init__(
@@ -43,7 +44,10 @@ class WorkerLinks:
         tpot_ns: float = 0.0,
         early_decodes: bool = False,
     ) -> None:
-        """Create the links. `tpot_ns` is the TPOT target of requests that name none; 0 means none."""
+        """Create an empty set of links.
+
+        `tpot_ns` is the TPOT target of requests that specify none; 0 means no target.
+        """
         self._tpot_ns = tpot_ns
         self._early_decodes = early_decodes
         self._random_bytes = random_bytes
@@ -56,9 +60,10 @@ class WorkerLinks:
         self._stop: dict[WorkerKey, Callable[[], object]] = {}
         self._registered: set[WorkerKey] = set()
         self.unpaired: dict[str, Unpaired] = {}
-        """The registered workers, by id, to which no request can be bound because no other worker has compatible KV."""
+        """The registered workers, by id, that receive no requests because no other worker has compatible KV.
+        """
         self.quiet: frozenset[str] = frozenset()
-        """The ids of workers that have been silent for a moment. New work prefers others."""
+        """The ids of workers that have been silent for a short time. New work goes to others if possible."""
 
     @property
     def links(self) -> Iterable[WorkerLink]:
@@ -70,7 +75,7 @@ class WorkerLinks:
         return self._links.get(key)
 
     def serving(self) -> dict[str, WorkerLink]:
-        """Return the links to workers that accept work now, by id. Of two incarnations, the newer counts."""
+        """Return the links to workers that accept work now, by id. Of two incarnations, the newer is returned."""
         found: dict[str, WorkerLink] = {}
         for link in self._links.values():
             held = found.get(link.id)
@@ -79,23 +84,27 @@ class WorkerLinks:
         return found
 
     def views(self) -> list[WorkerView]:
-        """Return binding's views of the workers that accept work now."""
+        """Return the workers that accept work now, in the form that the binding policy reads."""
         return [view for link in self.serving().values() if (view := link.view()) is not None]
 
     def max_context_tokens(self, model: str, default: int) -> int:
-        """Return the context for which the model's workers have room, at most `default`."""
+        """Return the smallest context limit among the model's workers, at most `default`."""
         workers = (link.worker for link in self._links.values() if link.model == model)
         return min((worker.capabilities.max_context_tokens or default for worker in workers if worker), default=default)
 
     async def follow(self, registry: Registry, listener: LinkListener) -> None:
-        """Connect to the workers that the registry lists, until cancelled. Known workers stay while the registry is
-        away.
+        """Connect to the workers that the registry lists, until cancelled.
+
+        While the registry is unreachable, existing links stay open.
         """
         async for workers in registry.watch():
             self.update(workers, listener)
 
     def update(self, workers: Iterable[Worker], listener: LinkListener) -> None:
-        """Open links to new workers and drop links to those that are gone. Changes of a worker arrive over its link."""
+        """Open links to new workers and drop links to those that are gone.
+
+        Changes of a known worker are ignored here, because it reports them over its own stream.
+        """
         listed = {(worker.id, worker.incarnation): worker for worker in workers}
         self._registered = set(listed)
         for key, worker in listed.items():
@@ -114,7 +123,7 @@ class WorkerLinks:
         self.unpaired = found
 
     def drop_gone(self) -> None:
-        """Drop links that are down and whose worker is no longer registered."""
+        """Drop the links of unregistered workers whose stream is down."""
         for key, link in list(self._links.items()):
             if key not in self._registered and not link.connected:
                 log.info("worker is gone", worker=link.id, incarnation=link.incarnation)
@@ -138,12 +147,12 @@ class WorkerLinks:
 
 
 TICK_MS = 25.0
-# Counts one tick at most, since a longer tick shows that this process itself was late.
+# The most silence that one tick adds. A longer tick means that this process was late, not the workers.
 MAX_COUNTED_MS = 2 * TICK_MS
 
 
 class SilenceWatch:
-    """A monitor of every link's silence, which ends streams that stay silent for too long."""
+    """A periodic check of every link's silence. It ends streams that stay silent for too long."""
 
     def __init__(
         self,
@@ -169,7 +178,7 @@ class SilenceWatch:
             ticked_s = now_s
 
     def tick(self, passed_ms: float) -> None:
-        """Advance every link's silence by the time since the last tick."""
+        """Add the time since the last tick to every link's silence."""
         counted_ms = min(passed_ms, MAX_COUNTED_MS)
         self._metrics.late_s.inc((passed_ms - counted_ms) / 1000)
         links = [link for link in self._fleet.links if link.connected]

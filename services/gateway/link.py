@@ -41,7 +41,10 @@ class StreamTraffic:
         self._received, self._received_bytes = (m.labels("received") for m in (metrics.frames, metrics.frame_bytes))
 
     def open(self, channel: grpc.aio.Channel, metadata: Metadata) -> Any:
-        """Open WorkerService.Serve on a channel. Its serializers are the only place that sees a frame's bytes."""
+        """Open WorkerService.Serve on a channel.
+
+        The (de)serializers count frames and bytes, because gRPC exposes a frame's size nowhere else.
+        """
         serve = channel.stream_stream(SERVE, request_serializer=self._pack, response_deserializer=self._unpack)
         return serve(metadata=metadata)
 
@@ -61,7 +64,7 @@ log = structlog.get_logger()
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
-# The bound on the submits in one frame, well below gRPC's message limit. The rest follows in the next frame.
+# The bound on the submits in one frame, well below gRPC's message limit. The next frame carries the rest.
 MAX_SUBMIT_BYTES = 4 * 1024 * 1024
 
 
@@ -70,11 +73,14 @@ class _End(Enum):
     CLOSED = "closed"
     """The worker closed the stream cleanly."""
     OURS = "ours"
-    """This gateway ended the stream."""
+    """The gateway ended the stream."""
 
 
 class WorkerLink:
-    """The stream to one incarnation of one worker. Everything but `run` is sync and fills the next frame."""
+    """The stream to one incarnation of one worker.
+
+    `run` is the only coroutine. All other methods are synchronous and add to the next frame.
+    """
 
     def __init__(
         self,
@@ -89,8 +95,9 @@ class WorkerLink:
         tpot_ns: float = 0.0,
         early_decodes: bool = False,
     ) -> None:
-        """Create the link. `tpot_ns` is the TPOT target of requests that name none; 0 means none. `early_decodes`
-        allows named blocks, and `random_bytes` draws their names.
+        """Create the link. `tpot_ns` is the TPOT target of requests that specify none; 0 means no target.
+
+        `early_decodes` allows named blocks, and `random_bytes` draws their names.
         """
         self.id = worker.id
         self.incarnation = worker.incarnation
@@ -99,17 +106,18 @@ class WorkerLink:
         self.prefill = CreditBalance()
         self.decode = CreditBalance()
         self.running: set[int] = set()
-        """The ids of sequences that run on the worker or have left blocks there."""
+        """The ids of sequences that run on the worker or whose blocks it still stores."""
         self._prompts: dict[int, bool] = {}
-        """The running sequences whose prompt is computed here for another worker. The value is true for a batch
-        line.
+        """The running sequences for which the worker computes the prompt, by id.
+
+        The value is true for a line of a batch job.
         """
         self._unanswered: set[int] = set()
-        """The sequences sent while the worker was silent; cleared by its next frame."""
+        """The ids of sequences sent while the worker was silent. The worker's next frame clears them."""
         self.silent_ms = 0.0
-        """The milliseconds since the last frame, counting only time in which this process could read one."""
+        """The milliseconds since the last frame. Time in which this process was too late to read one is excluded."""
         self.kv_kind = ""
-        """A key that is equal for workers that can exchange blocks: same weights, same layout."""
+        """A key that is equal for workers that can exchange blocks: those with the same weights and KV layout."""
         self.kv_once = False
         """True if the KV blocks that the worker offers can be read only once."""
         self.left = False
@@ -138,12 +146,12 @@ class WorkerLink:
 
     @property
     def connected(self) -> bool:
-        """Return whether the stream is open and the worker has identified itself on it."""
+        """Return whether the stream is open and the worker has sent its description."""
         return self._worker is not None
 
     @property
     def worker(self) -> common.Worker | None:
-        """Return the worker as of its last frame; None while the stream is down."""
+        """The worker as it last described itself; None while the stream is down."""
         return self._worker
 
     @property
@@ -160,14 +168,18 @@ class WorkerLink:
         return self._worker is not None and self.serving and serves(self._worker.assignment, phase)
 
     def partner(self) -> Partner | None:
-        """Return the worker as a partner of sequences that will decode there; None while the stream is down."""
+        """Return the worker as the destination of a KV hand-off, or None while the stream is down."""
         if self._worker is None:
             return None
         can = self._worker.capabilities
         return Partner(self.takes(Phase.DECODE), self.kv_kind, can.streams_kv, can.named_kv)
 
     def named_blocks(self, tokens: int) -> Blocks | None:
-        """Return a new name for the blocks of a prompt that the worker would compute in its next step, else None."""
+        """Return blocks with a new random name for a prompt that the worker would compute in its next step.
+
+        The decode worker can then read the blocks before their prefill has been answered. Return None if that is not
+        possible.
+        """
         worker = self._worker
         if not self._early_decodes or worker is None:
             return None
@@ -189,11 +201,14 @@ class WorkerLink:
         return Blocks(source, self.id, self.kv_kind, once=False, named=True)
 
     def quiet(self, sequence_id: int) -> bool:
-        """Return whether no frame has arrived since the sequence was sent, so the worker may have been dead already."""
+        """Return whether no frame has arrived since the sequence was sent.
+
+        The worker may have died before it read the sequence.
+        """
         return sequence_id in self._unanswered
 
     def view(self) -> WorkerView | None:
-        """Return binding's view of the worker, or None while it accepts no work."""
+        """Return the worker in the form that the binding policy reads, or None while it accepts no work."""
         worker = self._worker
         if worker is None or not self.serving:
             return None
@@ -208,18 +223,18 @@ class WorkerLink:
 
     @property
     def overdue_ms(self) -> float:
-        """The milliseconds since the last frame, scaled down for idle workers, which send fewer frames."""
+        """The milliseconds since the last frame, scaled down for idle workers, which send frames less often."""
         return self.silent_ms * (1.0 if self.running else SIGN_OF_LIFE_MS / RESTING_SIGN_OF_LIFE_MS)
 
     def leave(self) -> None:
-        """End the stream of a silent worker. Its sequences are then aborted if it returns."""
+        """End the stream of a silent worker. If the worker is alive, it then aborts the sequences of that stream."""
         self.left = True
         self._leaving.set()
 
     # ------------------------------------------------------------ content of the next frame
 
     def submit(self, attempt: Attempt, work: Work, blocks: Blocks | None) -> None:
-        """Send work against a prompt credit, or against the decode credit reserved for it."""
+        """Send work. It uses a free prefill credit, or the decode credit reserved for it."""
         assert self._worker is not None
         sequence_id, phase = attempt.sequence_id, attempt.phase
         if self.overdue_ms > SIGN_OF_LIFE_MS:
@@ -243,17 +258,17 @@ class WorkerLink:
         self._wake.set()
 
     def proceed(self, sequence_id: int, token_ids: Sequence[int]) -> None:
-        """Send the tokens sampled elsewhere to a streamed sequence, whose prompt is now computed."""
+        """Send a streamed sequence the tokens that the prefill worker sampled, once its prompt is computed."""
         self._proceeds.append(pb.Proceed(sequence=sequence_id, token_ids=pack_u32(token_ids)))
         self._wake.set()
 
     def hand_over(self, sequence_id: int) -> None:
-        """Request the hand-over of a running sequence, whose place elsewhere is reserved."""
+        """Ask the worker to move a running sequence to another worker, which has reserved a place for it."""
         self._hand_overs.append(sequence_id)
         self._wake.set()
 
     def forget(self, sequence_id: int, *, abort: bool) -> None:
-        """Ignore further events of a sequence. `abort` also ends it on the worker, or frees the blocks it left."""
+        """Ignore further events of a sequence. With `abort`, the worker also ends it or frees its blocks."""
         self.running.discard(sequence_id)
         self._prompts.pop(sequence_id, None)
         self._unanswered.discard(sequence_id)
@@ -274,7 +289,10 @@ class WorkerLink:
         self._return_credits()
 
     def set_demand(self, demand: QueuedDemand) -> None:
-        """Report the queue at once if that changes which gateway gets credits, otherwise with the next frame."""
+        """Put the queue's demand into the next frame.
+
+        The frame is sent at once if the new demand can change how workers divide credits among gateways.
+        """
         if demand == self._demand or not self.connected:
             return
         reported, self._demand = self._demand, demand
@@ -350,7 +368,7 @@ class WorkerLink:
             backoff.reset()
 
     async def _write(self, stream: Any) -> None:
-        """Write one frame for everything queued since the last one."""
+        """Send one frame for all content queued since the previous frame."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -375,7 +393,7 @@ class WorkerLink:
         return frame
 
     def _take_worker(self, worker: common.Worker) -> bool:
-        """Apply an update of the worker; return False if another worker now answers at the address."""
+        """Apply the worker's new description. Return False if another worker answers at this address."""
         if (worker.id, worker.incarnation) != (self.id, self.incarnation):
             return False
         if self._worker is None:
@@ -406,7 +424,10 @@ class WorkerLink:
         self._listener.received(self, update)
 
     def _reset(self, end: _End) -> None:
-        """Clear the stream's state and report the sequences lost with it. A draining worker ends in good order."""
+        """Clear the stream's state and report the sequences lost with it.
+
+        A worker that closes the stream itself, such as a draining one, is not reported as dead.
+        """
         if end is not _End.OURS and not self.connected and not self.left:  # a silent worker may only be frozen
             self._listener.unreachable(self)
         died = end is _End.BROKEN and self.serving
@@ -427,13 +448,19 @@ class WorkerLink:
 
 
 def _fault_of(frame: pb.WorkerFrame) -> str:
-    """Return the first value in a worker's report that is out of range. Tokens are checked where they are read."""
+    """Return the name of the first field that is out of range, or an empty string.
+
+    Tokens are checked where they are read.
+    """
     fault = fault_of(frame.worker, frame.worker.ByteSize()) if frame.HasField("worker") else ""
     return fault or (fault_of(frame.load, 0) if frame.HasField("load") else "")
 
 
 def outlook_of(worker: common.Worker, tpot_ns: float = 0.0) -> WorkerOutlook:
-    """Return the outlook of a worker without reported load or speed. `tpot_ns` is the default target, 0 means none."""
+    """Return the initial outlook of a worker that has not reported load or speed.
+
+    `tpot_ns` is the TPOT target of requests that specify none; 0 means no target.
+    """
     can = worker.capabilities
     compute = compute_of(can.compute) if can.HasField("compute") else None
     speed = prior_speed(worker.engine, worker.device, can.chunk_tokens, compute, max(worker.gpus, 1))
@@ -441,7 +468,7 @@ def outlook_of(worker: common.Worker, tpot_ns: float = 0.0) -> WorkerOutlook:
 
 
 def read_report(outlook: WorkerOutlook, frame: pb.WorkerFrame, worker: common.Worker, now_ns: int) -> None:
-    """Update an outlook with the load and speed in a frame."""
+    """Update an outlook with the load and the speed that a frame reports."""
     if frame.HasField("speed"):
         outlook.speed = speed_of(frame.speed, worker.capabilities.chunk_tokens) or outlook.speed
     if frame.HasField("load"):

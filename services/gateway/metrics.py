@@ -18,7 +18,7 @@ _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class ModelMetrics:
-    # Looked up once per model: finding a label costs as much as counting.
+    # The labelled children are looked up once per model, because a look-up costs as much as an increment.
 
     prompt_tokens: Counter
     cached_tokens: Counter
@@ -120,13 +120,13 @@ class GatewayMetrics:
             Gauge(f"fulcrum_gateway_{name}", text, registry=self.registry).set_function(read)
 
     def watch_slots(self, slots: Mapping[str, FairSlots]) -> None:
-        """Register gauges of these slots, labelled by their keys."""
+        """Register gauges of held and waited-for slots, labelled by the mapping's keys."""
         for name, each in slots.items():
             self._slots_held.labels(name).set_function(partial(getattr, each, "held"))
             self._slots_waiting.labels(name).set_function(each.__len__)
 
     def watch_index(self, index: KvIndex, *, late: Callable[[], float]) -> None:
-        """Register the KV index's counters, and the number of requests that went on without its answer."""
+        """Register the KV index's counters and a gauge of requests bound before the index answered."""
         self.registry.register(KvIndexCollector(index))
         gauge = Gauge(
             names.GATEWAY_LATE_HINTS, "Requests bound before their prefix look-up was answered", registry=self.registry
@@ -134,7 +134,7 @@ class GatewayMetrics:
         gauge.set_function(late)
 
     def watch_registry(self, registry: Registry) -> None:
-        """Register the number of registry entries that were skipped as invalid."""
+        """Register a metric of the registry entries that were skipped as invalid."""
         self.registry.register(RegistryCollector(registry))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -145,7 +145,7 @@ class GatewayMetrics:
 
 
 class ImageFetchMetrics:
-    """The counts of images fetched from addresses."""
+    """The metrics of images fetched from URLs."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._fetches = Counter(
@@ -164,7 +164,7 @@ class ImageFetchMetrics:
 
 
 class BatchMetrics:
-    """The counts of this gateway's answers, and gauges over all jobs."""
+    """The metrics of this gateway's batch lines, and of all batch jobs in the cluster."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -174,7 +174,7 @@ class BatchMetrics:
         self._commits = Counter(names.GATEWAY_BATCH_COMMITS, "Transactions of answers", registry=registry)
 
     def committed(self, ok: Sequence[bool]) -> None:
-        """Count a transaction and its lines; each of `ok` is true for a line answered without an error."""
+        """Count one transaction and its lines. Each value is true for a line answered without an error."""
         self._commits.inc()
         completed = sum(ok)
         self._lines.labels("completed").inc(completed)

@@ -1,4 +1,4 @@
-"""Counts of the requests that this gateway refuses, by HTTP status and error code, whichever part refuses them."""
+"""Counts of the requests that this gateway refuses, by HTTP status and error code."""
 
 from collections import Counter
 from collections.abc import Awaitable
@@ -11,25 +11,25 @@ from libs.contracts.errors import AnswerFailed, FulcrumError, SequenceFailed
 from libs.contracts.pb.fulcrum.telemetry.v1.telemetry_pb2 import RefusedRequests
 
 MAX_REASONS: Final = 32
-"""The maximum number of reasons counted separately. Error codes are the gateway's own, so there are few."""
+"""The maximum number of reasons counted separately. The gateway itself defines the error codes, so there are few."""
 OTHER: Final = (0, "other")
-"""The row that counts all further reasons."""
+"""The reason under which refusals beyond MAX_REASONS are counted."""
 FAILURES: Final = frozenset({FulcrumError.code, AnswerFailed.code, SequenceFailed.code})
-"""Error codes of requests that were admitted and failed."""
+"""The error codes of requests that failed after they were admitted, which are not refusals."""
 MAX_BODY_BYTES: Final = 16_384
-"""The size up to which an error's body is searched for its code."""
+"""The size up to which an error body is parsed for its code. A larger body is counted as "unknown"."""
 
 
 class RefusalCounts:
-    """The requests that have arrived since the gateway started, and those that it refused."""
+    """The number of requests since the gateway started, and the number of refused ones by reason."""
 
     def __init__(self) -> None:
         self.posts = 0
-        """POST requests that have arrived. Other requests, such as polls and probes, request no computation."""
+        """The POST requests that have arrived. Other requests, such as polls and probes, request no computation."""
         self._refused: Counter[tuple[int, str]] = Counter()
 
     def refuse(self, status: int, code: str) -> None:
-        """Count an error as a refusal, unless the request was admitted and failed."""
+        """Count an error response as a refusal. Ignore failures of admitted requests."""
         if code in FAILURES or status < 400:
             return
         reason = status, code
@@ -38,7 +38,7 @@ class RefusalCounts:
         self._refused[reason] += 1
 
     def turned_away(self, error: FulcrumError) -> None:
-        """Count a request that was refused before its head was read."""
+        """Count a request that was refused before its headers were read."""
         self.posts += 1
         self.refuse(error.http_status, error.code)
 
@@ -51,7 +51,7 @@ class RefusalCounts:
 
 
 class RefusalMiddleware:
-    """The outermost middleware, which counts each POST request and its error, if there is one."""
+    """The outermost middleware. It counts every POST request and every error response to one."""
 
     def __init__(self, app: ASGIApp, counts: RefusalCounts) -> None:
         self._app = app
@@ -65,7 +65,7 @@ class RefusalMiddleware:
         status = 0
 
         def watched(message: Message) -> Awaitable[None]:
-            # Not a coroutine of its own, because a stream sends a message for each token.
+            # A plain function instead of a coroutine, because a stream sends a message for each token.
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -89,7 +89,7 @@ _decoder: Final = msgspec.json.Decoder(_ErrorBody)
 
 
 def error_code(body: bytes) -> str:
-    """Return the code in an error's body; "unknown" if the body has none."""
+    """Return the error code in a response body, or "unknown" if there is none."""
     if len(body) <= MAX_BODY_BYTES:
         try:
             return _decoder.decode(body).error.code or "unknown"

@@ -1,4 +1,4 @@
-"""The FastAPI app around the generating routes: models, tokens, health, metrics, and errors in one form."""
+"""The FastAPI app around the generating routes: models, tokens, health, metrics and error responses."""
 
 import time
 import uuid
@@ -86,7 +86,7 @@ _EVENTS: dict[str, Any] = {"text/event-stream": {}}
 
 
 def declare(app: FastAPI, more: Sequence[Declared]) -> None:
-    """Add the generating routes, and those in `more`, to the app's OpenAPI document."""
+    """Add `more` and the other routes that FastAPI does not declare itself to the app's OpenAPI document."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -135,15 +135,15 @@ def _json(schema: Any) -> dict[str, Any]:
 
 METHODS: Final = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 EXPOSED: Final = ("x-request-id", "retry-after", "x-fulcrum-expected-wait-ms")
-"""The response headers that pages may read in addition to those that CORS always exposes."""
+"""The response headers that CORS exposes to browser scripts besides the safelisted ones."""
 MAX_AGE_S: Final = 600
-"""The time for which a browser may cache a preflight's answer."""
+"""The time for which a browser may cache the response to a preflight request."""
 
 
 def cross_origin(app: ASGIApp, origins: str) -> ASGIApp:
-    """Open the app to pages of these comma-separated origins, or to all pages for `*`.
+    """Wrap the app in CORS middleware for these comma-separated origins; `*` allows all.
 
-    A preflight carries no key and is answered before the key gate. The request that follows it needs its key.
+    Preflight requests carry no key, so this middleware answers them before the key check.
     """
     return CORSMiddleware(
         app,
@@ -181,8 +181,8 @@ def make_routes(
 ) -> "GatewayRoutes":
     """Return the gateway's ASGI app.
 
-    `hot` maps paths to ASGI callables that bypass FastAPI's stack. `declared` are those that the OpenAPI document does
-    not list yet.
+    `hot` maps paths to ASGI callables that bypass FastAPI's middleware stack. `declared` lists further routes for the
+    OpenAPI document.
     """
     app = FastAPIOffline(title="Fulcrum", version=version, description="LLM serving split into prefill and decode.")
     app.add_middleware(HttpSemantics)
@@ -239,16 +239,16 @@ def make_routes(
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Answer all of the app's errors in OpenAI's shape."""
+    """Send every error of the app in OpenAI's format."""
     app.add_exception_handler(FulcrumError, _fulcrum_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
 
 
 class GatewayRoutes:
-    """An ASGI app that sends POSTs to hot routes directly to them and all other requests to FastAPI.
+    """An ASGI app that sends POSTs to hot routes directly to their endpoints and all other requests to FastAPI.
 
-    FastAPI also holds the hot routes, for /docs and to refuse other methods.
+    FastAPI also registers the hot routes, so that it lists them in /docs and refuses other methods.
     """
 
     def __init__(self, hot: Mapping[str, ASGIApp], app: FastAPI) -> None:
@@ -302,7 +302,7 @@ _REFUSED: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def make_tenant_router(store: KeyStore, table: KeyTable, clock: Clock) -> APIRouter:
-    """Return the routes, which the key check opens only to admins."""
+    """Return the router for deleting tenants. The key check admits only admins to it."""
     router = APIRouter()
 
     @router.delete(
@@ -324,7 +324,7 @@ def make_tenant_router(store: KeyStore, table: KeyTable, clock: Clock) -> APIRou
 
 
 class TokenRoutes:
-    """The handlers of both routes. `allowed` holds the models that the caller may use; an empty set allows all."""
+    """The handlers of /tokenize and /detokenize. An empty `allowed` permits every model."""
 
     def __init__(self, intake: Intake, catalog: Catalog) -> None:
         self._intake = intake
@@ -347,7 +347,10 @@ class TokenRoutes:
 
 
 class TokenEndpoint:
-    """A route that counts or shows tokens, as an ASGI callable, within the bounds on all bodies."""
+    """The ASGI endpoint of a route that counts or shows tokens.
+
+    It applies the same body limits as the generating routes.
+    """
 
     def __init__(
         self, answer: Callable[[bytes, AbstractSet[str], str], Awaitable[Any]], stalls: Stalls, max_body_bytes: int
@@ -357,7 +360,7 @@ class TokenEndpoint:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, using OpenAI's error shape if it fails."""
+        """Answer one request. Errors are sent in OpenAI's format."""
         request_id = uuid.uuid4().hex
         with suppress(ClientGone, Stalled):
             try:

@@ -1,4 +1,4 @@
-"""The gateway over its ports: links to workers, the queue and the REST API. `app.py` supplies the adapters."""
+"""The gateway, built on its ports: links to workers, the queue and the HTTP API. `app.py` supplies the adapters."""
 
 import asyncio
 import socket
@@ -69,7 +69,7 @@ from services.gateway.routes import cross_origin, make_routes, make_tenant_route
 from services.gateway.settings import GatewaySettings
 from services.gateway.turns import IntakeRounds
 
-# The time for the last bytes of answers to leave, once every request has ended.
+# The time in which the last bytes of answers may be sent after every request has ended.
 CLOSE_S = 1
 
 
@@ -81,17 +81,17 @@ class GatewayPorts:
     batch: BatchPorts | None = None
     """Storage for files and batch jobs; None disables both."""
     models: ModelCatalogue | None = None
-    """The catalogue of models loaded on demand; None serves only the models named in the settings."""
+    """The catalogue of models that are loaded on demand; with None, only the models in the settings are served."""
     keys: KeyTable | None = None
-    """The keys that identify callers; None accepts every request, whatever credentials it carries."""
+    """The API keys that identify callers; with None, every request is accepted and its credentials are ignored."""
     limits: Ledger | None = None
-    """The usage that all gateways have counted against tenants' limits; None disables limits."""
+    """The ledger of the use that all gateways have counted against tenants' limits; None disables limits."""
     key_store: KeyStore | None = None
-    """The store in which keys are changed; None disables changing them through this gateway."""
+    """The store in which keys are changed; with None, this gateway cannot change them."""
     responses: ResponseStore | None = None
-    """The store of tenants' responses; None keeps them in this process's memory."""
+    """The store of tenants' responses; with None, they are stored in this process's memory."""
     random_bytes: RandomBytes = token_bytes
-    """The source of random names for KV blocks. Only a simulation, which must be repeatable, replaces the system's."""
+    """The source of random names for KV blocks. Simulations replace it, because they must be repeatable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ async def open_gateway(
     tasks: TaskOwner,
     transport: Transport | None = None,
 ) -> AsyncIterator[RunningGateway]:
-    """Serve on a bound socket while the context is open, then drain for up to `settings.drain_s`."""
+    """Serve on a bound socket while the context is open. Then drain for up to `settings.drain_s`."""
     metrics, refusals = GatewayMetrics(), RefusalCounts()
     transport = transport or guarded_transport(settings, metrics.registry, refusals.turned_away, refused_body)
     fleet = _fleet(settings, ports, transport, metrics, tasks=tasks, clock=clock)
@@ -170,7 +170,7 @@ async def open_gateway(
             if batch:
                 await jobs.enter_async_context(batch.running(tasks))
             yield RunningGateway(url, dispatcher, fleet, metrics, stalls)
-            # At once, because leaving the broker takes time that running requests need.
+            # Concurrently, because leaving the Kafka broker takes time that running requests need.
             await asyncio.gather(drain(dispatcher, settings.drain_s), jobs.aclose())
             reporter.leave()
             demand.leave()
@@ -290,10 +290,10 @@ def _guarded(
     metrics: GatewayMetrics,
     refusals: RefusalCounts,
 ) -> ASGIApp:
-    """Wrap the app in middleware.
+    """Wrap the app in middleware, from the inside out: key check, audit of deletions, Anthropic's format, CORS, refusal
+    counts.
 
-    It adds Anthropic's headers and errors and counts refusals. With keys, it adds the key check and the audit of
-    deletions; with origins, it adds CORS.
+    The key check and the audit are added only if there are keys, CORS only if origins are configured.
     """
     served = app
     if ports.keys is not None:
@@ -315,7 +315,7 @@ def _guarded(
 
 
 def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwner) -> TenantLimiter | None:
-    """Start the limiter's task, which settles with the ledger; return None if there are no limits."""
+    """Start the task that exchanges usage with the ledger and return the limiter, or None if limits are disabled."""
     if ports.keys is None or ports.limits is None:
         return None
     limiter = TenantLimiter(ports.keys, ports.limits, clock, gateway_id)
@@ -327,7 +327,7 @@ def _limiter(ports: GatewayPorts, clock: Clock, gateway_id: str, tasks: TaskOwne
 async def _sharing_places(
     dispatcher: Dispatcher, ports: GatewayPorts, gateway_id: str, tasks: TaskOwner
 ) -> AsyncIterator[None]:
-    """Exchange tenants' decode places with other gateways until the context ends. Do nothing without keys or limits."""
+    """Share tenants' decode places with other gateways until the context ends. Do nothing without keys or a ledger."""
     if ports.keys is None or ports.limits is None:
         yield
         return
@@ -347,7 +347,10 @@ def _models(
     clock: Clock,
     tasks: TaskOwner,
 ) -> LoadableModels | None:
-    """Start following the catalogue and make the dispatcher consult it; return None without a catalogue."""
+    """Start the tasks that follow the catalogue and report use to it, and make the dispatcher consult it.
+
+    Return None without a catalogue.
+    """
     if store is None:
         return None
     loadable = LoadableModels(
@@ -374,7 +377,10 @@ def _quiet(fleet: WorkerLinks, attempt: Attempt) -> bool:
 def _ended(
     bus: Bus, metrics: GatewayMetrics, demand: DemandPublisher, limiter: TenantLimiter | None, fleet: WorkerLinks
 ) -> Ended:
-    """Return a callback that passes each ended request to the recorder, the demand count and the GPU time limits."""
+    """Return a callback for ended choices.
+
+    It calls the recorder, the demand publisher and, with limits, the GPU time charge.
+    """
     hearers: list[Ended] = [Recorder(bus, metrics).ended, demand.ended]
     if limiter is not None:
         hearers.append(GpuCharge(limiter, fleet).ended)
@@ -423,7 +429,7 @@ def _hot_routes(make_endpoint: Callable[..., CompletionEndpoint], kept: StoredRe
 
 
 async def drain(dispatcher: Dispatcher, timeout_s: float) -> None:
-    """Refuse new requests, let running ones end, and fail those still running after `timeout_s`."""
+    """Refuse new requests and wait until all others end. After `timeout_s`, fail the rest."""
     idle = asyncio.Event()
     dispatcher.drain(idle.set)
     with suppress(TimeoutError):

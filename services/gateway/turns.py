@@ -1,6 +1,4 @@
-"""The turns that requests wait for in one gateway: turns to be read, and turns at a few slots that tenants share
-fairly.
-"""
+"""The queues in which requests wait to be read and wait for slots that tenants share fairly."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +12,10 @@ from libs.policy.gateway.fairness import ANYBODY, MOST_WAITING, IntakeLine, Slot
 
 
 class FairSlots:
-    """The slots of one process. `libs/policy/gateway/fairness.py` decides their allocation."""
+    """A limited number of slots in one process.
+
+    `libs/policy/gateway/fairness.py` decides which waiting request is next.
+    """
 
     def __init__(
         self,
@@ -26,9 +27,10 @@ class FairSlots:
         shared: bool = True,
         max_wait_s: float | None = None,
     ) -> None:
-        """Create the slots. `full` is the text of the error for a full line. `shared` is passed to SlotLine.
+        """Create the slots. `full` is the message of the error raised when too many requests wait.
 
-        With a `max_wait_s` of None, the wait is unbounded, for slots that are released within moments.
+        `shared` is passed to SlotLine. A `max_wait_s` of None leaves the wait unbounded, for slots that are released
+        within moments.
         """
         self._line = SlotLine(slots, max_waiting, shared=shared)
         self._full = full
@@ -45,7 +47,10 @@ class FairSlots:
 
     @asynccontextmanager
     async def slot(self, tenant: str, cost: int = 1) -> AsyncIterator[None]:
-        """Hold a slot within the context after waiting for the tenant's turn. Raise QueueFull."""
+        """Wait for the tenant's turn and hold a slot within the context.
+
+        Raise QueueFull if too many requests wait or the wait takes too long.
+        """
         are_distinct = self._tenants.are_distinct
         name, weight = (tenant, self._tenants.weight(tenant)) if are_distinct else (ANYBODY, 1)
         if not self._line.take(name, weight):
@@ -83,12 +88,13 @@ class FairSlots:
 
 
 class IntakeRounds:
-    """The queue of one gateway's requests over all generating routes, first come, first served unless tenants take
-    turns.
+    """The queue of requests that wait to be read, over all generating routes of one gateway.
+
+    It is first come, first served unless tenants take turns.
     """
 
     def __init__(self, tenants: Tenancy | None = None) -> None:
-        """Create the queue; `tenants` take turns. None treats all requests alike."""
+        """Create the queue; with `tenants` of None, all requests are treated alike."""
         self._tenants = tenants or OneForAll()
         self._line = IntakeLine()
         self._waiting: dict[int, asyncio.Future[None]] = {}
@@ -98,8 +104,9 @@ class IntakeRounds:
         return len(self._waiting)
 
     async def turn(self, tenant: str, choices: int = 1) -> None:
-        """Wait until one of the tenant's requests may be read, or `choices` of it made. Raise QueueFull if too many
-        wait.
+        """Wait for the tenant's turn to have a request read, or to have `choices` of it created.
+
+        Raise QueueFull if too many requests wait.
         """
         are_distinct = self._tenants.are_distinct
         weight = self._tenants.weight(tenant) if are_distinct else 1

@@ -1,6 +1,4 @@
-"""Advice on changes that the planner may not make itself. Advice is given once a change has been needed for a while.
-Pure.
-"""
+"""Advice on changes that the planner may not make itself, given once a change has been needed for some time. Pure."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -15,13 +13,13 @@ from libs.policy.planner.scaling import workers_needed
 from libs.policy.pressure import Split, Workload
 from services.planner.role_planner import ModelPlan
 
-# Advice is published once it has held for this long.
+# The time for which advice must have applied before it is published.
 STOOD_NS: Final = 5_000_000_000
-# The time between the application of advice and the measurement of its effect.
+# The time between the moment at which advice is followed and the measurement of its effect.
 CAME_NS: Final = 10_000_000_000
-# Advice that no longer holds stays open for this long, then expires; without any work it expires after `STOOD_NS`.
+# Advice that no longer applies expires after this time, or after `STOOD_NS` if the model has no work.
 EXPIRES_NS: Final = 60_000_000_000
-# Observations of a model that are averaged for a prediction and for its measurement.
+# The number of a model's observations that are averaged for a prediction and for its measurement.
 LOOKS: Final = 5
 MAX_OPEN: Final = 256
 
@@ -47,7 +45,10 @@ class Advisor:
         self._looks: dict[str, deque[tuple[Workload, Split]]] = {}
 
     def look(self, plan: ModelPlan, limits: ModelLimits, now_ns: int) -> Iterator[tuple[Decision, bool]]:
-        """Yield decisions to publish about one model, and whether each is new; the others carry an outcome."""
+        """Yield the decisions to publish about one model, and whether each is new.
+
+        A decision that is not new has an outcome.
+        """
         engine, assigned, model = plan.observed.engine, plan.assigned, plan.observed.model
         if engine is None or assigned is None:
             return
@@ -56,7 +57,7 @@ class Advisor:
             work, now = self._mean(model, plan.observed.work, assigned.now)
             needed = workers_needed(engine, settled(work), workers, limits)
         else:
-            # Waiting prompts are already part of an assessment's prompts.
+            # An assessment already counts waiting prompts among its prompts.
             work, now = self._mean(model, replace(judged.work, waiting_ns=0.0), judged.standing)
             needed = workers + judged.missing_workers
         works = work.prompts or work.decodes or work.held
@@ -78,7 +79,7 @@ class Advisor:
         yield from self._follow(plan, now, workers, now_ns, EXPIRES_NS if works else STOOD_NS)
 
     def _mean(self, model: str, work: Workload, now: Split) -> tuple[Workload, Split]:
-        """Return the mean of the last observations with as many workers in each role."""
+        """Return the mean of the latest observations, all with the present number of workers in each role."""
         looks = self._looks.setdefault(model, deque(maxlen=LOOKS))
         if looks and (looks[-1][1].prefill, looks[-1][1].mixed) != (now.prefill, now.mixed):
             looks.clear()

@@ -1,4 +1,4 @@
-"""Composition root of the planner: the only module that chooses the adapters behind its ports."""
+"""The planner's composition root. It is the only module that constructs the adapters for the planner's ports."""
 
 from contextlib import AsyncExitStack
 
@@ -18,9 +18,9 @@ from services.planner.run import PlannerPorts, RunningPlanner, open_planner
 from services.planner.settings import PlannerSettings
 from services.planner.store import RedisPlannerStore
 
-# Fetch interval of an idle cluster: every fetch costs this process and the broker half a millisecond.
+# The interval between fetches in an idle cluster. Each fetch costs the planner and the broker half a millisecond.
 GATHER_MS = 100
-# Fetch interval under load: a decision should follow a spike within a quarter of a second.
+# The interval between fetches under load, so that a decision follows a spike within a quarter of a second.
 BUSY_GATHER_MS = 20
 
 

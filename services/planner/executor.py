@@ -1,4 +1,4 @@
-"""The sender of orders to workers. Its calls run side by side, and no later decision waits for them."""
+"""The sender of orders to workers. Its calls run concurrently, and no later decision waits for them."""
 
 import asyncio
 from collections import Counter
@@ -18,28 +18,28 @@ from services.planner.role_planner import MAX_CALLS, Order
 
 log = structlog.get_logger()
 
-# A slower call is abandoned; by the next decision, telemetry shows whether the worker has changed.
+# A call that takes longer is abandoned. Telemetry shows before the next decision whether the worker has changed.
 CALL_S: Final = 2.0
 
 
 class CallOutcome(StrEnum):
     DONE = "done"
     STALE = "stale"
-    """The worker had another assignment by then, or had been restarted."""
+    """The worker had a different assignment or had been restarted."""
     FAILED = "failed"
     LEFT = "left"
-    """The call was not made: too many were outstanding, or one with the same worker was."""
+    """No call was made: too many calls were in progress, or one to the same worker was."""
 
 
 Done = Callable[[Order, Assignment | None, bool], None]
-"""Receives an order, the worker's assignment after it, and whether the worker could not be reached.
+"""A callback that receives an order, the worker's assignment after it, and whether the worker could not be reached.
 
-The assignment is None if it has not changed or its state is unknown.
+The assignment is None if it has not changed or is unknown.
 """
 
 
 class OrderExecutor:
-    """A sender of orders to workers, with at most one call outstanding for each."""
+    """A sender of orders to workers, with at most one call to each worker at a time."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class OrderExecutor:
         token: str,
         outrun: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create a sender. It calls `outrun` if a worker refuses an order because a later leader exists."""
+        """Create a sender. It calls `outrun` if a worker refuses an order because it has seen a later lead."""
         self._transport = transport
         self._tasks = tasks
         self._planner_id = planner_id
@@ -69,9 +69,9 @@ class OrderExecutor:
         return len(self._calling)
 
     def carry_out(self, orders: Iterable[Order], done: Done, *, lead_term: int = 0) -> None:
-        """Start the calls and return. `done` is called once for each order, in this event loop.
+        """Start the calls and return. `done` is called once for each order in this event loop.
 
-        `lead_term` is that of the lead under which the orders were decided.
+        `lead_term` is the number of the lead under which the orders were decided.
         """
         for order in orders:
             if order.worker.id in self._calling or len(self._calling) >= MAX_CALLS:
@@ -122,10 +122,11 @@ class OrderExecutor:
         force: bool = False,
         lead_term: int = 0,
     ) -> RoleMove:
-        """Set a worker's assignment and wait at most `wait_ms` until every gateway holds it.
+        """Set a worker's assignment, and wait at most `wait_ms` until every gateway knows it.
 
-        The epoch of `wanted` is one more than the epoch that the worker is expected to have. Raise StaleRole if it has
-        another one, NoWorkers if it does not answer, and StartupError if no token may be sent to it.
+        The epoch of `wanted` must be one more than the worker's present epoch, otherwise raise StaleRole. Raise
+        NoWorkers if the worker does not answer. Raise StartupError if the token is missing or may not be sent to the
+        worker.
         """
         if not self._token:
             raise StartupError("changing workers needs the suite's token: set FULCRUM_TOKEN or FULCRUM_TOKEN_FILE")

@@ -1,4 +1,4 @@
-"""Columns of the registered workers and of the reports of metrics services: loads, windows, step times. Pure."""
+"""The registered workers and the reports of metrics services as arrays: loads, windows, step times. Pure."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
@@ -36,12 +36,12 @@ Uints = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 
 ROLES: Final[frozenset[int]] = frozenset(Role)
-# A worker keeps a role that a person gave it for this long, or for as long as it is pinned.
+# The time for which a worker keeps a role that a person set. Pinned workers keep it without a limit.
 HAND_NS: Final = 60_000_000_000
 
 
 MAX_TOKEN_BYTES: Final = 2**32
-# Larger values are invalid. Within them, sums of KV tokens over all workers fit 64 bits.
+# The bounds above which values are invalid. Below them, sums over all workers fit into 64 bits.
 MAX_BLOCK_TOKENS: Final = 2**16
 
 
@@ -67,42 +67,42 @@ class WorkerColumns:
         self.chunk_tokens: Ints = _ints(each.capabilities.chunk_tokens for each in workers)
         self.max_sequences: Ints = _ints(each.capabilities.max_sequences for each in workers)
         self.alone: dict[str, Unpaired] = unpaired(workers)
-        """Workers that get no work in any role, with the reason."""
+        """The workers that get no work in any role, with the reason."""
         self.paired: Bools = _bools(name not in self.alone for name in self.ids)
         by_planners = [by_planner(each, planner_id) for each in workers]
         self.keeps_budget: Bools = ~_bools(by_planners)
-        """True if the budget was set by a person or at the worker's start, not by a planner."""
+        """True if a person set the budget or the worker was started with it; False if a planner set it."""
         self.own_budgets: dict[str, int] = {
             each.id: min(each.role_change.own_budget_tokens, MAX_BUDGET_TOKENS)
             for each, ours in zip(workers, by_planners, strict=True)
             if ours and each.role_change.own_budget_tokens
         }
-        """The budget of each worker before planners changed it, as the worker reports it."""
+        """The budget that each worker had before planners changed it, as the worker reports it."""
         self._hand_until_ns: Uints = _uints(
             0 if ours or not each.role_change.actor else min(each.role_change.unix_ns, 2**62) + HAND_NS
             for each, ours in zip(workers, by_planners, strict=True)
         )
         self.groups: dict[str, str] = {each.id: each.group for each in workers if each.group}
-        """The name of each rank's data-parallel group. Two models may use the same name."""
+        """The data-parallel group of each rank, by worker id. Groups of two models may have the same name."""
         together: dict[tuple[str, str], list[str]] = {}
         for each in sorted(workers, key=lambda worker: worker.id):
             if each.group:
                 together.setdefault((each.assignment.model, each.group), []).append(each.id)
         self.ranks: dict[str, list[str]] = {names[0]: names for names in together.values()}
-        """All ranks of each group, by its first rank."""
+        """The ids of all ranks in each group, by the id of its first rank."""
         self.counts: Bools = _bools(name not in self.groups or name in self.ranks for name in self.ids)
-        """True if the worker counts as one: of a group only the first rank does."""
+        """True for single workers and for the first rank of each group, so that a group is counted as one worker."""
         models: dict[str, list[int]] = {}
         for index, each in enumerate(workers):
             models.setdefault(each.assignment.model, []).append(index)
         self.models: dict[str, Ints] = {name: np.array(indices, np.int64) for name, indices in sorted(models.items())}
-        """The positions of each model's workers in these arrays."""
+        """The positions of each model's workers in the arrays."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def pinned(self, named: Iterable[str], now_ns: int) -> Bools:
-        """Return which workers keep their role: the named ones and those that a person moved recently."""
+        """Return a mask of the workers that keep their role: the named ones, and those that a person moved recently."""
         kept: Bools = self._hand_until_ns > np.uint64(max(now_ns, 0))
         for name in named:
             if (index := self.index_of.get(name)) is not None:
@@ -111,13 +111,13 @@ class WorkerColumns:
 
 
 def by_planner(worker: Worker, planner_id: str) -> bool:
-    """Return whether this planner, or one with a planner's default name, set the worker's assignment."""
+    """Return whether this planner, or one with a default name, set the worker's assignment."""
     actor = worker.role_change.actor
     return actor == planner_id or actor.startswith(PLANNERS)
 
 
 def gpus_of(worker: Worker) -> int:
-    """Return the worker's weight in GPUs; a CPU worker counts as one."""
+    """Return the worker's weight in GPUs. A CPU worker weighs as much as one GPU."""
     return max(worker.gpus, 1)
 
 
@@ -133,11 +133,11 @@ def _bools(values: Iterable[bool]) -> Bools:
     return np.array(list(values), np.bool_)
 
 
-# Metrics services remembered; the one that published longest ago is dropped.
+# The bound on remembered metrics services. The one that published longest ago is dropped first.
 MAX_METRICS_SERVICES: Final = 16
-# An older message comes from the broker's log and says nothing about the present.
+# An older message is a leftover in the broker's log and does not describe the present.
 OLD_NS: Final = 30_000_000_000
-# Indices of the last axis of `times`.
+# The indices in the last axis of `times`.
 COVERED, PREFILL, DECODE = range(3)
 
 
@@ -149,49 +149,50 @@ class MessageOutcome(StrEnum):
 
 @dataclass(slots=True)
 class _MetricsService:
-    """A metrics service and the indices of its workers in the roster."""
+    """A metrics service and the positions of its workers in the roster."""
 
     ids: Sequence[str] = ()
     roster: WorkerColumns | None = None
     indices: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The roster index of each of the service's workers, or -1 if it is not registered."""
+    """The position in the roster of each of the service's workers, or -1 for an unregistered worker."""
 
 
 class FleetView:
-    """Telemetry as [workers] arrays in the order of `roster`. Reports of a worker's earlier incarnations are
-    ignored.
+    """Telemetry as arrays of shape [workers] in the order of `roster`.
+
+    Reports of a worker's earlier incarnations are ignored.
     """
 
     def __init__(self, window_ns: int, lag_ns: int) -> None:
         self.roster = WorkerColumns((), "")
         self.loads: Uints = np.zeros((len(COLUMNS), 0), np.uint64)
-        """The newest report of each worker, [columns, workers] uint64, with columns in the order of `COLUMNS`."""
+        """The latest report of each worker: [columns, workers] uint64, with the columns in the order of `COLUMNS`."""
         self._columns: dict[str, Ints] = {}
-        """Signed copies of the columns that were read since the last message, by name."""
+        """Signed copies of the columns that have been read since the last message, by name."""
         self.received_ns: Ints = np.zeros(0, np.int64)
-        """[workers] local time of the last newer report; 0 if this incarnation has reported nothing."""
+        """[workers] The local time of the latest new report in ns; 0 if this incarnation has not reported."""
         self.step_times: list[FittedModel | None] = []
         self.seen_steps: Ints = np.zeros((len(StepKind), 0), np.int64)
-        """[kinds, workers] steps fitted to the step time, plus one; 0 for a worker that reported none."""
+        """[kinds, workers] The number of steps behind the fitted step time, plus one; 0 if the worker reported none."""
         self.kv_token_ns: NDArray[np.float64] = np.zeros(0)
-        """[workers] time to receive the KV of one token; 0 if unknown."""
+        """[workers] The time in which a worker receives the KV of one token, in ns; 0 if unknown."""
         self.revision = 0
-        """Incremented with every change of a step time."""
+        """A counter of changes to step times."""
         self._step_bytes: list[bytes] = []
-        # Rounded down to whole windows, but at least one.
+        # Rounded down to whole windows, but not below one.
         self.window_ns = max(window_ns // WINDOW_NS, 1) * WINDOW_NS
         self.works = False
         """True if the last message reported running, waiting or finished work."""
         self._slots = (self.window_ns + lag_ns) // WINDOW_NS + 12
         self._times: NDArray[np.int32] = np.zeros((self._slots, 0, 3), np.int32)
-        """[windows, workers, 3] int32 ns; a ring indexed by window number."""
+        """[windows, workers, 3] int32 ns. A ring buffer indexed by the window's number."""
         self._numbers: Ints = np.full(self._slots, -1, np.int64)
         self._services: OrderedDict[str, _MetricsService] = OrderedDict()
         self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
         self.latest_arrival_ns: int | None = None
 
     def take_roster(self, roster: WorkerColumns) -> None:
-        """Replace the roster, keeping the telemetry of workers that stay in the same incarnation."""
+        """Replace the roster. The telemetry of workers in the same incarnation is kept."""
         before, self.roster = self.roster, roster
         olds = np.array([before.index_of.get(name, -1) for name in roster.ids], np.int64)
         stays = olds >= 0
@@ -223,11 +224,11 @@ class FleetView:
 
     @property
     def waiting_prefill_tokens(self) -> int:
-        """The prompt tokens that wait at all workers."""
+        """The number of prompt tokens that wait at all workers."""
         return int(self.column("waiting_prefill_tokens").sum())
 
     def take(self, message: FleetLoads, now_ns: int) -> MessageOutcome:
-        """Record a message received at `now_ns` and return whether it counted."""
+        """Record a message that was received at `now_ns`, and return its outcome."""
         taken = self._take(message, now_ns)
         self.taken[taken] += 1
         return taken
@@ -261,7 +262,7 @@ class FleetView:
         return MessageOutcome.COUNTED
 
     def role_now(self) -> tuple[Ints, Ints, Uints]:
-        """Return role, budget and epoch of each worker. Telemetry shows a change before the registry does."""
+        """Return the role, budget and epoch of each worker. Telemetry shows a change before the registry does."""
         roster = self.roster
         epoch = self.loads[COLUMNS.index("epochs")]
         newer = epoch > roster.epoch
@@ -270,35 +271,35 @@ class FleetView:
         return role, budget, np.where(newer, epoch, roster.epoch)
 
     def epoch(self, index: int) -> int:
-        """Return the newest known epoch of one worker's assignment."""
+        """Return the latest known epoch of a worker's assignment."""
         return max(int(self.loads[COLUMNS.index("epochs"), index]), int(self.roster.epoch[index]))
 
     def column(self, name: str) -> Ints:
-        """Return a [workers] column by name. Values are small enough for the sum of all to fit 64 bits."""
+        """Return a column of shape [workers]. Its values are small enough for their sum to fit into 64 bits."""
         if name not in self._columns:
             self._columns[name] = self.loads[COLUMNS.index(name)].astype(np.int64)
         return self._columns[name]
 
     def is_known(self) -> Bools:
-        """Return whether each worker's present incarnation has reported anything."""
+        """Return a mask of the workers whose present incarnation has reported."""
         return self.received_ns > 0
 
     def load(self, index: int) -> Load | None:
-        """Return a worker's last reported load, or None if it has reported nothing."""
+        """Return the load that a worker reported last, or None if it has not reported."""
         if not self.received_ns[index]:
             return None
         words = {name: int(self.loads[COLUMNS.index(name), index]) for name in LOAD_COLUMNS}
         return Load(**words)
 
     def cpu_wait(self, index: int) -> float | None:
-        """Return the share of time that a worker waits for a CPU, or None if it does not report it."""
+        """Return the share of time in which a worker waits for a CPU, or None if it does not report this."""
         waits = int(self.loads[COLUMNS.index("cpu_waits"), index])
         return min((waits - 1) / CPU_WAIT_UNITS, 1.0) if waits else None
 
     def times_ns(self, end_ns: int) -> Ints:
-        """Return covered, prefill and decode nanoseconds by worker, of shape [workers, 3].
+        """Return the covered, prefill and decode time of each worker in ns, of shape [workers, 3].
 
-        The sums are over the whole windows in the `window_ns` before `end_ns`.
+        The times are sums over the complete windows in the `window_ns` before `end_ns`.
         """
         last = end_ns // WINDOW_NS
         first = last - self.window_ns // WINDOW_NS
@@ -354,17 +355,17 @@ class ObservedWorker:
     worker: Worker
     load: Load | None
     coverage: float
-    """The share of the window that the worker's telemetry covers, 0..1."""
+    """The share of the window that the worker's telemetry covers, from 0 to 1."""
     cpu_wait: float | None = None
     """The share of time in which the worker waits for a CPU; None if it does not report this."""
 
 
-# A worker of a pool has no engine that reports while it loads a model or holds none.
+# The states in which a worker's engine reports. A pool worker that loads a model, or has none, has no engine.
 REPORTING: Final = frozenset((WORKER_STATE_READY, WORKER_STATE_DRAINING))
 
 
 def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
-    """Return every registered worker over the window that ends at `end_ns`."""
+    """Return all registered workers, with their telemetry in the window that ends at `end_ns`."""
     covered_ns = view.times_ns(end_ns)[:, COVERED].tolist()
     return [
         ObservedWorker(worker, view.load(index), covered_ns[index] / view.window_ns, view.cpu_wait(index))
@@ -373,7 +374,7 @@ def observed_workers(view: FleetView, end_ns: int) -> list[ObservedWorker]:
 
 
 def life_signs(view: FleetView) -> dict[str, LifeSigns]:
-    """Return the evidence about every registered worker; times are those of arrival here."""
+    """Return the signs of life of all registered workers. Times are those of arrival at this planner."""
     received_ns = view.received_ns.tolist()
     return {
         worker.id: LifeSigns(worker.incarnation, received_ns[index] if reports else 0, ready=reports)
@@ -382,23 +383,27 @@ def life_signs(view: FleetView) -> dict[str, LifeSigns]:
     }
 
 
-# Plans kept; the one received longest ago is dropped.
+# The bound on stored plans. The plan that was received longest ago is dropped first.
 MAX_MODELS: Final = 64
-# An older plan, or one made as far in the future, is ignored; metrics services make one every five minutes.
+# The age above which a plan is ignored, and the time by which it may lie in the future. Metrics services make a plan
+# every five minutes.
 FRESH_NS: Final = 3_600_000_000_000
 
 
 class ReceivedPlans:
-    """The newest fresh capacity plan of each model. Implements `libs.policy.capacity.CapacityPlans`."""
+    """The latest capacity plan of each model, as long as it is fresh.
+
+    Implements `libs.policy.capacity.CapacityPlans`.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._plans: OrderedDict[str, tuple[int, CapacityPlan]] = OrderedDict()
-        """The time and the content of each model's newest plan."""
+        """The time and content of each model's latest plan."""
         self.taken = Counter(dict.fromkeys(MessageOutcome, 0))
 
     def take(self, message: PlanMessage) -> MessageOutcome:
-        """Keep a plan unless a later one of the same model is known."""
+        """Store a plan, unless a later one for the same model is known."""
         taken = self._take(message)
         self.taken[taken] += 1
         return taken
@@ -416,7 +421,7 @@ class ReceivedPlans:
         return MessageOutcome.COUNTED
 
     def plan(self, model: str) -> CapacityPlan | None:
-        """Return a model's plan with times in Unix seconds, or None without a fresh one."""
+        """Return a model's plan with times in Unix seconds, or None if there is no fresh one."""
         known = self._plans.get(model)
         return known[1] if known is not None and self._fresh(known[0]) else None
 

@@ -1,4 +1,6 @@
-"""The planner's persistent state (mode, limits, leader lease), the port to its store, and its view of the lease."""
+"""The planner's persistent state (mode, limits, leader lease), the port to its store, and the planner's view of the
+lease.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +11,7 @@ from libs.contracts.pb.fulcrum.planner.v1.planner_pb2 import MODE_ADVISORY, MODE
 
 ModeWord = Literal["off", "advisory", "auto"]
 MODES: Final = MappingProxyType({"off": MODE_OFF, "advisory": MODE_ADVISORY, "auto": MODE_AUTO})
-# Another planner takes over this long after the leader's last renewal.
+# The time after the leader's last renewal at which another planner may take over.
 LEASE_MS: Final = 1_200
 
 
@@ -29,16 +31,17 @@ class Lead(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StoredPlannerSettings:
-    """The stored mode and limits; None for a setting that was never stored."""
+    """The stored mode and limits. A setting that was never stored is None."""
 
     mode: Mode | None
     limits: str | None
-    """The limits as JSON text, not yet validated."""
+    """The limits as JSON text that has not been validated."""
 
 
 class PlannerStore(Protocol):
-    """The port to a planner's persistent state. Without a store, mode and limits last until a restart and the planner
-    always leads.
+    """The port to the planner's persistent state.
+
+    Without a store, mode and limits last until a restart, and the planner always leads.
     """
 
     async def load(self) -> StoredPlannerSettings | None:
@@ -54,7 +57,7 @@ class PlannerStore(Protocol):
         ...
 
     async def recall(self, what: str) -> str | None:
-        """Return the text last stored under a name, or None if there is none or the store does not answer."""
+        """Return the text stored under a name. Return None if there is none or the store does not answer."""
         ...
 
     async def remember(self, what: str, written: str) -> bool:
@@ -63,12 +66,12 @@ class PlannerStore(Protocol):
 
     @property
     def lead_fault(self) -> str:
-        """The cause of the last UNKNOWN that `lead` returned and its remedy; empty if `lead` succeeded."""
+        """The cause of the last UNKNOWN that `lead` returned, and its remedy; empty after another result."""
         ...
 
     @property
     def term(self) -> int:
-        """The number of the lead that this planner acquired last; later leads have higher ones."""
+        """The number of the lead that this planner acquired last. Later leads have higher numbers."""
         ...
 
     async def lead(self, who: str) -> Lead:
@@ -81,7 +84,7 @@ class PlannerStore(Protocol):
 
 
 class LeaderLease:
-    """The planner's view of the leader lease, which is lost if it cannot be renewed in time."""
+    """The planner's view of the leader lease. The lead is lost if it cannot be renewed in time."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
@@ -92,16 +95,16 @@ class LeaderLease:
         """The reason why the leader is unknown; empty while it is known."""
 
     def take(self, found: Lead, requested_s: float, fault: str = "") -> None:
-        """Record the store's answer. If it gave none, the last answer holds until the lease expires."""
+        """Record an answer of the store. After UNKNOWN, the previous answer applies until the lease expires."""
         self.fault = fault
         if found is not Lead.UNKNOWN:
             self._lead, self._until_s = found, requested_s + LEASE_MS / 1000
 
     def was_outrun(self) -> None:
-        """Record that a worker knows a later lead than ours."""
+        """Record that a worker has seen a later lead than this planner's."""
         self.outrun = True
 
     def at(self, now_s: float) -> Lead:
-        """Return which planner leads at `now_s`, or that it is unknown."""
+        """Return the holder of the lead at `now_s`, as far as it is known."""
         lost = self._lead is Lead.OURS and now_s >= self._until_s
         return Lead.UNKNOWN if lost else self._lead

@@ -1,4 +1,4 @@
-"""The planner's messages: its decisions with their reasons in words, and their measured effect."""
+"""The planner's messages: decisions, their reasons in words, and their measured effects."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -43,12 +43,12 @@ from libs.policy.verdict.assessment import Assessment
 from libs.policy.verdict.causes import workers
 from services.planner.role_planner import ModelPlan, Order
 
-# A predicted TTFT is mentioned from this length on.
+# The predicted TTFT from which on a reason mentions it.
 LONG_MS: Final = 1_000
 
 
 def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
-    """Explain a change of roles."""
+    """Return the reason for a change of roles."""
     now, then = plan.shown_now(assigned), plan.shown(assigned.then, lending=not assigned.memory.apart.on)
     to_prefill = sum(change.role is Role.PREFILL for change in plan.moves)
     count, (leave, take) = len(plan.moves), ("decode", "prefill") if to_prefill else ("prefill", "decode")
@@ -57,7 +57,8 @@ def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
     if assigned.code is RoleReason.LIMITS:
         there = f"{workers(assigned.now.prefill, 'prefill')} and {assigned.now.mixed} decode"
         return f"limits ask for other numbers than {there}; {leaves}"
-    # Moves ahead of a queue come before the assessment, which needs some seconds to measure a rate, shows pressure.
+    # The planner also moves workers ahead of a queue. The assessment shows no pressure then, because it needs some
+    # seconds to measure a rate.
     if assigned.code is RoleReason.DECODES_PRESS:
         if now.decode_pressure < DECODES_PRESS:
             return f"sequences gather on {workers(now.mixed, 'decode')}; {way} before pressure rises"
@@ -69,7 +70,7 @@ def why_moved(plan: ModelPlan, assigned: RolePlan) -> str:
 
 
 def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
-    """Explain why spare workers take a role or return to standby."""
+    """Return the reason for which spare workers take a role or return to standby."""
     up = [each for each in plan.called if each.role is not Role.STANDBY]
     if up:
         pressure, there = plan.shown_now(assigned).pressure, assigned.now.prefill + assigned.now.mixed
@@ -84,13 +85,13 @@ def why_called(plan: ModelPlan, assigned: RolePlan) -> str:
 
 
 def why_together(plan: ModelPlan, _assigned: RolePlan) -> str:
-    """Explain why ranks whose role differs from that of their group are moved."""
+    """Return the reason for which ranks take the role of their group."""
     count = len(plan.strays)
     return f"{count} rank{' takes' if count == 1 else 's take'} the role of the data-parallel group"
 
 
 def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
-    """Explain a decision that only changes budgets."""
+    """Return the reason for a decision that changes only budgets."""
     observed, then = plan.observed, assigned.then
     assert observed.engine is not None
     standings = {each.id: each for each in observed.standings}
@@ -104,7 +105,7 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
         if shown < RAISE:
             return f"a queue of prompts begins on {on}{waits}; {whose} {take} up to {tokens} prompt tokens a step"
         lent = figure(plan.shown(then, lending=True).prompt_pressure)
-        # Without a worker the pressure is unbounded, so its figure means nothing.
+        # Without a prefill worker the pressure is infinite, so its figure would mean nothing.
         begins = f"prefill pressure {presses} on {on}" if then.prefill else "no worker is for prompts alone"
         lent = lent if then.prefill else f"a pressure of {lent}"
         return f"{begins}{waits}; {whose} that {take} up to {tokens} prompt tokens a step {leave} {lent}"
@@ -117,12 +118,12 @@ def why_budgets(plan: ModelPlan, assigned: RolePlan) -> str:
 
 
 def why_kept(plans: Sequence[ModelPlan]) -> str:
-    """Explain a decision that changes nothing."""
+    """Return the reason for a decision that changes nothing."""
     return "; ".join(map(_stands, plans)) if plans else "no workers are registered"
 
 
 def why_advised(plan: ModelPlan, assigned: RolePlan) -> str:
-    """Explain all changes that a plan recommends for its model."""
+    """Return the reasons for all changes that a plan recommends for its model."""
     said = [why_moved(plan, assigned)] if plan.moves else []
     said += [why_called(plan, assigned)] if plan.called else []
     said += [why_together(plan, assigned)] if plan.strays else []
@@ -140,7 +141,7 @@ _WHY_KEPT: Final = {
 
 
 def _queued(work: Workload) -> str:
-    # The planner weighs splits by what waits now, while people are shown whether targets are met.
+    # The planner compares splits by the work that waits now. People are shown whether targets are met.
     within = "a second" if work.due_ns == LEAST_DUE_NS else f"{work.due_ns / 1e9:.1f} s"
     return f"; no split of roles computes all that waits within {within}"
 
@@ -159,13 +160,13 @@ def _stands(plan: ModelPlan) -> str:
 
 
 def _is_too_small(plan: ModelPlan, assigned: RolePlan, now: Split) -> bool:
-    """Return whether all splits of roles are overloaded, by the pressures that status pages show."""
+    """Return whether all splits of roles are overloaded, by the pressures shown on status pages."""
     lending = not assigned.memory.apart.on
     return all(each.pressure > 1 for each in (now, *(plan.shown(one, lending=lending) for one in assigned.candidates)))
 
 
 def _waits(plan: ModelPlan, now: Split) -> str:
-    """Describe how long a prompt would wait; empty if that is short."""
+    """Return a clause about the time for which a prompt would wait, or an empty string if it is short."""
     engine = plan.observed.engine
     if engine is None:
         return ""
@@ -174,11 +175,11 @@ def _waits(plan: ModelPlan, now: Split) -> str:
 
 
 MAX_UINT32: Final = 2**32 - 1
-# Sums over many workers are clamped to what a field of a message can hold.
+# Sums over many workers are limited to the maximum of a message's field.
 MAX_UINT64: Final = 2**64 - 1
 NS_PER_MS: Final = 1_000_000
 CODE_NOBODY: Final = "no_workers"
-# Too little is known about the model for a decision.
+# The code for a model about which too little is known.
 CODE_UNKNOWN: Final = "unknown"
 
 
@@ -198,7 +199,10 @@ def kept(snapshot: ClusterSnapshot, plans: Sequence[ModelPlan]) -> Decision:
 def changed(
     snapshot: ClusterSnapshot, plan: ModelPlan, assigned: RolePlan
 ) -> list[tuple[Decision, Sequence[RoleOrder]]]:
-    """Return a plan's changes in mode auto, one decision for each kind: roles first, budgets last."""
+    """Return the changes of a plan in mode auto.
+
+    There is one decision for each kind of change, roles before budgets.
+    """
     found = []
     for action, changes, why in (
         (ACTION_SET_ROLE, plan.moves, why_moved),
@@ -212,10 +216,10 @@ def changed(
 
 
 def recommended(snapshot: ClusterSnapshot, plan: ModelPlan) -> Decision | None:
-    """Return a decision that recommends a change to the operator, or None if there is none to make.
+    """Return a decision that recommends a change to the operator, or None if there is none to recommend.
 
-    If a metrics service assesses the model, its advice is recommended. Otherwise the decision describes the changes of
-    mode auto.
+    If a metrics service assesses the model, its advice is recommended. Otherwise the decision describes the changes
+    that mode auto would make.
     """
     if plan.assigned is None:
         return None
@@ -236,7 +240,7 @@ def _advised(snapshot: ClusterSnapshot, plan: ModelPlan, assessment: Assessment)
     action = assessment.action
     if action is None:
         return None
-    # The verdict's sentence already describes the effect of the change. The planner's own ratings would be a second
+    # The verdict's sentence already describes the effect of the change. Ratings by the planner would be a second
     # opinion.
     decision = Decision(
         action=ACTION_RECOMMEND,
@@ -253,7 +257,7 @@ def _advised(snapshot: ClusterSnapshot, plan: ModelPlan, assessment: Assessment)
 
 
 def worker_changes(orders: Iterable[Order]) -> list[WorkerChange]:
-    """Return the message form of orders, in the order they are sent."""
+    """Return the orders in the form for messages, in their order."""
     return [
         WorkerChange(
             worker_id=each.worker.id,
@@ -280,7 +284,7 @@ def role_moved(worker: Worker) -> Decision:
 
 
 def seen(plan: ModelPlan) -> Seen | None:
-    """Return a model's present state for a later comparison, or None if too little is known."""
+    """Return the present state of a model for a later comparison, or None if too little is known."""
     if plan.assigned is None:
         return None
     now, work = plan.shown_now(plan.assigned), plan.observed.work
@@ -295,7 +299,7 @@ def seen(plan: ModelPlan) -> Seen | None:
 
 
 def counterfactual(without: Replay, then: Replay) -> Counterfactual:
-    """Return the predicted service of the demand since a decision, without it and with it."""
+    """Return how the demand since a decision would have been served without and with the decision."""
     over_ms = without.lasted_ns // NS_PER_MS
     return Counterfactual(method=METHOD, over_ms=over_ms, without=_replayed(without), **{"with": _replayed(then)})
 
@@ -309,7 +313,7 @@ def _replayed(replay: Replay) -> Replayed:
 
 
 def summary(snapshot: ClusterSnapshot) -> ClusterSummary:
-    """Return the pools that a decision was based on."""
+    """Return the pools on which a decision was based."""
     return ClusterSummary(
         coverage=snapshot.coverage,
         window_ms=snapshot.window_ms,
@@ -330,7 +334,7 @@ def summary(snapshot: ClusterSnapshot) -> ClusterSummary:
 
 
 def action_word(action: Action) -> str:
-    """Return an action as users see it, such as keep or set_role; unknown for an action of a later release."""
+    """Return an action as users see it, such as keep or set_role. Actions of later releases are unknown."""
     return Action.Name(action).removeprefix("ACTION_").lower() if action in Action.values() else "unknown"
 
 
@@ -357,7 +361,7 @@ def _code(plan: ModelPlan) -> str:
 
 
 def _named(candidates: Iterable[Candidate]) -> list[Alternative]:
-    """Return candidates by name with the pressure of their worse phase."""
+    """Return candidates by name, with the higher pressure of their two phases."""
     return [
         Alternative(
             name=f"{each.prefill} prefill, {each.decode} decode" if each.prefill else f"{each.decode} that do both",
@@ -368,7 +372,7 @@ def _named(candidates: Iterable[Candidate]) -> list[Alternative]:
 
 
 def _candidates(plan: ModelPlan) -> list[Candidate]:
-    """Return the chosen split, the present one, then the others by cost."""
+    """Return the chosen split, then the present one, then others by ascending cost."""
     engine, work, assigned = plan.observed.engine, plan.observed.work, plan.assigned
     if engine is None or assigned is None:
         return []

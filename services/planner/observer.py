@@ -1,4 +1,7 @@
-"""Capacity and work of each model's workers, from telemetry and gateway queues: the input of role planning. Pure."""
+"""The capacity and work of each model's workers, from telemetry and gateway queues: the input of role planning.
+
+Pure.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,16 +24,16 @@ from libs.policy.step_time import StepTimeModel
 from libs.telemetry.gateways import ModelBacklog
 from services.planner.fleet_view import COVERED, PREFILL, ROLES, Bools, FleetView, Ints
 
-# Share of a model's ready workers that must report before anything is decided about it.
+# The share of a model's ready workers that must report before any decision about the model.
 REPORTING_SHARE: Final = 0.5
-# Least time of a step. Fitted models that predict less are treated as unknown.
+# The minimum time of a step. Fitted models that predict less are ignored.
 LEAST_NS: Final = 1.0
 _ROLES: Final = {int(role): role for role in Role}
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedModel:
-    """A model's workers. If `engine` is None, `unknown` names the missing data."""
+    """A model's workers, their capacity and their work. If `engine` is None, `unknown` names the missing data."""
 
     model: str
     engine: WorkerProfile | None
@@ -39,13 +42,13 @@ class ObservedModel:
     unknown: str = ""
     gpus: int = 0
     links: Sequence[KvSpeed] = ()
-    """Speeds of KV transfers to the workers that have received any."""
+    """The speeds of KV transfers, for all workers that have received any."""
     age_ns: int = 0
-    """Median age of the last reports of workers with work."""
+    """The median age of the last reports of workers with work."""
     strays: Sequence[RoleOrder] = ()
-    """Orders for data-parallel ranks whose role differs from that of their group."""
+    """The orders for data-parallel ranks whose role differs from that of their group."""
     ranks: int = 1
-    """The number of data-parallel ranks that each worker stands for."""
+    """The number of data-parallel ranks for which each worker stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +60,41 @@ class ObservedCluster:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The inputs of an observation other than telemetry."""
+    """The inputs of an observation besides telemetry."""
 
     requested_assignments: Mapping[str, Assignment]
-    """The requested assignment of each registered worker whose telemetry shows nothing newer."""
+    """The requested assignments of workers whose telemetry shows nothing later, by worker id."""
     waiting: Mapping[str, ModelBacklog] | None
-    """Backlog at gateways, by model; None if no gateway reports."""
+    """The backlog at gateways by model; None if no gateway reports."""
     tpot_ns: Callable[[str], int]
-    """Returns the TPOT target of a model."""
+    """A function that returns a model's TPOT target in ns."""
     pinned: Bools
     now_ns: int
     end_ns: int
-    """The end of the window of recent computation."""
+    """The end of the window from which recent computation is taken."""
     ttft_ns: Mapping[str, int] = field(default_factory=dict)
-    """The strictest TTFT target of a tenth of a model's requests. Prompts of a model without one are due soon."""
+    """The strictest TTFT target that a tenth of a model's requests have, by model.
+
+    Prompts of a model without an entry are due soon.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Arrays over the workers, [workers] each, in the roster's order."""
+    """Arrays of shape [workers] in the order of the roster."""
 
     role: Ints
     budget_tokens: Ints
     fresh: Bools
     """True if the worker has reported within `FRESH_NS`."""
     kv_tokens: Ints
-    """KV tokens that each worker's sequences hold; 0 if it has reported nothing."""
+    """The number of KV tokens of each worker's sequences; 0 if the worker has not reported."""
     times_ns: Ints
-    """[workers, 3] covered, prefill and decode time in the window."""
+    """[workers, 3] The covered, prefill and decode time in the window."""
 
 
 class Observer:
-    """An observer of every model's workers, which caches their profiles until their step times change."""
+    """An observer of all models' workers. It caches the models' profiles until step times change."""
 
     def __init__(self, view: FleetView) -> None:
         self._view = view
@@ -149,9 +155,9 @@ class Observer:
         )
 
     def _engine(self, model: str, reporting: Ints) -> WorkerProfile | str:
-        """Return a profile that takes the worst value of all workers in each respect, or the name of the missing data.
+        """Return a profile with the worst value of any worker in each respect, or the name of the missing data.
 
-        A change of roles must not demand more than any worker can do.
+        A change of roles must not require more than every single worker can do.
         """
         key, known = reporting.tobytes(), self._engines.get(model)
         if known is not None and known[:2] == (self._view.revision, key):
@@ -162,12 +168,12 @@ class Observer:
 
 
 def _has_role(role: Ints) -> Bools:
-    # The numbers of `Role` are contiguous.
+    # The values of `Role` are contiguous.
     return (role >= min(Role)) & (role <= max(Role))
 
 
 def _age_ns(view: FleetView, reporting: Ints, now_ns: int) -> int:
-    # Ages are by the workers' clocks. Idle workers report seldom, but their state has not changed either.
+    # Ages are by the clocks of the workers. Idle workers report rarely, but their state has not changed either.
     busy = reporting[(view.column("running") + view.column("waiting"))[reporting] > 0]
     covered_to_ns = view.column("covered_to_unix_ns")[busy]
     return max(now_ns - int(np.median(covered_to_ns)), 0) if len(covered_to_ns) else 0
@@ -219,9 +225,10 @@ def _engine(view: FleetView, reporting: Ints) -> WorkerProfile | str:
 
 
 def _step_time(view: FleetView, reporting: Ints) -> StepTimeModel | None:
-    """Combine step times, each part from the worker that has seen most steps of its kind.
+    """Return step times combined from several workers.
 
-    A worker in one role knows little of the other's steps.
+    Each part comes from the worker with most steps of its kind, because a worker in one role measures few steps of the
+    other.
     """
     seen = view.seen_steps[:, reporting]
     known = np.flatnonzero(seen[0])
@@ -249,14 +256,14 @@ def _work(
     tpot_ns: int,
     due_ns: float,
 ) -> Workload:
-    """Return recent computation plus the work that runs or waits, at workers and at gateways."""
+    """Return the work of a model: recent computation, and all work that runs or waits at workers and gateways."""
     covered, prefill_ns = columns.times_ns[reporting, COVERED], columns.times_ns[reporting, PREFILL]
     served = float((prefill_ns[covered > 0] / covered[covered > 0]).sum())
     running, waiting = view.column("running")[reporting], view.column("waiting")[reporting]
     prompt_tokens = view.column("waiting_prefill_tokens")[reporting]
     computes = columns.role[reporting] == Role.PREFILL
     at_gateways_tokens = pressing_tokens(served, at_gateways.hopeful_tokens, at_gateways.prompt_tokens)
-    # of a worker with prompt tokens, the waiting sequences are prompts
+    # At a worker with prompt tokens, the waiting sequences are prompts.
     queued = np.where(prompt_tokens > 0, 0, waiting)
     decoding = (running + queued + view.column("awaiting_kv")[reporting])[~computes]
     decodes, kv_tokens = int(decoding.sum()), int(columns.kv_tokens[reporting][~computes].sum())
@@ -283,7 +290,7 @@ def _work(
 
 
 def _snapshot(view: FleetView, columns: _Columns) -> ClusterSnapshot:
-    """Return all pools, including that of workers without a known role."""
+    """Return all pools, including one for workers without a known role."""
     roster, pools = view.roster, []
     weighed_ns = columns.times_ns * roster.gpus[:, None]
     depths = np.stack([view.column(name) for name in ("running", "waiting", "waiting_prefill_tokens")], axis=1)

@@ -1,4 +1,7 @@
-"""The regret ledger: GPU time lost against the best split in hindsight, by hour. Pure; the caller passes the time."""
+"""The regret ledger: the GPU time lost relative to the best split in hindsight, by hour.
+
+Pure; callers pass the time.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +14,7 @@ from services.planner.role_planner import ModelPlan
 
 MAX_HOURS: Final = 48
 MAX_MODELS: Final = 64
-# A longer gap between two decisions is not charged, because the planner was not deciding then.
+# The maximum time between two decisions that is charged. After a longer gap, the planner was not deciding.
 MAX_GAP_NS: Final = 2_000_000_000
 _CAUSES: Final[Mapping[RoleReason, LossCause]] = {
     RoleReason.PROMPTS_PRESS: LossCause.LATE,
@@ -25,26 +28,32 @@ _CAUSES: Final[Mapping[RoleReason, LossCause]] = {
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """The regret of a window that ends now. GPU-hours count only workers with a role and with sufficient telemetry."""
+    """The regret of a window that ends now.
+
+    GPU-hours include only workers with a role, and only while there is sufficient telemetry.
+    """
 
     method: str
     window_s: float
     gpu_hours: float
     lost_gpu_hours: float
-    """GPU-hours of work that the best split of the same workers would have served in time; excludes cause too_small."""
+    """The GPU-hours of work that the best split of the same workers would have served in time.
+
+    Cause too_small is excluded.
+    """
     by_cause: dict[str, float]
     by_model: dict[str, dict[str, float]]
 
 
 class RegretLedger:
-    """Sums of GPU-nanoseconds by hour, model and cause; `WHOLE` stands for all GPU time."""
+    """Sums of GPU-nanoseconds by hour, model and cause. `WHOLE` stands for all GPU time."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int, str, str], float] = {}
         self._last_ns = 0
 
     def enter(self, plans: Sequence[ModelPlan], now_ns: int, *, acts: bool) -> None:
-        """Charge each model's loss since the last call, assuming that its present state lasted that long."""
+        """Charge each model's loss since the last call. The present state is assumed to have lasted that long."""
         lasted_ns, self._last_ns = now_ns - self._last_ns, now_ns
         if not 0 < lasted_ns <= MAX_GAP_NS:
             return
@@ -60,7 +69,7 @@ class RegretLedger:
                 self._add(hour, plan.observed.model, each.cause.value, each.lost_gpu_ns)
 
     def regret(self, now_ns: int, window_ns: int) -> Regret:
-        """Return the regret over all hours that a window touches."""
+        """Return the regret over the hours in a window."""
         first = (now_ns - window_ns) // NS_PER_HOUR
         by_model: dict[str, dict[str, float]] = {}
         for (hour, model, cause), gpu_ns in self._sums.items():
@@ -77,7 +86,7 @@ class RegretLedger:
         return json.dumps([[*key, round(gpu_ns)] for key, gpu_ns in self._sums.items()])
 
     def take(self, written: str | None) -> None:
-        """Add the sums of a stored ledger. Text that cannot be parsed is ignored."""
+        """Add the sums of a stored ledger. Invalid text is ignored."""
         try:
             found = json.loads(written) if written else []
             self._sums |= dict(_entries(found))
@@ -92,7 +101,7 @@ class RegretLedger:
 
 
 WHOLE: Final = "whole"
-"""The key under which all GPU time is summed, beside the causes of loss."""
+"""The key of the sum of all GPU time, besides the causes of loss."""
 
 
 def _entries(found: Iterable[Sequence[object]]) -> Iterable[tuple[tuple[int, str, str], float]]:

@@ -1,4 +1,4 @@
-"""Decisions about each model's roles, and the orders that carry them out. Pure; time is passed in.
+"""Decisions about the roles of each model's workers, and the resulting orders. Pure; callers pass the time.
 
 `services/planner/executor.py` sends the orders to workers.
 """
@@ -27,56 +27,60 @@ from libs.policy.verdict.assessment import Assessment
 from services.planner.fleet_view import FleetView
 from services.planner.observer import ObservedModel
 
-# Outstanding calls. Orders beyond it are dropped: the next decision makes them again.
+# The bound on calls in progress. Orders beyond it are dropped, and the next decision makes them again.
 MAX_CALLS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A change of assignment to request from one worker."""
+    """A change of assignment that is requested from one worker."""
 
     worker: Worker
     wanted: Assignment
-    """The assignment to set. Its epoch is one more than that of the assignment which the decision was based on."""
+    """The assignment to set. Its epoch is one more than that on which the decision was based."""
     reason: str
     own_budget_tokens: int = 0
-    """The budget that the worker was started with or that a person set. The worker publishes it for later planners."""
+    """The worker's budget from its start or from a person. The worker publishes it, so that later planners know it."""
     before: Assignment | None = None
-    """The assignment requested last, if the worker's registration does not show it yet."""
+    """The assignment that was requested last, if the worker's registration does not show it yet."""
 
 
 NO_WISHES: Final[Mapping[str, RoleWish]] = MappingProxyType({})
-# Bounds the epoch if the registry holds nonsense; workers refuse a call made with it as stale.
+# A bound on the epoch, in case the registry contains nonsense. A worker refuses such a call as stale.
 MAX_UINT64: Final = 2**64 - 1
 SECOND_NS: Final = 1_000_000_000
-# A worker that could not be reached is left alone for this long, so that others may relieve the load.
+# The time for which a worker that could not be reached is not chosen, so that others relieve the load.
 FAILED_NS: Final = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """An observed model and the decisions about it. Nothing is decided if too little is known."""
+    """An observed model and the decisions about it. There are none if too little is known."""
 
     observed: ObservedModel
     assigned: RolePlan | None
     moves: Sequence[RoleOrder] = ()
-    """The decision's moves of workers that no call is outstanding for."""
+    """The moves of workers to which no call is in progress."""
     budgets: Sequence[RoleOrder] = ()
     called: Sequence[RoleOrder] = ()
-    """Spare workers that take a role, or return to standby."""
+    """The orders by which spare workers take a role or return to standby."""
     strays: Sequence[RoleOrder] = ()
-    """Ranks that take the role of their group."""
+    """The orders by which ranks take the role of their group."""
     assessment: Assessment | None = None
-    """The assessment that every view shows; None where no metrics service publishes one."""
+    """The published assessment of the model; None if no metrics service publishes one."""
 
-    # Roles are decided by how soon a queue would drain. People see whether targets are met, as in every other view.
+    # Roles are decided by how soon a queue would be empty. People are shown whether targets are met, as on all status
+    # pages.
     def shown_now(self, assigned: RolePlan) -> Split:
-        """Return the present roles with the published pressures, or the planner's own if none are published."""
-        # Orders that no worker has carried out yet are not counted, since no other view knows of them.
+        """Return the present split with its published pressures, or with the planner's own if none are published."""
+        # Orders that no worker has carried out are left out, because no other view knows them.
         return assigned.now if self.assessment is None else self.assessment.standing
 
     def shown(self, split: Split, *, lending: bool) -> Split:
-        """Return a split with the pressures that status pages show; `lending` decode workers compute prompts too."""
+        """Return a split with the pressures shown on status pages.
+
+        With `lending`, decode workers compute prompts too.
+        """
         found = self.assessment
         if found is None:
             return split
@@ -88,7 +92,7 @@ class ModelPlan:
 
 @dataclass(slots=True)
 class _RequestedAssignment:
-    """An assignment requested from a worker, kept until telemetry or the registry shows it."""
+    """An assignment that was requested from a worker, kept until telemetry or the registry shows it."""
 
     incarnation: int
     assignment: Assignment
@@ -101,20 +105,22 @@ class RolePlanner:
         self._memories: dict[str, Memory] = {}
         self._wanted: dict[str, _RequestedAssignment] = {}
         self._failed_ns: dict[str, int] = {}
-        """The time at which each worker could not be reached; 0 until the next decision stamps it."""
+        """The time at which a call to a worker failed; 0 until the next decision sets it."""
         self._own_budgets: dict[str, int] = {}
-        """The budget that each worker was started with, or that a person set before this planner changed it. Bounded by
-        the number of workers.
+        """The budget of each worker from its start or from a person, before this planner changed it.
+
+        Bounded by the number of workers.
         """
         self._moved_ns: deque[int] = deque()
-        """The times of role changes within the last second, over all models; bounded by the limit on moves per
-        second.
+        """The times of role changes within the last second, over all models.
+
+        Bounded by the limit on moves per second.
         """
         self._evidence = MoveEvidence()
-        """The times that changes took, from the decision to the worker's answer."""
+        """The durations of role changes, from the decision to the worker's answer."""
 
     def requested_assignments(self, view: FleetView) -> dict[str, Assignment]:
-        """Return the requested assignment of each worker whose telemetry and registration show nothing newer."""
+        """Return the requested assignment of each worker whose telemetry and registration show nothing later."""
         if not self._wanted:
             return {}
         indices = view.roster.index_of
@@ -142,8 +148,8 @@ class RolePlanner:
     ) -> list[ModelPlan]:
         """Decide about each model.
 
-        `acts` says whether the changes are carried out, after which the workers rest. `wishes` holds, by model, how
-        many workers should have a role.
+        `acts` says whether the changes are carried out; changed workers are then not moved again for some time.
+        `wishes` contains the number of workers of each model that should have a role.
         """
         plans, memories, room = [], {}, MAX_CALLS
         left = self._left_alone(now_ns)
@@ -164,7 +170,7 @@ class RolePlanner:
                 most_moves=most,
                 evidence=evidence,
             )
-            # Bounded by the number of concurrent calls: the other workers are part of the next decision.
+            # Bounded by the number of calls in progress. The next decision includes the other workers.
             moves = self._free(assigned.moves)[:room]
             called = self._called(each, assigned, wishes.get(each.model), limits, most=most - len(moves))
             strays = [order for order in self._free(each.strays) if order.worker_id not in left]
@@ -186,7 +192,7 @@ class RolePlanner:
     def _called(
         self, model: ObservedModel, assigned: RolePlan, wish: RoleWish | None, limits: PlannerLimits, *, most: int
     ) -> list[RoleOrder]:
-        # Spare workers are called up at once if no split has room; the scaler's wish for more follows.
+        # Spare workers are used at once if no split has enough capacity. The scaler wishes for more workers later.
         if wish is None or model.engine is None or not wish.spares:
             return []
         changing = {change.worker_id for change in assigned.changes}
@@ -199,7 +205,7 @@ class RolePlanner:
         return self._free(call_up(model.engine, model.work, standings, wish, held, most=max(most, 0)))
 
     def order(self, change: RoleOrder, view: FleetView, reason: str, now_ns: int) -> Order:
-        """Build the order for a change. The worker counts as changed until `done` reports otherwise."""
+        """Create the order for a change. The worker is treated as changed until `done` reports otherwise."""
         index = view.roster.index_of[change.worker_id]
         worker, wanted_role = view.roster.workers[index], self._wanted.get(change.worker_id)
         known = max(view.epoch(index), wanted_role.assignment.epoch if wanted_role else 0)
@@ -216,9 +222,9 @@ class RolePlanner:
         return Order(worker, assignment, reason, self._own_budgets.get(change.worker_id, 0), before)
 
     def done(self, order: Order, assignment: Assignment | None, now_ns: int, *, failed: bool = False) -> None:
-        """Record the end of a call. If nothing changed, the next decision may choose the worker again.
+        """Record the end of a call. If nothing has changed, the next decision may choose the worker again.
 
-        If the call `failed`, the worker could not be reached and is left alone for `FAILED_NS`.
+        `failed` means that the worker could not be reached. It is then not chosen for `FAILED_NS`.
         """
         if failed:
             self._failed_ns[order.worker.id] = 0
@@ -235,7 +241,7 @@ class RolePlanner:
             self._memories[model] = replace(memory, paid_ns=paid_ns, turn=memory.turn.failed())
 
     def _standings(self, standings: Sequence[PlannedWorker], left: set[str]) -> Sequence[PlannedWorker]:
-        """Add each worker's own budget, and pin the workers that could not be reached."""
+        """Add each worker's own budget. Pin workers that could not be reached."""
         own = self._own_budgets
         for each in standings:
             if each.own_budget_tokens:  # an earlier planner changed this worker

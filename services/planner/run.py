@@ -1,4 +1,4 @@
-"""The planner over its ports; `app.py` supplies the adapters."""
+"""The planner, built on its ports. `app.py` supplies the adapters."""
 
 import asyncio
 import math
@@ -46,29 +46,29 @@ log = structlog.get_logger()
 
 REGISTRY_POLL_MS: Final = 1_000
 LEAD_EVERY_S: Final = LEASE_MS / 4000
-# While Redis is partitioned, two planners may both lead. Without this pause each would raise its number above the
-# other's several times a second.
+# The minimum time between two new leads. While Redis is partitioned, two planners may both lead. Each would otherwise
+# raise its number above the other's several times a second.
 OUTRUN_S: Final = 5.0
 
 MS_NS: Final = 1_000_000
-# The longest time that open responses may take to end at shutdown.
+# The maximum time for open responses to end at shutdown.
 CLOSE_S: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerPorts:
-    """The adapters that a planner is opened with."""
+    """The adapters that a planner uses."""
 
     bus: Bus
     registry: Registry
     store: PlannerStore | None = None
-    """The store of mode, limits and lead. Without one they last until a restart, and this planner leads."""
+    """The store of mode, limits and lead. Without one, mode and limits last until a restart, and this planner leads."""
     actuators: Sequence[Actuator] = ()
     """The actuators that start and end workers, at most one per model. Without any, the planner only recommends."""
     models: ModelCatalogue | None = None
-    """The catalogue of a pool of workers, if there is one."""
+    """The catalogue of a pool of workers; None if there is no pool."""
     keys: KeyTable | None = None
-    """The API keys that callers must show; None accepts every caller."""
+    """The API keys by which callers are identified; None accepts every caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ async def open_planner(
     tasks: TaskOwner,
     transport: Transport | None = None,
 ) -> AsyncIterator[RunningPlanner]:
-    """Serve on a bound socket while the context is open. Afterwards the caller closes `tasks`, then the ports."""
+    """Serve on a bound socket while the context is open. Afterwards the caller closes `tasks` and then the ports."""
     metrics = CollectorRegistry()
     transport = transport or guarded_transport(settings, metrics)
     state = _state(settings, clock)
@@ -181,7 +181,7 @@ def _scaler(
 def _behind_keys(
     app: ASGIApp, settings: PlannerSettings, ports: PlannerPorts, clock: Clock, metrics: CollectorRegistry
 ) -> ASGIApp:
-    """Wrap the app in the key check and the audit of changes; without keys, return the app unchanged."""
+    """Wrap the app in the key check and the audit of changes. Without keys, return the app unchanged."""
     if ports.keys is None:
         return app
     gate = KeyGate(app, ports.keys, clock, need=need, hosts=own_hosts(settings))
@@ -190,8 +190,9 @@ def _behind_keys(
 
 
 def need(_method: str, path: str) -> Role | None:
-    """Return the lowest role that may request a path; None admits everyone. Routes with higher demands check the role
-    themselves.
+    """Return the lowest role that may request a path, or None if everybody may.
+
+    Routes that need a higher role check it themselves.
     """
     return None if is_public(path) else "operator"
 
@@ -201,8 +202,9 @@ def _leads(lease: LeaderLease) -> bool:
 
 
 async def settle(store: PlannerStore, state: PlannerState, modes: ModeApi, limits: LimitsApi) -> bool:
-    """Store what was set while the store was away, adopt the other stored settings, and return whether the store
-    answered.
+    """Store settings that could not be stored before, and adopt all other stored settings.
+
+    Return whether the store answered.
     """
     if not (await modes.keep_again() and await limits.keep_again()):
         return False
@@ -220,8 +222,8 @@ async def lead_forever(
 ) -> None:
     """Acquire the lead when it is free, renew it, and release it on cancellation.
 
-    `settle` reconciles stored and effective settings. It runs when this planner gains the lead and on every round
-    in which another leads. Nothing is decided until it has succeeded.
+    `settle` reconciles the stored settings with those in force. It runs when this planner gains the lead, and
+    repeatedly while another planner leads. Nothing is decided until it has succeeded.
     """
     loop = asyncio.get_running_loop()
     renewed_s = -math.inf
@@ -244,7 +246,10 @@ async def lead_forever(
 
 
 async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, clock: Clock) -> None:
-    """Update the list of workers and publish role moves. An outage leaves the last list in place."""
+    """Follow the list of workers and publish their changes of role.
+
+    During an outage of the registry, the last list is used.
+    """
     async for workers in registry.watch(poll_ms=REGISTRY_POLL_MS):
         for moved in state.take_workers(workers, clock.now_ns()):
             bus.publish(DECISIONS, moved)
@@ -253,13 +258,13 @@ async def follow_workers(registry: Registry, bus: Bus, state: PlannerState, cloc
 async def follow_telemetry(
     bus: Bus, state: PlannerState, clock: Clock, news: asyncio.Event, plans: ReceivedPlans
 ) -> None:
-    """Record worker loads, gateway queues and capacity plans published from now on.
+    """Record the worker loads, gateway queues and capacity plans that are published from now on.
 
-    Returns when the bus closes. Sets `news` when more prompts wait at gateways or workers than before.
+    The function returns when the bus closes. It sets `news` when more prompts wait at gateways or workers than before.
     """
     async for record in bus.subscribe((LOADS, QUEUES, CAPACITY)):
         if isinstance(record.value, FleetLoads):
-            # A flood of a few long prompts waits at workers, within the credits that they have granted.
+            # A burst of a few long prompts waits at workers, because their credits allow it.
             if state.take_loads(record.value, clock.now_ns()):
                 news.set()
         elif isinstance(record.value, GatewayQueues) and state.take_queues(record.value, clock.now_ns()):

@@ -1,6 +1,6 @@
-"""The planner's horizon of seconds to minutes: a loop that decides the number of workers and calls actuators.
+"""The loop that decides the number of workers and calls actuators, on a time scale of seconds to minutes.
 
-Decisions about roles never wait for it. It leaves its observations and wishes in the planner's state.
+Decisions about roles never wait for it. It leaves its wishes in the planner's state.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ def why_scaled(
     acts: bool,
     forecast: Mapping[Phase, int],
 ) -> str:
-    """Explain why the wanted number of workers differs from the present one."""
+    """Return the reason for which the wanted number of workers differs from the present one."""
     observed, there = plan.observed, f"{pool.serving} worker{'' if pool.serving == 1 else 's'} of {plan.observed.model}"
     wished = f"{found.wished} {'is' if found.wished == 1 else 'are'} wished"
     if found.code is ScaleReason.PRESSES and plan.assigned is not None:
@@ -88,17 +88,17 @@ def why_scaled(
         text = f"limits ask for another number than {there}: {wished}"
     else:
         text = f"{observed.model}: {wished}"
-    started = f"; {workers(found.started, 'started')} in index of {pool.started}"
+    started = f"; {workers(found.started, 'started')} in place of {pool.started}"
     return text + (started if acts and found.started != pool.started else "")
 
 
 log = structlog.get_logger()
 
 PERIOD_S: Final = 1.0
-# A slower actuator is called again in the next period.
+# The time limit of a call. A slower actuator is called again in the next period.
 CALL_S: Final = 3.0
 REGRET: Final = "regret"
-# Interval between writes of what must survive a restart.
+# The interval between writes of data that must survive a restart.
 KEEP_EVERY_NS: Final = 10_000_000_000
 MAX_MODELS: Final = 64
 # The name under which the GPU time of started workers is stored.
@@ -111,7 +111,7 @@ class ActuatorCall(StrEnum):
 
 
 class NoPlans:
-    """Capacity plans of a cluster without forecasts."""
+    """The capacity plans of a cluster without forecasts."""
 
     def plan(self, model: str) -> CapacityPlan | None:
         del model
@@ -121,9 +121,12 @@ class NoPlans:
 @dataclass(frozen=True, slots=True)
 class ScalerSettings:
     start_up_ns: int
-    """The expected time from the start of a worker's machine until it serves; used until a start has been measured."""
+    """The expected time from the start of a worker on an existing machine until it serves.
+
+    Used until a start was measured.
+    """
     machine_ns: int = 0
-    """The expected wait for a machine; used until a wait has been measured."""
+    """The expected wait for a machine. Used until a wait was measured."""
     calm_ns: int = CALM_NS
     linger_ns: int = LINGER_NS
 
@@ -136,7 +139,7 @@ class ActuatorPools:
         self.started: Started | None = None
         """The actuator's workers; None if the actuator did not answer the last call."""
         self.model = ""
-        """The model that its workers serve; empty until it has answered once."""
+        """The model that the actuator's workers serve; empty until the actuator has answered once."""
         self.start_up = StartUp(settings.start_up_ns, settings.machine_ns)
 
     def take(self, started: Started | None) -> None:
@@ -146,9 +149,9 @@ class ActuatorPools:
 
 
 class Scaler:
-    """Decisions about the number of workers of each model over time.
+    """A loop that decides the number of workers of each model.
 
-    `actuators` holds at most one per model. Without any, the scaler only recommends.
+    There may be at most one of `actuators` per model. Without any, the scaler only recommends.
     """
 
     def __init__(
@@ -175,7 +178,7 @@ class Scaler:
         self._kept_ns = 0
         self.calls = dict.fromkeys(ActuatorCall, 0)
         self.forecast: dict[str, Mapping[Phase, int]] = {}
-        """The workers that each capacity plan wants in each pool, by model."""
+        """The number of workers in each pool that capacity plans ask for, by model."""
 
     async def run(self) -> None:
         await self._restore()
@@ -210,7 +213,7 @@ class Scaler:
             await self._keep()
 
     def start_up_ns(self, model: str) -> int:
-        """Return the expected time until a worker of this model that is requested now serves."""
+        """Return the expected time until a worker of this model serves if it is requested now."""
         pools = self._of(model)
         return pools.start_up.ahead_ns if pools is not None else self._settings.start_up_ns
 
@@ -218,7 +221,7 @@ class Scaler:
         return next((each for each in self._pools if each.model == model), None)
 
     def _is_hidden(self, model: str) -> bool:
-        """Return whether an actuator that does not answer may have workers of this model."""
+        """Return whether the model may have workers of an actuator that does not answer."""
         pools = self._of(model)
         if pools is not None:
             return pools.started is None
@@ -248,7 +251,7 @@ class Scaler:
         acts = ours is not None and state.identity.mode == MODE_AUTO
         self._publish(plan, pool, found, acts=acts, now_ns=now_ns)
         if pools is not None and ours is not None and acts:
-            # Workers in a role serve until they are on standby; a busy worker is never ended.
+            # A worker with a role must go to standby before it is ended. A busy worker is never ended.
             count = max(found.started, pool.started_serving)
             if count != pool.started:
                 await self._ask(pools.actuator, count, _first_to_end(plan, ours))
@@ -294,7 +297,7 @@ class Scaler:
             return None
 
     async def _show(self, pools: ActuatorPools) -> None:
-        """Publish present roles where the actuator displays its workers and others of their model."""
+        """Publish the present roles of workers to an actuator that displays them."""
         if pools.started is None:
             return
         planner_id = self._state.identity.planner_id
@@ -324,7 +327,7 @@ class Scaler:
         log.warning("the actuator failed: retrying", error=str(error) or "it took too long")
 
     def _learn(self, pools: ActuatorPools, now_ns: int) -> None:
-        """Measure how long started workers take until they are registered."""
+        """Measure the time from the start of workers until they are registered."""
         if pools.started is not None:
             pools.start_up.note(
                 pools.started.worker_ids,
@@ -334,7 +337,7 @@ class Scaler:
             )
 
     async def _restore(self) -> None:
-        """Restore the GPU time charged before a restart."""
+        """Restore the GPU time that was charged before a restart."""
         if self._store is None:
             return
         self._state.ledger.take(await self._store.recall(REGRET))
@@ -352,7 +355,7 @@ class Scaler:
 
 
 def read_scale(written: str | None) -> Mapping[str, Mapping[int, float]]:
-    """Parse the stored GPU time by model and day; return nothing if it cannot be parsed."""
+    """Parse the stored GPU time by model and day. Return an empty mapping if it is invalid."""
     try:
         found = json.loads(written) if written else {}
         day = int(found["day"])
@@ -364,7 +367,7 @@ def read_scale(written: str | None) -> Mapping[str, Mapping[int, float]]:
 def forecast_workers(plan: ModelPlan, forecast: Mapping[Phase, int]) -> int:
     """Return the number of workers that a capacity plan asks for.
 
-    It is the sum of both pools, or fewer if all of the model's serving workers are mixed.
+    It is the sum over both pools, or fewer if all serving workers of the model are mixed.
     """
     whole = sum(forecast.values())
     serving = [each for each in plan.observed.standings if each.role is not Role.STANDBY]
@@ -378,13 +381,14 @@ def forecast_workers(plan: ModelPlan, forecast: Mapping[Phase, int]) -> int:
 
 
 def shown_role(worker: Worker, planner_id: str) -> str:
-    # A decode worker that a planner lends prompts to is still one: budgets come and go within seconds.
+    # A decode worker with a prompt budget from the planner is shown as decode, because budgets come and go within
+    # seconds.
     role = role_name(worker.assignment)
     return "decode" if role == "mixed" and by_planner(worker, planner_id) else role
 
 
 def pool_of(plan: ModelPlan, started: Started | None) -> ModelWorkers:
-    """Count a model's workers by role and by whether the actuator started them."""
+    """Count a model's workers by role, and by whether the actuator started them."""
     ours = frozenset(started.worker_ids) if started is not None else frozenset()
     standings = plan.observed.standings
     serving = [each for each in standings if each.role is not Role.STANDBY]
@@ -399,14 +403,17 @@ def pool_of(plan: ModelPlan, started: Started | None) -> ModelWorkers:
 
 
 def _first_to_end(plan: ModelPlan, started: Started) -> list[str]:
-    """Return the started workers to end first: unregistered ones, then those on standby; never one in a role."""
+    """Return the started workers to end first: unregistered ones, then those on standby.
+
+    Workers with a role are excluded.
+    """
     roles = {each.id: each.role for each in plan.observed.standings}
     starting = [name for name in reversed(started.worker_ids) if name not in roles]
     return starting + [name for name in started.worker_ids if roles.get(name) is Role.STANDBY]
 
 
 class ScalerCollector(Collector):
-    """The scaler's metrics, read at each scrape."""
+    """The metrics of the scaler, read at each scrape."""
 
     def __init__(self, scaler: Scaler, state: PlannerState, plans: ReceivedPlans) -> None:
         self._scaler = scaler

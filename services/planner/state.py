@@ -1,4 +1,4 @@
-"""The planner's state, from the registry, telemetry and its last decisions, and the loops that feed it and decide."""
+"""The planner's state, from the registry, telemetry and its last decisions, and the loop that decides."""
 
 import asyncio
 import contextlib
@@ -53,20 +53,20 @@ from services.planner.observer import Look, ObservedCluster, Observer
 from services.planner.regret import RegretLedger
 from services.planner.role_planner import ModelPlan, Order, RolePlanner
 
-# A source counts as away after this long without a report; its last report stays in use.
+# A source is reported as silent after this time without a report. Its last report remains in use.
 STALE_NS: Final = 3_000_000_000
-# Equals the gateways' default TPOT target.
+# The default TPOT target of gateways.
 TPOT_NS: Final = 100_000_000
-# Models whose request targets are read from one message.
+# The bound on the models whose targets are read from one message.
 MAX_TARGETS: Final = 64
 MAX_TARGET_NS: Final = 86_400_000_000_000
 # The time between a decision and the measurement of its effect.
 MEASURED_NS: Final = 2_000_000_000
-# Decisions that await measurement; beyond it the oldest go unmeasured.
+# The bound on decisions that wait for measurement. Beyond it, the oldest are never measured.
 MAX_WATCHED: Final = 256
-# Interval between checks of workers' states.
+# The interval between updates of workers' states.
 LIVES_NS: Final = 200_000_000
-# Only the newest of a run of identical decisions with these actions is kept.
+# The actions of which only the latest decision in a run of identical ones is stored.
 REPEATED: Final = frozenset((ACTION_KEEP, ACTION_RECOMMEND))
 
 
@@ -75,7 +75,7 @@ NO_LIMITS: Final = PlannerLimits()
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The planner that decides, and the mode that limits the effect of its decisions."""
+    """The planner's name, incarnation and mode."""
 
     planner_id: str
     incarnation: int
@@ -91,20 +91,20 @@ class Decided(NamedTuple):
 
 @dataclass(slots=True)
 class _MeasuredDecision:
-    """A decision that changed workers and whose effect is still to be measured."""
+    """A decision that changed workers, and whose effect has not been measured."""
 
     due_ns: int
     decision: Decision
     before: Seen
     seen: Workload
-    """The workload when the replays were last advanced."""
+    """The workload up to which the replays have been advanced."""
     looked_ns: int
     replays: tuple[Replay, Replay] | None
-    """Replays of a role change without it and with it; None for other decisions."""
+    """The replays without and with a change of roles; None for other decisions."""
 
 
 class PlannerState:
-    """The view that the planner derives from registry and bus. Callers pass the time."""
+    """The planner's state, derived from the registry and the bus. Callers pass the time."""
 
     def __init__(
         self,
@@ -125,25 +125,25 @@ class PlannerState:
         self.started_ns = identity.incarnation
         self._model_tpot_ms: Mapping[str, float] = {}
         self._requested_tpot_ns: Mapping[str, int] = {}
-        """The usual TPOT target of each model's requests, as metrics services report it."""
+        """The usual TPOT target of each model's requests, as reported by metrics services."""
         self._requested_ttft_ns: Mapping[str, int] = {}
         """The strictest TTFT target that a tenth of each model's requests have."""
         self._assessments: tuple[int, Mapping[str, Assessment]] = 0, {}
-        """The time at which a metrics service last published assessments, and these by model."""
+        """The time at which a metrics service last published assessments, and the assessments by model."""
         self.lead = Lead.OURS
-        """The state of the leader lease. While it is unknown, this planner carries nothing out."""
+        """The holder of the leader lease. While it is unknown, this planner carries nothing out."""
         self.lead_fault = ""
         self.lead_term = 0
         """The number of this planner's lead, which workers check; 0 without a store."""
         self.may_ask = True
-        """True if workers would accept orders, which requires the suite's token."""
+        """True if workers accept this planner's orders, which requires the suite's token."""
         self.ledger = RegretLedger()
         self.wishes: Mapping[str, RoleWish] = MappingProxyType({})
-        """The number of workers of each model that should have a role, if an actuator starts workers."""
+        """The number of workers of each model that should have a role, if there is an actuator."""
         self.plans: Sequence[ModelPlan] = ()
         """The plans of the last decision, one for each model."""
         self._kept: tuple[str, Action] | None = None
-        """Reason codes and action of the last decision, if it changed no worker."""
+        """The reason codes and action of the last decision, if it changed no worker."""
         self._kept_ns = 0
         self._watched: deque[_MeasuredDecision] = deque(maxlen=MAX_WATCHED)
         self._lag_ns = lag_ns
@@ -154,16 +154,17 @@ class PlannerState:
         self._observer = Observer(self.view)
         self._registry_ns: int | None = None
         self.at_rest = False
-        """True if nothing happened in the cluster at the last decision and nothing has happened since."""
+        """True if nothing happened in the cluster at the last decision or since."""
 
     @property
     def workers(self) -> Sequence[Worker]:
         return self.view.roster.workers
 
     def take_workers(self, workers: Sequence[Worker], now_ns: int) -> list[Decision]:
-        """Replace the list of workers and return a recorded decision for each role move that it shows.
+        """Replace the list of workers. Return a recorded decision for each change of role in it.
 
-        A worker seen for the first time has not moved. Of several moves between two lists, only the last one shows.
+        A worker that was not known before has not changed its role. If a role changed several times between two lists,
+        only the last change is reported.
         """
         self._registry_ns = now_ns
         before = self.workers
@@ -180,7 +181,10 @@ class PlannerState:
         ]
 
     def take_loads(self, loads: FleetLoads, now_ns: int) -> bool:
-        """Record loads received at `now_ns`; return whether more prompt tokens wait at workers than before."""
+        """Record loads that were received at `now_ns`.
+
+        Return whether more prompt tokens wait at workers than before.
+        """
         before = self.view.waiting_prefill_tokens
         if self.view.take(loads, now_ns) is MessageOutcome.COUNTED:
             targets = loads.targets[:MAX_TARGETS]
@@ -196,14 +200,14 @@ class PlannerState:
         return self.view.waiting_prefill_tokens > before
 
     def take_queues(self, queues: GatewayQueues, now_ns: int) -> bool:
-        """Record a gateway's queues, received at `now_ns`, and return whether more tokens wait than before."""
+        """Record a gateway's queues that were received at `now_ns`. Return whether more tokens wait than before."""
         before = self.gateways.waiting_tokens(now_ns)
         self.gateways.take(queues, now_ns)
         self.at_rest = self.at_rest and not queues.queues
         return self.gateways.waiting_tokens(now_ns) > before
 
     def set_mode(self, mode: Mode, actor: str, now_ns: int) -> Decision:
-        """Change the mode and record the change as a decision."""
+        """Set the mode and record this as a decision."""
         self.identity = replace(self.identity, mode=mode)
         self._kept = None
         self.at_rest = False
@@ -213,7 +217,7 @@ class PlannerState:
         )
 
     def take_mode(self, mode: Mode) -> None:
-        """Adopt the mode of the previous leader, which has already reported it."""
+        """Adopt the mode of the previous leader, which has already published it as a decision."""
         self.identity = replace(self.identity, mode=mode)
         self._kept, self.at_rest = None, False
 
@@ -222,11 +226,11 @@ class PlannerState:
         return now_ns - (self.started_ns if self._registry_ns is None else self._registry_ns)
 
     def observed(self, now_ns: int) -> list[ObservedWorker]:
-        """Return every registered worker with its telemetry."""
+        """Return all registered workers with their telemetry."""
         return observed_workers(self.view, now_ns - self._lag_ns)
 
     def lives(self, now_ns: int) -> Mapping[str, WorkerLife]:
-        """Return the state of every registered worker, refreshed at most every `LIVES_NS`."""
+        """Return the states of all registered workers, which are updated at most once per `LIVES_NS`."""
         if self._lives_ns is None or not 0 <= now_ns - self._lives_ns < LIVES_NS:
             self._lives_ns = now_ns
             signs = life_signs(self.view)
@@ -234,29 +238,29 @@ class PlannerState:
         return self._lives.known
 
     def snapshot(self, now_ns: int) -> ClusterSnapshot:
-        """Return the cluster's pools over the last window."""
+        """Return the cluster's pools in the last window."""
         return self._observe({}, now_ns).snapshot
 
     def looked(self, now_ns: int) -> Sequence[ModelPlan]:
-        """Return the plans of the last decision; in mode off, those that a decision would make now."""
+        """Return the plans of the last decision. In mode off, return those that a decision would make now."""
         if self.identity.mode != MODE_OFF:
             return self.plans
         plans = RolePlanner().decide(self._observe({}, now_ns).models, self.limits, now_ns, acts=False)
         return self._assessed(plans, now_ns)
 
     def _assessed(self, plans: Sequence[ModelPlan], now_ns: int) -> Sequence[ModelPlan]:
-        """Add the assessments that metrics services have published lately."""
+        """Add the latest assessments of metrics services, if they are fresh."""
         published_ns, found = self._assessments
         if now_ns - published_ns > FRESH_NS or not found:
             return plans
-        # A data-parallel group counts as one worker here, and as its ranks in an assessment.
+        # A data-parallel group counts as one worker here, but as its ranks in an assessment.
         return [
             replace(plan, assessment=None if plan.observed.ranks > 1 else found.get(plan.observed.model))
             for plan in plans
         ]
 
     def set_limits(self, limits: PlannerLimits, actor: str, said: str, now_ns: int) -> Decision:
-        """Change the limits and record the change as a decision; `said` describes the difference."""
+        """Set the limits and record this as a decision. `said` describes the difference."""
         self.limits = limits
         self.at_rest = False
         return self.record(
@@ -266,8 +270,8 @@ class PlannerState:
     def decide(self, now_ns: int) -> Decided:
         """Decide about every model and record the decisions.
 
-        A model that is to change gets one decision for each kind of change. If none changes, a single decision to
-        keep everything is published when its reasons change, and once a second.
+        A model that changes gets one decision for each kind of change. If no model changes, one decision to keep
+        everything is returned, once a second or when its reasons change.
         """
         observed = self._observe(self._role_planner.requested_assignments(self.view), now_ns)
         snapshot = observed.snapshot
@@ -281,15 +285,16 @@ class PlannerState:
         if acts and changing:
             decided = self._change(snapshot, changing, now_ns)
             return Decided([*looked_at, *decided.decisions], decided.orders)
-        # In mode auto, the planner has decided against any move it does not make, even if the verdict advises it.
+        # In mode auto, the planner has decided against every move that it does not make, even if a verdict advises it.
         offered = () if acts else self.plans
         advised = [each for plan in offered if (each := messages.recommended(snapshot, plan)) is not None]
         same = advised or [messages.kept(snapshot, self.plans)]
         return Decided([*looked_at, *self._record_news(same, now_ns)])
 
     def done(self, order: Order, assignment: Assignment | None, now_ns: int, *, failed: bool = False) -> None:
-        """Record the end of an order and the worker's assignment after it; `failed` means that the worker was not
-        reached.
+        """Record the end of an order, and the worker's assignment after it.
+
+        `failed` means that the worker could not be reached.
         """
         self._role_planner.done(order, assignment, now_ns, failed=failed)
 
@@ -312,10 +317,10 @@ class PlannerState:
         self._model_tpot_ms = tpot_ms
 
     def _tpot_of(self, model: str) -> int:
-        """Return the TPOT target that a model's roles are decided for.
+        """Return the TPOT target for which a model's roles are decided.
 
-        The limits' target comes first, then the usual one of its requests, then the catalogue's, then the planner's
-        own. Metrics services judge by the same target; decisions carry it.
+        It is that of the limits, or else the usual one of the model's requests, the catalogue's, or the planner's own.
+        Decisions contain it, and metrics services judge by the same target.
         """
         limit_ms = self.limits.of(model).tpot_ms
         if limit_ms is None and model in self._requested_tpot_ns:
@@ -324,7 +329,7 @@ class PlannerState:
         return self._tpot_ns if own_ms is None else round(own_ms * messages.NS_PER_MS)
 
     def _change(self, snapshot: ClusterSnapshot, plans: Sequence[ModelPlan], now_ns: int) -> Decided:
-        """Record the decisions for all changing models and build their orders."""
+        """Record the decisions for all models that change, and create their orders."""
         self._kept = None
         published: list[Decision] = []
         all_orders: list[Order] = []
@@ -365,7 +370,10 @@ class PlannerState:
         return found
 
     def _record_news(self, decisions: Sequence[Decision], now_ns: int) -> list[Decision]:
-        """Record decisions that change no worker, if they are new. A decision identical to the last one replaces it."""
+        """Record decisions that change no worker, if they are new.
+
+        A decision that is identical to the last one replaces it.
+        """
         last, code = self._kept, " ".join(f"{each.model} {each.reason_code}" for each in decisions)
         same = last is not None and last == (code, decisions[0].action)
         if not is_news(same_reasons=same, since_ns=now_ns - self._kept_ns):
@@ -376,7 +384,7 @@ class PlannerState:
         return [self.record(each, now_ns) for each in decisions]
 
     def record(self, decision: Decision, now_ns: int) -> Decision:
-        """Sign a decision, number it and record it."""
+        """Sign and number a decision, and record it."""
         self.published[decision.action] += 1
         decision.planner_id = self.identity.planner_id
         decision.incarnation = self.identity.incarnation
@@ -389,7 +397,7 @@ class PlannerState:
 
     @property
     def idle_because(self) -> str:
-        """Return the reason why mode auto carries nothing out, in words; empty if it acts, and in other modes."""
+        """The reason why nothing is carried out in mode auto; empty if it is, and in other modes."""
         if self.identity.mode != MODE_AUTO:
             return ""
         if self.lead is Lead.UNKNOWN:
@@ -399,7 +407,7 @@ class PlannerState:
         return "" if self.may_ask else "it has no token that workers take: set FULCRUM_TOKEN or FULCRUM_TOKEN_FILE"
 
     def not_live(self, now_ns: int) -> str | None:
-        """Return which sources are silent, in words, or None if all are live."""
+        """Return a description of all silent sources, or None if there are none."""
         reasons = []
         age_ns = self.registry_age_ns(now_ns)
         if self._registry_ns is None:
@@ -430,7 +438,7 @@ def _watched(plan: ModelPlan, assigned: RolePlan, decision: Decision, before: Se
 
 
 def _replay(watched: _MeasuredDecision, plan: ModelPlan, now_ns: int) -> None:
-    """Advance both replays of a decision by the demand since the last look."""
+    """Advance both replays of a decision by the demand since they were last advanced."""
     engine, work, assigned = plan.observed.engine, plan.observed.work, plan.assigned
     if engine is None or assigned is None or watched.replays is None or now_ns <= watched.looked_ns:
         return
@@ -442,8 +450,8 @@ def _replay(watched: _MeasuredDecision, plan: ModelPlan, now_ns: int) -> None:
 
 
 LEAST_S: Final = 0.02
-# After a decision the loop rests at least this many times the decision's duration, but no longer than a period. This
-# bounds the cost of decisions that new reports trigger.
+# After a decision, the loop rests for at least this many times the decision's duration, but at most for a period. This
+# bounds the cost of decisions that reports trigger.
 LEAST_REST: Final = 9
 
 
@@ -457,9 +465,9 @@ async def decide_forever(
     news: asyncio.Event,
     actor: OrderExecutor | None = None,
 ) -> None:
-    """Decide and publish every period while the mode is not off, and less often for a cluster at rest.
+    """Decide and publish in every period while the mode is not off, and less often in a cluster at rest.
 
-    News triggers a decision at once. A late round is not made up for. `actor` carries orders out in the background.
+    `news` triggers a decision at once. A late round is not made up for. `actor` carries out orders in the background.
     """
     loop = asyncio.get_running_loop()
     due_s = decided_s = loop.time()

@@ -17,8 +17,8 @@ log = structlog.get_logger()
 TIMEOUT_MS: Final = 500
 CALL_TIMEOUT_S: Final = 1.5
 LEAD_TIMEOUT_S: Final = LEASE_MS / 4000
-# Terms follow the clock of Redis. A primary that missed the last term, such as a replica that lagged, grants no lower
-# one.
+# Terms follow the clock of Redis. A Redis primary that has missed the last term, such as a replica that lagged,
+# therefore grants no lower one.
 _LEAD: Final = """
 local held = redis.call('get', KEYS[1])
 if held and held ~= ARGV[1] then return 0 end
@@ -77,8 +77,8 @@ class RedisPlannerStore:
             async with asyncio.timeout(LEAD_TIMEOUT_S):
                 taken = int(await self._lead(keys=[self._lead_key, self._term_key], args=[who, LEASE_MS]))
         except ResponseError as error:
-            # The key may have another type, for example. Nobody can acquire the lead then, and a key of somebody else
-            # must not be deleted.
+            # The key may have another type, for example. Then nobody can acquire the lead, and the key must not be
+            # deleted, because it may belong to somebody else.
             remedy = ": delete the key if it is no lease" if "WRONGTYPE" in str(error) else ""
             self.lead_fault = f"Redis refuses the key {self._lead_key} ({error}){remedy}"
             return Lead.UNKNOWN
@@ -89,7 +89,7 @@ class RedisPlannerStore:
         return Lead.OURS if taken else Lead.ANOTHERS
 
     async def follow(self, who: str) -> None:
-        """Release the lead if this planner holds it. The lease expires by itself if Redis is away."""
+        """Release the lead if this planner holds it. If Redis is unreachable, the lease expires by itself."""
         try:
             if await _within(self._redis.get(self._lead_key)) == who.encode():
                 await _within(self._redis.delete(self._lead_key))

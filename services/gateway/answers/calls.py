@@ -1,9 +1,11 @@
-"""The tool call formats of model families, from the opening marker to the end of the calls. Pure.
+"""The tool call formats of model families. Each parser reads from the opening marker to the end of the calls. Pure.
 
-The formats are those of the models' chat templates. With JSON arguments: Hermes 2 Pro and Qwen 2.5 and 3, Llama 3.1 to
-3.3, Mistral from its third tokenizer on, DeepSeek V3, R1 and V3.1, Kimi K2. With arguments one by one between marks:
-Qwen3-Coder, GLM 4.5 and 4.6, MiniMax M2, Seed-OSS; there the tool's schema decides whether a value is a number or a
-text.
+The formats are those of the models' chat templates. Arguments are JSON in the formats of Hermes 2 Pro, Qwen 2.5 and 3,
+Llama 3.1 to 3.3, and Mistral (tokenizer 3 and later). They are also JSON in those of DeepSeek V3, R1 and V3.1, and Kimi
+K2.
+
+Qwen3-Coder, GLM 4.5 and 4.6, MiniMax M2 and Seed-OSS write each argument between marks. The tool's schema then decides
+whether a value is a number or a string.
 """
 
 import json
@@ -23,14 +25,18 @@ _TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number"
 @dataclass(frozen=True, slots=True)
 class Marks:
     name: tuple[str, str] | None
-    """The marks around the name. None means that the name extends from the start to the first key or the end."""
+    """The marks around the tool's name.
+
+    None if the name ends at the first key or at the end of the call, without a mark.
+    """
     key: tuple[str, str]
     value: tuple[str, str]
-    """The marks around a value. The first is empty if a value directly follows its key."""
+    """The marks around a value. The first is empty if the value directly follows its key."""
     ends: str
-    """The mark after a call, if more calls may precede the closing mark; empty if that mark ends the call."""
+    """The mark after each call if several calls share one closing mark; empty if the closing mark also ends the call.
+    """
     line: str = ""
-    """The text that a template writes after a name and around a value."""
+    """The text that the chat template writes after the tool's name and around each value."""
 
 
 class _MarksState(Enum):
@@ -43,11 +49,14 @@ class _MarksState(Enum):
 
 
 class MarkedCalls:
-    """A parser of one such format. Values are returned whole, since a value's type may only show at its end."""
+    """The common parser of formats that write each argument between marks.
+
+    A value is returned as a whole, because its JSON type may be known only at its end.
+    """
 
     opens: ClassVar[tuple[str, ...]]
     specials: ClassVar[tuple[str, ...]]
-    """The format's special tokens, of which the first ends all calls."""
+    """The format's special tokens. The first one ends all calls."""
     marks: ClassVar[Marks]
 
     def __init__(self, tools: Tools) -> None:
@@ -66,11 +75,14 @@ class MarkedCalls:
                 return parts, step
 
     def end(self) -> list[AnswerPart]:
-        # An unfinished call is left as text; one without a name would be useless.
+        # The arguments of an unfinished call stay incomplete, and a call without a name is useless.
         return []
 
     def _step(self, parts: list[AnswerPart]) -> Literal[True] | str | None:
-        """Consume one mark. Return True to continue, None if more text is needed, else the text after all calls."""
+        """Parse up to the next mark.
+
+        Return True to continue, None if more text is needed, or else the text after all calls.
+        """
         marks, state = self.marks, self._state
         if state is _MarksState.BETWEEN:
             assert marks.name is not None
@@ -126,7 +138,10 @@ class MarkedCalls:
         return True
 
     def _pass(self, marks: Mapping[str, _MarksState], *, closes: bool) -> Literal[True] | str | None:
-        """Consume text through the first of these marks. With `closes`, the mark that ends all calls may precede it."""
+        """Consume text up to and including the first of these marks.
+
+        With `closes`, the mark that ends all calls may come first; the text after it is then returned.
+        """
         wanted = (*marks, self.specials[0]) if closes else tuple(marks)
         places = {mark: at for mark in wanted if (at := self._held.find(mark)) >= 0}
         if not places:
@@ -139,7 +154,7 @@ class MarkedCalls:
         return True
 
     def _until(self, mark: str) -> str | None:
-        """Consume text through a mark and return the text before it, or None if there is no mark yet."""
+        """Consume text up to and including a mark. Return the text before it, or None if the mark has not arrived."""
         before, found, after = self._held.partition(mark)
         if not found:
             return None
@@ -147,7 +162,7 @@ class MarkedCalls:
         return before
 
     def _argument(self, text: str) -> str:
-        """Return the argument as the next member of the JSON object."""
+        """Return the current argument as the next member of a JSON object."""
         before = ", " if self._arguments else "{"
         self._arguments += 1
         schema = self._tools.get(self._name, {}).get("properties", {}).get(self._key, {})
@@ -160,7 +175,7 @@ def _trimmed(text: str) -> str:
 
 
 def _as_json(text: str, schema: Any) -> str:
-    """Return a value as JSON, of a type that its schema allows if possible."""
+    """Return a value as JSON. Its type is one that the schema allows if the text can be read as such."""
     types = value_types(schema)
     if types == _TEXT:
         return json.dumps(text, ensure_ascii=False)
@@ -170,7 +185,7 @@ def _as_json(text: str, schema: Any) -> str:
         return json.dumps(text, ensure_ascii=False)
     kind = "null" if value is None else _TYPES[type(value)]
     allowed = kind in types or (kind == "integer" and "number" in types)
-    # If a text is allowed, a value that reads as a disallowed type is taken as text.
+    # Where the schema allows strings, text that reads as a disallowed type is a string.
     return json.dumps(text, ensure_ascii=False) if "string" in types and not allowed else text.strip()
 
 
@@ -179,7 +194,7 @@ def _no_constant(name: str) -> Any:
 
 
 def value_types(schema: Any) -> frozenset[str]:
-    """Return the JSON types that the top level of a schema allows, or text if it names none."""
+    """Return the JSON types that a schema allows at its top level; a string if it names none."""
     if not isinstance(schema, Mapping):
         return _TEXT
     named = schema.get("type")
@@ -208,7 +223,7 @@ _PARAMETERS: Final = Marks(
 
 
 class QwenCoderCalls(MarkedCalls):
-    """The form `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, with newlines."""
+    """The format `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, with newlines."""
 
     opens = ("<tool_call>",)
     specials = ("</tool_call>",)
@@ -216,7 +231,7 @@ class QwenCoderCalls(MarkedCalls):
 
 
 class SeedCalls(MarkedCalls):
-    """Seed-OSS's form: that of Qwen3-Coder between tags of its own."""
+    """The format of Seed-OSS, which is that of Qwen3-Coder with other opening and closing tags."""
 
     opens = ("<seed:tool_call>",)
     specials = ("</seed:tool_call>",)
@@ -234,7 +249,7 @@ class MiniMaxCalls(MarkedCalls):
 
 
 class GlmCalls(MarkedCalls):
-    """The form `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`, with line breaks."""
+    """The format `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`, with newlines."""
 
     opens = ("<tool_call>",)
     specials = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -242,19 +257,19 @@ class GlmCalls(MarkedCalls):
 
 
 class CallReader(Protocol):
-    """A parser of the text that follows an opening marker."""
+    """A parser of the text after an opening marker."""
 
     def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
-        """Return the parts that `text` adds, and the text after the calls or None while they go on."""
+        """Return the parts that `text` adds, and the text after the calls, which is None until the calls have ended."""
         ...
 
     def end(self) -> list[AnswerPart]:
-        """Return the text that did not become a call, as content, at the end of the answer."""
+        """Return the text that did not become a call as content, at the end of the answer."""
         ...
 
 
 class HermesCall:
-    """Calls in the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, each between tags of its own."""
+    """A call in the format `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Each call has its own tags."""
 
     opens = ("<tool_call>",)
     specials = ("</tool_call>",)
@@ -264,7 +279,7 @@ class HermesCall:
         self._tail = ""
 
     def push(self, text: str) -> tuple[list[AnswerPart], str | None]:
-        # Any text before the closing tag is skipped.
+        # Text between the JSON object and the closing tag is skipped.
         in_call = not self._call.ended
         parts = self._call.push(text) if in_call else []
         if not self._call.ended:
@@ -282,7 +297,7 @@ class HermesCall:
 
 
 class LlamaCalls:
-    """Calls in the form `{"name": ..., "parameters": {...}}` as the whole answer, several separated by `;`."""
+    """Calls in the format `{"name": ..., "parameters": {...}}`, separated by `;`. They are the whole answer."""
 
     opens = ("<|python_tag|>",)
     specials = ()
@@ -315,8 +330,9 @@ class _Mistral(Enum):
 
 
 class MistralCalls:
-    """Calls in the form `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for
-    each.
+    """Calls in the format `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]` or `[TOOL_CALLS]name[ARGS]{...}`.
+
+    The second format repeats the marker for each call.
     """
 
     opens = ("[TOOL_CALLS]",)
@@ -382,9 +398,9 @@ class _DeepSeek(Enum):
 
 
 class DeepSeekCalls:
-    """Calls between a begin and an end mark for all, and another pair for each call.
+    """Calls between a begin and an end mark, each call between another pair of marks.
 
-    V3 and R1 write `function<sep>name`, a line break and a block of JSON; V3.1 writes `name<sep>{...}`.
+    V3 and R1 write `function<sep>name`, a newline and a fenced block of JSON. V3.1 writes `name<sep>{...}`.
     """
 
     opens = ("<\uff5ctool\u2581calls\u2581begin\uff5c>",)
@@ -424,7 +440,7 @@ class DeepSeekCalls:
                 return parts, None
 
     def end(self) -> list[AnswerPart]:
-        # An answer that ends between or before calls contains nothing usable.
+        # An answer that ends before or between calls contains no usable text.
         return []
 
     def _pass(self, marker: str, state: _DeepSeek) -> str | None:
@@ -459,8 +475,9 @@ class DeepSeekCalls:
 
 
 class KimiCalls(DeepSeekCalls):
-    """Kimi K2's calls, built like DeepSeek's. The name is part of the call's id, `functions.NAME:0`, before the
-    arguments.
+    """The format of Kimi K2, which has the structure of DeepSeek's.
+
+    The tool's name is part of the call's id, `functions.NAME:0`, which precedes the arguments.
     """
 
     opens = ("<|tool_calls_section_begin|>",)

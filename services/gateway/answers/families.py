@@ -1,12 +1,14 @@
-"""The answer formats of model families, harmony's and those with tags, and the detection of a model's format. Pure.
+"""The answer formats of model families, and the detection of a model's format. Pure.
 
-The format is detected from the special tokens and the chat template, or set by hand.
+The format is detected from the special tokens and the chat template. Settings can override the result.
 
-In harmony, gpt-oss's format (https://cookbook.openai.com/articles/openai-harmony), a generation continues after
-`<|start|>assistant` and consists of messages: `<|channel|>analysis<|message|>...<|end|>`, then
-`<|start|>assistant<|channel|>final<|message|>...<|return|>`. Reasoning is in channel analysis and tool calls in channel
-commentary, with a recipient (` to=functions.f`, before or after the channel's name). Both are ordinary text between
-special tokens. Content is what the assistant addresses to the user alone: in channel final, or in no channel at all.
+Harmony is the format of gpt-oss (https://cookbook.openai.com/articles/openai-harmony). An answer continues the text
+`<|start|>assistant` and consists of messages: first `<|channel|>analysis<|message|>...<|end|>`, then
+`<|start|>assistant<|channel|>final<|message|>...<|return|>`.
+
+The model reasons in channel analysis. It calls tools in channel commentary, with a recipient (` to=functions.f`) before
+or after the channel's name. Recipient and channel are ordinary text between special tokens. Messages without a
+recipient are content in channel final or without a channel.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,34 +35,34 @@ from services.gateway.answers.calls import (
 from services.gateway.answers.parts import AnswerPart, Parser, PartKind
 
 MARKERS: Final = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
-"""The special tokens that a vocabulary of this format has."""
+"""The special tokens by which a vocabulary is recognised as harmony's."""
 _START, _CHANNEL, _MESSAGE, *_ENDS = MARKERS
 _CONSTRAIN = "<|constrain|>"
-# Bound on a message's role, recipient and channel. A longer header does not belong to an answer.
+# The bound on a message's role, recipient and channel. Messages with longer headers are dropped.
 MAX_HEADER_CHARS = 256
 _RECIPIENT = " to="
 _FUNCTIONS = "functions."
 
 
 class _HarmonyState(Enum):
-    # So far only the start of an answer without any marker, or of a recipient; the next text decides.
+    # Before any marker: the text so far may still be the beginning of a recipient. Further text decides.
     OPENING = auto()
     HEADER = auto()
     BODY = auto()
 
 
 class HarmonyParser:
-    """The parser of harmony, which returns neither markers nor headers."""
+    """A parser of answers in harmony. It drops markers and headers."""
 
     def __init__(self, *, calls: bool) -> None:
-        """Create a parser; without `calls`, tools may not be called and calls are dropped."""
+        """Create a parser. Without `calls`, the request allows no tools, and tool calls are dropped."""
         self._calls = calls
         self._state = _HarmonyState.OPENING
         self._opening = ""
         self._header = "assistant"
         self._channel: str | None = None
         self._kind: PartKind | None = None
-        """The kind of the message's text; None if the text is not returned."""
+        """The kind of the current message; None if its text is dropped."""
         self._empty_call = False
 
     @property
@@ -69,7 +71,7 @@ class HarmonyParser:
 
     @property
     def held(self) -> str:
-        """The start of the answer, as long as it may turn out to be a recipient."""
+        """The beginning of the answer while it may still be the beginning of a recipient."""
         return self._opening
 
     def text(self, text: str) -> list[AnswerPart]:
@@ -84,7 +86,7 @@ class HarmonyParser:
         return [AnswerPart(self._kind, text)]
 
     def special(self, text: str) -> list[AnswerPart]:
-        """Apply a marker; ignore other special tokens."""
+        """Handle a marker. Other special tokens are ignored."""
         if text == _CONSTRAIN and self._state is _HarmonyState.HEADER:
             self._add(" ")  # a content type follows, which is not part of the preceding text
         if text == _MESSAGE and self._state is not _HarmonyState.BODY:
@@ -105,7 +107,7 @@ class HarmonyParser:
         return parts
 
     def end(self) -> list[AnswerPart]:
-        """Return held-back text that did not become a header, as content."""
+        """Return the text at the answer's beginning as content if no header followed it."""
         opening, self._opening = self._opening, ""
         return [AnswerPart(PartKind.CONTENT, opening)] if opening else self._close()
 
@@ -148,7 +150,7 @@ class HarmonyParser:
         return [AnswerPart(PartKind.CALL, name)]
 
     def _close(self) -> list[AnswerPart]:
-        """End a message. A call without text has empty arguments."""
+        """End the current message. A call without text gets the arguments `{}`."""
         empty, self._empty_call = self._empty_call, False
         return [AnswerPart(PartKind.ARGUMENTS, "{}")] if empty else []
 
@@ -169,7 +171,7 @@ class Tags:
 
 
 class _Mode(Enum):
-    # At the start of the answer, or after reasoning or calls, with only white space so far.
+    # At the start of the answer, or after reasoning or calls, while only white space has arrived.
     BEGIN = auto()
     REASONING = auto()
     CONTENT = auto()
@@ -177,18 +179,19 @@ class _Mode(Enum):
 
 
 class TaggedParser:
-    """The parser of tagged answers, which drops tags and the white space around them."""
+    """A parser of answers in which tags surround reasoning and calls. It drops tags and the white space around them."""
 
     def __init__(self, thinking: Tags | None, calls: CallFormat | None, tools: Tools, *, thinks: bool) -> None:
-        """Create a parser. `calls` is None if no tool may be called. With `thinks`, the prompt has already opened the
-        reasoning.
+        """Create a parser. `calls` is None if no tool may be called.
+
+        With `thinks`, the prompt ends inside the reasoning.
         """
         self._thinking = thinking
         self._calls = calls
         self._tools = tools
         self._reader: CallReader | None = None
         self._mode = _Mode.REASONING if thinks else _Mode.BEGIN
-        # While only content has arrived, white space at its start belongs to the answer.
+        # White space at the very start of an answer is part of it, unless reasoning or calls follow.
         self._first = not thinks
         self._begun = False
         self._held = ""
@@ -203,11 +206,11 @@ class TaggedParser:
 
     @property
     def held(self) -> str:
-        """The text that may belong to a tag, or be white space around one."""
+        """The text that may still become part of a tag, or white space next to one."""
         return self._held
 
     def text(self, text: str) -> list[AnswerPart]:
-        """Return the parts of the answer that later text cannot change."""
+        """Return the parts of the answer that further text cannot change."""
         self._held += text
         parts: list[AnswerPart] = []
         while self._held and self._step(parts):
@@ -219,7 +222,7 @@ class TaggedParser:
         return self.text(text) if text in self._specials else []
 
     def end(self) -> list[AnswerPart]:
-        """Return the held text as content, or drop it if it is reasoning's trailing white space."""
+        """Return the held-back text as a part of the current kind. White space at the end of reasoning is dropped."""
         held, self._held = self._held, ""
         if self._reader is not None:
             return self._reader.end()
@@ -229,7 +232,7 @@ class TaggedParser:
         return [AnswerPart(PartKind.CONTENT, held)] if held and (self._first or held.strip()) else []
 
     def _step(self, parts: list[AnswerPart]) -> bool:
-        """Advance by one mode; return False if more text is needed."""
+        """Parse as much as the current mode can. Return False if more text is needed."""
         if self._mode is _Mode.REASONING:
             return self._reason(parts)
         if self._mode is _Mode.CALLS:
@@ -305,8 +308,9 @@ class TaggedParser:
 
 
 def _cut(text: str, tags: Sequence[str]) -> tuple[str, str]:
-    """Split text into a part to return and a part that must wait: trailing white space and a possible start of a
-    tag.
+    """Split text into a part to return and a rest to hold back.
+
+    The rest is trailing white space and anything that may be the beginning of a tag.
     """
     keep = 0
     for tag in tags:
@@ -320,7 +324,7 @@ def _cut(text: str, tags: Sequence[str]) -> tuple[str, str]:
 
 HARMONY: Final = "harmony"
 NONE: Final = "none"
-"""The value of a setting for a model without such a format, regardless of its template."""
+"""The setting for a model that has no format for reasoning or calls, whatever its template contains."""
 
 REASONING: Final[Mapping[str, Tags]] = MappingProxyType(
     {
@@ -329,7 +333,10 @@ REASONING: Final[Mapping[str, Tags]] = MappingProxyType(
         "seed": Tags("<seed:think>", "</seed:think>"),  # Seed-OSS
     }
 )
-"""The reasoning tags by family name in settings. A template that contains the closing tag belongs to the family."""
+"""The reasoning tags by family, as named in settings.
+
+A model belongs to a family if its template has the closing tag.
+"""
 
 CALLS: Final[Mapping[str, CallFormat]] = MappingProxyType(
     {
@@ -355,31 +362,32 @@ _CALL_SIGNS: Final = (
     ("hermes", HermesCall.opens),
     ("llama3-json", ('"name": function name, "parameters":',)),
 )
-"""Texts in a template that identify its tool call format. The first format whose texts all occur is chosen."""
-# Mistral's templates refuse call ids of another length.
+"""The texts by which a template reveals its tool call format. The first format whose texts all occur is chosen."""
+# Mistral's chat templates raise an error for call ids of another length.
 MISTRAL_ID_CHARS: Final = 9
 PROMPT_END_TOKENS: Final = 8
-"""The number of tokens at a prompt's end that are searched for tags that open reasoning."""
+"""The number of tokens at the end of a prompt that are searched for an opening reasoning tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The form in which one model writes reasoning and tool calls."""
+    """The format in which a model writes reasoning and tool calls."""
 
     harmony: bool = False
     thinking: Tags | None = None
     calls: str = ""
-    """A key of CALLS, or "harmony"; empty if the format is unknown."""
+    """A key of CALLS, or "harmony". Empty if the format is unknown."""
     fenced: bool = False
-    """True if DeepSeek's arguments are in a block of JSON, as before V3.1."""
+    """True if DeepSeek writes arguments in a fenced block of JSON, as its models before V3.1 do."""
 
     @property
     def reasons(self) -> bool:
         return self.harmony or self.thinking is not None
 
     def parser(self, tools: Tools, prompt_end: str) -> Parser | None:
-        """Return a parser for one answer to a chat, or None if all of it is content. `tools` are those that may be
-        called.
+        """Return a parser for one answer, or None if the whole answer is content.
+
+        `tools` contains the tools that may be called.
         """
         if self.harmony:
             return HarmonyParser(calls=bool(tools))
@@ -395,21 +403,24 @@ class AnswerFormat:
 
 @dataclass(frozen=True, slots=True)
 class FormatNames:
-    """The formats configured by hand, by model name. "*" applies to all other models."""
+    """The formats and templates in the settings, by model name. The name "*" stands for all other models."""
 
     reasoning: Mapping[str, str] = field(default_factory=dict)
     tools: Mapping[str, str] = field(default_factory=dict)
     templates: Mapping[str, str] = field(default_factory=dict)
-    """The files of chat templates that replace the models' own."""
+    """The files of chat templates that replace the models' own templates."""
     as_text: bool = True
-    """True if models whose chat template has no tools get them as text."""
+    """True if tools are written into the prompt as text when a model's chat template does not support them."""
 
     def template(self, model: str) -> str:
-        """Return the file of a model's chat template; empty for the model's own."""
+        """Return the file that replaces a model's chat template, or an empty string if there is none."""
         return self.templates.get(model, self.templates.get("*", ""))
 
     def of(self, model: str) -> tuple[str, str]:
-        """Return the names of a model's reasoning and call formats; empty if not set."""
+        """Return the configured names of a model's reasoning and call formats.
+
+        A name that is not configured is empty.
+        """
         reasoning, tools = (names.get(model, names.get("*", "")) for names in (self.reasoning, self.tools))
         return reasoning, tools
 
@@ -418,7 +429,7 @@ NO_NAMES: Final = FormatNames()
 
 
 def answer_format(tokenizer: Tokenizer, names: tuple[str, str] = ("", "")) -> AnswerFormat:
-    """Return a model's format. `names`, its configured reasoning and call formats, override the tokenizer's."""
+    """Return a model's format. `names` are the configured reasoning and call formats, which override detection."""
     reasoning, tools = names
     special = set(tokenizer.special_tokens.values())
     harmony = special.issuperset(MARKERS) and reasoning in ("", HARMONY)
@@ -432,7 +443,7 @@ def answer_format(tokenizer: Tokenizer, names: tuple[str, str] = ("", "")) -> An
 
 
 def prompt_end(tokenizer: Tokenizer, prompt: list[int]) -> str:
-    """Return the text of a prompt's last tokens, including special ones."""
+    """Return the text of a prompt's last tokens, including special tokens."""
     return b"".join(map(tokenizer.token_bytes, prompt[-PROMPT_END_TOKENS:])).decode(errors="replace")
 
 

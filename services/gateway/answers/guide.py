@@ -1,7 +1,9 @@
-"""Grammars for answers that must be JSON of a schema or call tools, after any reasoning.
+"""Grammars for answers that must match a JSON schema or call tools, after optional reasoning.
 
-They are written in llguidance's Lark dialect (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). A
-killable process first checks whether a schema can be enforced; verdicts are cached.
+The grammars use llguidance's Lark dialect, see https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md.
+
+A separate process first checks whether a schema can be enforced, because a check that takes too long must be killed.
+Its verdict is cached.
 """
 
 import asyncio
@@ -30,50 +32,50 @@ from services.gateway.answers.families import CALLS, AnswerFormat
 from services.gateway.turns import FairSlots
 
 MAX_CHECKED = 256
-"""The bound on schemas whose verdict is cached."""
+"""The maximum number of schemas with a cached verdict."""
 MAX_CHECKED_CHARS = 8 * 1024 * 1024
-"""The bound on the text of all cached schemas, in the client's form and the grammar library's."""
+"""The maximum number of characters of all cached schemas, as sent by clients and as converted for llguidance."""
 MAX_CHECKS = 2
-"""The bound on concurrent checks, each in a process of its own."""
+"""The maximum number of concurrent checks. Each runs in its own process."""
 MAX_WAITING = 32
-"""The bound on schemas that wait for a check; more are refused with 429."""
-# The wall-clock bound. A busy machine may exceed it, so the answer is then 429 rather than a verdict on the schema.
+"""The maximum number of schemas that wait for a check. Further ones are refused with status 429."""
+# A bound on wall-clock time. A busy machine may be the cause, so the request gets status 429 and no verdict is cached.
 MAX_CHECK_S = 20.0
 _OUT_OF_TIME = (-signal.SIGKILL, -signal.SIGXCPU)
 MAX_REASON_CHARS = 300
 
 
-# A schema or a rule as JSON, and whether its objects are closed.
+# A schema or a rule as JSON, and whether the schema's objects are closed to additional properties.
 _Key = tuple[str, bool]
 
 
 class SchemaVerdict(NamedTuple):
     fault: str
-    """The reason why the schema cannot be enforced; empty if it can."""
+    """The reason for which the schema cannot be enforced; empty if it can be."""
     schema: str = "{}"
-    """A schema as JSON, in the grammar library's form. Not used for a rule."""
+    """The schema as JSON, converted for llguidance. It is unused for a rule."""
     omitted: tuple[str, ...] = ()
-    """JSON pointers of keywords that the grammar does not enforce."""
+    """JSON pointers to the keywords that the grammar does not enforce."""
     reason: str = ""
-    """The reason why the first of them cannot be enforced."""
+    """The reason for which the first omitted keyword cannot be enforced."""
 
 
 class SchemaCheck:
-    """The cached verdicts and running checks, by schema."""
+    """A checker of schemas with a cache of verdicts."""
 
     def __init__(self, tenants: Tenancy | None = None) -> None:
-        """Create the cache; `tenants` share the checks. None treats all requests alike."""
+        """Create the checker. Its slots are shared fairly by `tenants`; with None, all requests are treated alike."""
         self._verdicts: OrderedDict[_Key, SchemaVerdict] = OrderedDict()
         self._chars = 0
         full = f"{MAX_CHECKS} schemas are checked at a time, and too many are waiting: try again"
         self.slots = FairSlots(MAX_CHECKS, MAX_WAITING, full, tenants=tenants)
         self._checks: dict[tuple[str, _Key], asyncio.Lock] = {}
-        """The locks of schemas that are being checked or wait for a check, by tenant and schema."""
+        """The locks of schemas whose check is running or waiting, by tenant and schema."""
 
     async def verdict(self, schema: str, tenant: str = "", *, close: bool = False) -> SchemaVerdict:
         """Return the verdict on a schema or a rule, given as JSON. Raise QueueFull if too many wait for a check.
 
-        With `close` it is the verdict on the schema with its objects closed.
+        With `close`, the schema's objects are first closed to additional properties.
         """
         key = schema, close
         found = self._verdicts.get(key)
@@ -84,9 +86,9 @@ class SchemaCheck:
         return found
 
     async def satisfied(self, pairs: Sequence[tuple[str, Mapping[str, Any]]], tenant: str = "") -> list[bool | None]:
-        """Return, for each text and schema, whether the text is an instance; None if unknown.
+        """Return, for each pair of a text and a schema, whether the text is an instance of the schema.
 
-        The check has the bounds of a schema's check. A request whose check is stopped still gets its answer.
+        The result is None if the check did not finish within its bounds. The request still gets its answer.
         """
         try:
             async with self.slots.slot(tenant):
@@ -97,7 +99,7 @@ class SchemaCheck:
         return found
 
     async def _check(self, key: _Key, tenant: str) -> SchemaVerdict:
-        """Check a schema once, however many of the tenant's requests wait for it."""
+        """Check a schema. Concurrent requests of one tenant with the same schema share a single check."""
         schema, close = key
         async with self._checks.setdefault((tenant, key), asyncio.Lock()):
             found = self._verdicts.get(key)
@@ -136,7 +138,10 @@ async def _ask(schema: str) -> SchemaVerdict:
 
 
 async def _run(module: str, given: str) -> tuple[int, bytes]:
-    """Run a module on a text in a process of its own; return its exit code and output."""
+    """Run a Python module in a process of its own with `given` as its input. Return its exit code and output.
+
+    Raise QueueFull if it exceeds MAX_CHECK_S.
+    """
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module),
         stdin=asyncio.subprocess.PIPE,
@@ -157,24 +162,24 @@ async def _run(module: str, given: str) -> tuple[int, bytes]:
 
 
 _DEFINITIONS: Final = ("$defs", "definitions")
-# A larger bound on a text's length is not enforced by the grammar.
+# The grammar does not enforce larger bounds on the length of a text.
 _MAX_BOUND: Final = 4096
 
 
 class Writer(Protocol):
-    """The port to a writer of terminals."""
+    """A function that writes texts as terminals of a grammar."""
 
     def __call__(self, *texts: str) -> str: ...
 
     def until(self, closes: str, rule: str = ..., text: str = ...) -> str:
-        """Return a terminal for text through `closes`."""
+        """Return a terminal that matches any text up to and including `closes`."""
         ...
 
 
 def marked_call(marks: Marks, write: Writer, place: int, name: str, schema: Mapping[str, Any]) -> list[str]:
-    """Return rule `call_{place}` for a call of the tool `name`, and the rules of its arguments.
+    """Return the rule `call_{place}` for a call of the tool `name`, and the rules of its arguments.
 
-    The call has all required arguments and any of the others, in the order of the schema.
+    The grammar allows each argument once, in the schema's order. Only the required ones must be present.
     """
     properties: Mapping[str, Any] = schema.get("properties") or {}
     rules, arguments = [], []
@@ -210,7 +215,8 @@ def _value(schema: Any, root: Mapping[str, Any]) -> str:
 
 
 ToolSchema = tuple[str, Mapping[str, Any]]
-"""A tool's name and the JSON schema of its arguments."""
+"""The name of a tool and the JSON schema of its arguments."""
+# The texts around one call's arguments by tool name, the text between calls, and the texts around all calls.
 _Form = tuple[Callable[[str], tuple[str, str]], str | None, tuple[str, str]]
 _ANYTHING = r"/(.|\n)*/"
 
@@ -225,11 +231,11 @@ def guide_of(
     parallel: bool,
     thinks: bool,
 ) -> str:
-    """Return the grammar of an answer.
+    """Return the grammar of one answer.
 
-    `special` maps texts of special tokens, with which models write their tags, to ids. `schema` is None if only calls
-    are allowed, or if the answer matches `rule`, the right-hand side of a grammar rule. With `thinks`, the prompt has
-    already opened the reasoning.
+    `special` maps the texts of special tokens to their ids, because models write their tags with special tokens.
+    `schema` is None if the answer must consist of calls or match `rule`, the right-hand side of a grammar rule. With
+    `thinks`, the prompt ends inside the reasoning.
     """
     write = _Writer(special)
     choices = []
@@ -248,7 +254,7 @@ def guide_of(
 
 
 class _Writer:
-    """A writer of texts as terminals, with special tokens written by id."""
+    """A writer of texts as terminals. Special tokens are written by id."""
 
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
@@ -262,7 +268,10 @@ class _Writer:
         )
 
     def until(self, closes: str, rule: str = "thought", text: str = _ANYTHING) -> str:
-        """Return a terminal for text through `closes`, adding a rule of this name if `closes` is no special token."""
+        """Return a terminal that matches `text` up to and including `closes`.
+
+        If `closes` is no special token, this adds a grammar rule with the name `rule`.
+        """
         if closes in self._special:
             return f"{text} {self(closes)}"
         self.rules.append(f"{rule}[suffix={json.dumps(closes)}]: {text}")
@@ -312,8 +321,10 @@ def _marked_calls(calls: type[MarkedCalls], write: _Writer, tools: Sequence[Tool
 
 
 def _form(shape: AnswerFormat, write: _Writer) -> _Form:
-    """Return the text around a call's arguments by its name, between calls (None allows only one call), and around all
-    calls.
+    """Return a function from a tool's name to the texts around its arguments, the text between two calls, and the texts
+    around all calls.
+
+    The text between calls is None if the format allows only one call.
     """
     if shape.harmony:
         opens = ("<|channel|>", "commentary to=functions.{name} ", "<|constrain|>", "json", "<|message|>")

@@ -1,4 +1,7 @@
-"""The parts of an answer in any model's format, the parser's port, and a call written as a JSON object. Pure."""
+"""The parts of an answer, the parser interface of all formats, and a parser of tool calls written as JSON objects.
+
+Pure.
+"""
 
 import json
 import re
@@ -14,9 +17,9 @@ class PartKind(Enum):
     CONTENT = auto()
     REASONING = auto()
     CALL = auto()
-    """The start of a tool call, whose text is the tool's name."""
+    """The start of a tool call. The part's text is the tool's name."""
     ARGUMENTS = auto()
-    """A piece of the last call's arguments, a JSON object."""
+    """A piece of the JSON arguments of the latest call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class AnswerPart:
 
 
 class Parser(Protocol):
-    """A parser of one answer. The joined output does not depend on how the text is cut."""
+    """A parser of one answer. The joined output does not depend on how the input is divided."""
 
     @property
     def thinking(self) -> bool:
@@ -35,22 +38,25 @@ class Parser(Protocol):
 
     @property
     def held(self) -> str:
-        """Return the text held back until more of it arrives; it may still become content."""
+        """The text that is held back until more arrives. It may still become content."""
         ...
 
     def text(self, text: str) -> list[AnswerPart]: ...
 
     def special(self, text: str) -> list[AnswerPart]:
-        """Parse a special token, given by its text. The token itself is never returned."""
+        """Handle a special token, given its text. Its text is never part of the output."""
         ...
 
     def end(self) -> list[AnswerPart]:
-        """End the answer and return the parts of the text that was held back."""
+        """End the answer and return the parts that were held back."""
         ...
 
 
 class AnswerReader:
-    """The reader of one answer. Ordinary tokens become text; special tokens are the format's markers."""
+    """A parser of one answer's tokens.
+
+    Ordinary tokens are decoded to text, and special tokens are passed on as markers.
+    """
 
     def __init__(self, parser: Parser, decoder: Decoder, special_tokens: Mapping[int, str]) -> None:
         self._parser = parser
@@ -58,11 +64,11 @@ class AnswerReader:
         self._special = special_tokens
         self.reasoning_tokens = 0
         self.kept = False
-        """True if later tokens decide whether the last token is content."""
+        """True if the last token's text is held back, so that later tokens decide whether it is content."""
 
     @property
     def held(self) -> str:
-        """Return the text held back until more of it arrives; it may still become content."""
+        """The text that is held back until more arrives. It may still become content."""
         return self._parser.held
 
     def is_special(self, token_id: int) -> bool:
@@ -81,7 +87,7 @@ class AnswerReader:
         return parts + self._parser.special(special)
 
     def end(self) -> list[AnswerPart]:
-        """End the answer and return the parts of the text that was held back."""
+        """End the answer and return the parts that were held back."""
         return self._flush() + self._parser.end()
 
     def _flush(self) -> list[AnswerPart]:
@@ -98,12 +104,12 @@ _KEY = re.compile(r'[\s,]*"((?:[^"\\]|\\.)*)"\s*:\s*(?=\S)', re.DOTALL)
 _CLOSE = re.compile(r"[\s,]*\}")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SCALAR = re.compile(r'[^\s,{}\[\]"]+(?=[\s,}\]])')
-# Llama writes "parameters".
+# Llama's models write "parameters".
 _ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonText:
-    """The text of one JSON object or list, up to its closing bracket."""
+    """A scanner of one JSON object or list, which finds its end."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -112,7 +118,7 @@ class JsonText:
         self._escaped = False
 
     def push(self, text: str) -> int:
-        """Return the number of characters of `text` that belong to the value."""
+        """Return the number of leading characters of `text` that belong to the value."""
         for place, char in enumerate(text):
             if self._in_string:
                 self._in_string = self._escaped or char != '"'
@@ -143,14 +149,23 @@ class _JsonState(Enum):
 
 
 class JsonCall:
-    """One call. The model chooses the order of keys, so arguments before the name are held back."""
+    """A parser of one tool call written as a JSON object.
+
+    The model chooses the order of keys, so arguments that precede the name are held back.
+    """
 
     def __init__(self, is_tool: Callable[[str], bool] = lambda _: True) -> None:
-        """Create a parser. `is_tool` returns whether a name is a tool's; an object without one is not a call."""
+        """Create a parser.
+
+        `is_tool` returns whether a tool has this name. An object without such a name is not a call.
+        """
         self.named = False
-        """True if the name was returned; from then on the object is a call."""
+        """True once the name has been returned, after which the object is certainly a call."""
         self.raw = ""
-        """The whole text until the call is named."""
+        """All text so far, until the name is known.
+
+        If the object turns out not to be a call, the caller can return it.
+        """
         self._is_tool = is_tool
         self._state = _JsonState.OPENING
         self._left = ""
@@ -161,11 +176,11 @@ class JsonCall:
 
     @property
     def ended(self) -> bool:
-        """Return whether the text is complete or cannot be a call."""
+        """Return whether the object is complete or cannot be a call."""
         return self._state is _JsonState.ENDED
 
     def push(self, text: str) -> list[AnswerPart]:
-        """Return the parts that `text` adds. Once the call has ended, `rest` returns the text after it."""
+        """Return the parts that `text` adds. After the end of the call, `rest` is the text that follows."""
         if not self.named:
             self.raw += text
         self._left += text
@@ -181,7 +196,7 @@ class JsonCall:
         return self._left
 
     def _step(self, parts: list[AnswerPart]) -> bool:
-        """Consume one piece of syntax; return False if more text is needed."""
+        """Parse one syntactic element. Return False if more text is needed."""
         if self._state is _JsonState.OPENING:
             return self._take(_OPEN, _JsonState.KEY, "{")
         if self._state is _JsonState.KEY:
@@ -249,7 +264,7 @@ class JsonCall:
 
 
 def _unquoted(value: str) -> str:
-    """Decode a JSON string; return an empty string if it is malformed or not a string."""
+    """Return the value of a JSON string, or an empty string for any other or malformed value."""
     try:
         found = json.loads(value)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The start of a job: its request is parsed, its topic is copied into a file, and the file's lines are counted.
+"""The start of a job: parsing of its request, copying of its topic to a file, and counting of the file's lines.
 
-Requests come from REST or a topic. Parsing is pure, except for generated ids.
+Requests arrive over HTTP or in a topic. Parsing is pure except for new ids.
 """
 
 import hashlib
@@ -49,27 +49,27 @@ MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 MAX_PRIORITY = 100
 _IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _TOPIC = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,248}")
-# Prefixes of Fulcrum's own topics and Kafka's, which clients may never read or write.
+# The prefixes of Fulcrum's and Kafka's own topics, which clients may never read or write.
 _NEVER = ("fulcrum.", "__")
 OWN = "{tenant}"
 TOPICS_VARIABLE = "FULCRUM_GATEWAY_BATCH_TOPICS"
 
 
 class AllowedTopics:
-    """The topics that a job may read and write.
+    """The topics that jobs may read and write.
 
-    They are given by patterns in which * matches any text and {tenant} the caller's tenant.
+    They are described by patterns, in which * stands for any text and {tenant} for the caller's tenant.
     """
 
     def __init__(self, patterns: str) -> None:
-        """Create the set; `patterns` is the setting's comma-separated list, and an empty one allows no topic."""
+        """Create the set from the setting's comma-separated patterns. An empty string allows no topic."""
         self._patterns = list(filter(None, re.split(r"[ ,]+", patterns)))
 
     def need(self, topic: str, *, param: str, tenant: str | None = None) -> None:
-        """Raise TopicNotAllowed, which names the field and the patterns that would allow the topic.
+        """Raise TopicNotAllowed, which names the field, if no pattern allows the topic.
 
-        `tenant` restricts the caller to its own topics, which patterns without {tenant} cannot separate from others'.
-        With None, the caller is unrestricted.
+        A caller with a `tenant` may use only patterns with {tenant}, because others would let tenants use each other's
+        topics. A tenant of None is unrestricted.
         """
         if topic.startswith(_NEVER):
             raise TopicNotAllowed(f"topic {topic!r} is not for jobs: it begins with {' or '.join(_NEVER)}", param=param)
@@ -80,13 +80,13 @@ class AllowedTopics:
 
 
 def _separates(pattern: str) -> bool:
-    """Return whether the topics that a pattern allows one tenant are closed to all others."""
+    """Return whether no two tenants can use the same topic under this pattern."""
     return OWN in pattern and f"{OWN}*" not in pattern and f"*{OWN}" not in pattern
 
 
 def _matches(pattern: str, topic: str, tenant: str | None) -> bool:
-    # Without a tenant, {tenant} matches any name. With one, * matches no separator, since a longer tenant's name might
-    # begin with it.
+    # Without a tenant, {tenant} stands for any name. With one, * matches no separator: a longer tenant name could begin
+    # with this one.
     whose, some = (".*", ".*") if tenant is None else (re.escape(tenant), "[A-Za-z0-9]*")
     text = re.escape(pattern).replace(re.escape("*"), some).replace(re.escape(OWN), whose)
     return re.fullmatch(text, topic) is not None
@@ -97,7 +97,7 @@ _Value = Annotated[str, Meta(max_length=MAX_VALUE_CHARS)]
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/batches, and of a record that submits a job."""
+    """The body of POST /v1/batches and of a record in the submission topic."""
 
     endpoint: str
     input_file_id: str = ""
@@ -114,9 +114,9 @@ def read_request(
 ) -> Created:
     """Parse a request for a job.
 
-    Raise InvalidRequest, which names the field, TopicNotAllowed, BodyTooLarge, or PermissionDenied for a priority
-    above the caller's. `tenant` is from the caller's header. Without it, metadata's `tenant` and `priority` count if
-    they can be meant that way, since OpenAI's clients may use either for their own ends.
+    Raise InvalidRequest, which names the field, TopicNotAllowed, BodyTooLarge, or PermissionDenied if the priority
+    exceeds the caller's. `tenant` is the one in the caller's header. Without it, `tenant` and `priority` are read from
+    the metadata if they are valid there, because OpenAI's clients may use these keys for other purposes.
     """
     if len(body) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"the body is over {MAX_BODY_BYTES} bytes", param="body")
@@ -154,9 +154,7 @@ def _without_nulls(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def job_id(key: str | None, tenant: str) -> str:
-    """Return the id of a new job; a request with the same idempotency key always gets the same one. Raise
-    InvalidRequest.
-    """
+    """Return the id of a new job. Requests with the same idempotency key get the same id. Raise InvalidRequest."""
     if key is None:
         return f"batch_{uuid.uuid4().hex}"
     if not _IDEMPOTENCY_KEY.fullmatch(key):
@@ -166,7 +164,7 @@ def job_id(key: str | None, tenant: str) -> str:
 
 
 def same_request(one: Created, other: Created) -> bool:
-    """Return whether both requests are equal except for their times."""
+    """Return whether two requests are equal apart from their time."""
     again = Created()
     again.CopyFrom(other)
     again.expires_unix_ns = one.expires_unix_ns
@@ -185,7 +183,7 @@ def _priority(metadata: dict[str, str]) -> int:
 
 
 INPUT = re.compile(r"file-(.+)-input-[0-9a-f]{16}")
-"""The id of a topic's copy; group 1 is the id of its job."""
+"""The pattern of the file id of a topic's copy. Group 1 is the id of its job."""
 WRITE_BYTES = 256 * 1024
 
 
@@ -193,20 +191,21 @@ WRITE_BYTES = 256 * 1024
 class Begun:
     started: pb.Started
     repeats: Sequence[int]
-    """The indices of lines that repeat an earlier custom_id."""
+    """The indices of lines that repeat an earlier custom_id, in order."""
 
 
 async def begin(
     bus: WorkBus, files: FileStore, job: Job, *, max_lines: int, max_file_bytes: int, bound: str = "a batch may have"
 ) -> Begun | pb.Finished:
-    """Count a job's lines; return Finished if there are none or too many. `bound` names whose bound `max_lines` is.
+    """Count a job's lines. Return Finished if there are none or too many.
 
-    Raise FileNotFound, FileTooLarge or TopicNotFound, which are final. Raise StoreFull, StoreUnavailable or
-    BrokerUnavailable, after which the caller may try again.
+    `bound` says in error messages which bound `max_lines` is. Raise FileNotFound, FileTooLarge or TopicNotFound, which
+    are final. Raise StoreFull, StoreUnavailable or BrokerUnavailable, after which the caller may try again.
     """
     file_id = job.created.input_file_id
     if job.created.input_topic:
-        # A random name, so that a replaced keeper that does not know it yet writes no file that another one reads.
+        # A random name, so that a keeper that has been replaced but does not know it cannot write to the new keeper's
+        # file.
         file_id = f"file-{job.id}-input-{secrets.token_hex(8)}"
         await spool(bus, files, job.created, file_id, max_bytes=max_file_bytes)
     found = await count(files, file_id)
@@ -219,15 +218,16 @@ async def begin(
 
 
 async def spool(bus: WorkBus, files: FileStore, created: pb.Created, file_id: str, *, max_bytes: int) -> None:
-    """Copy a job's topic into a file of its tenant, one line per record, in the order of partitions and offsets.
+    """Copy a job's topic to a file of its tenant, one line per record, in order of partition and offset.
 
-    Raise TopicNotFound or FileTooLarge, or StoreFull or BrokerUnavailable, after which the caller may try again.
+    Raise TopicNotFound or FileTooLarge, which are final. Raise StoreFull or BrokerUnavailable, after which the caller
+    may try again.
     """
     topic = created.input_topic
     async with files.draft(file_id, max_bytes=max_bytes) as draft:
         buffer = bytearray()
         async for value in bus.values(topic):
-            # JSON has line ends only between its tokens, where a blank is equivalent.
+            # In JSON, line breaks occur only between tokens, where a space is equivalent.
             buffer += value.replace(b"\n", b" ") + b"\n"
             if len(buffer) >= WRITE_BYTES:
                 await draft.write(bytes(buffer))
@@ -237,14 +237,14 @@ async def spool(bus: WorkBus, files: FileStore, created: pb.Created, file_id: st
 
 
 def cannot_begin(error: FulcrumError, created: pb.Created) -> pb.Finished:
-    """Return the end of a job whose lines can never be counted because of `error`."""
-    # The store's error names its own parameter, not the field of the job's request.
+    """Return the end of a job whose lines cannot be counted because of `error`."""
+    # The error's parameter is that of the store, not the field of the job's request.
     param = error.param if isinstance(error, TopicNotFound) else _input_field(created)
     return failed(error.code, error.message, param)
 
 
 def failed(code: str, message: str, param: str | None) -> pb.Finished:
-    """Return the end of a job that cannot begin. `param` is the field of its request at fault."""
+    """Return the end of a job that cannot begin. `param` is the faulty field of its request."""
     text = message[:MAX_ERROR_TEXT_CHARS]
     return pb.Finished(outcome=pb.OUTCOME_FAILED, error_code=code, error_message=text, error_param=param or "")
 
@@ -257,7 +257,7 @@ DEFAULT_WINDOW = "24h"
 
 
 class Submissions:
-    """A handler of the lanes of the submission topic."""
+    """A handler of the lanes of the submission topic, which creates a job for each record."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Submissions:
         topics: AllowedTopics,
         check: Callable[[pb.Created], Awaitable[None]] | None = None,
     ) -> None:
-        """Create the handler; `check` raises if there may be no room for a job's answers."""
+        """Create the handler. `check` raises an error if there may be no room for a job's answers."""
         self._check = check
         self._view = view
         self._topics = topics
@@ -277,7 +277,7 @@ class Submissions:
     async def work(self, lane: Lane) -> None:
         """Create a job for each record until cancelled.
 
-        An invalid record, or one above the bound on jobs, becomes a failed job that holds the reason.
+        An invalid record, or one above the bound on jobs, becomes a failed job with the reason.
         """
         await self._view.replayed.wait()
         async for batch in lane.batches():
@@ -286,13 +286,13 @@ class Submissions:
                 body = record.value.body
                 job_id = self._job_id(record, body)
                 if record.offset < lane.end:
-                    # A broker may report less progress than was made.
+                    # After a broker failed, the committed offset may be older than the last one that was committed.
                     await look_back(self._view, self._clock, lane, job_id, next_offset=record.offset)
                 events = [] if self._view.knows(job_id) else await self._events(job_id, body)
                 await lane.commit([(BATCH_JOBS, event) for event in events], next_offset=record.offset + 1)
 
     def _job_id(self, record: Record, body: bytes) -> str:
-        # Deterministic, so a record that is read again gets the same id.
+        # Deterministic, so that a record that is read again gets the same id.
         place = f"{self._cluster}/{record.partition}/{record.offset}/".encode() + body
         return f"batch_{hashlib.sha256(place).hexdigest()[:32]}"
 

@@ -1,9 +1,11 @@
-"""Bounds on what batch stores, by tenant and in time.
+"""Limits on stored batch data by tenant and age.
 
-A tenant's bounds are on concurrent uploads, files and their bytes, lines of open batches, and GPU time. Expired files
-are deleted, and so are answers in Kafka that no job needs any more. A job's answers are needed in their topic until its
-files contain them. Once all unfinished jobs began after some answers, the broker deletes these, whatever the topic's
-own retention. A file deleted from the store then leaves no copy in Kafka.
+Tenants have limits on concurrent uploads, files and their total size, lines of open batches, and GPU time. Expired
+files are deleted.
+
+Answers in Kafka are deleted once no job needs them: a job needs its answers until its files contain them. When all
+unfinished jobs began after some answers, the broker deletes these answers, whatever the retention of the topic. A file
+that is deleted from the store then has no copy in Kafka.
 """
 
 import asyncio
@@ -33,19 +35,19 @@ from services.gateway.request.limits import TenantLimiter
 from services.gateway.turns import FairSlots
 
 UNBOUNDED: Final = StoreTotals(sys.maxsize, sys.maxsize)
-# Concurrent uploads to one gateway.
+# The maximum number of concurrent uploads to one gateway.
 MAX_UPLOADS: Final = 8
 MAX_UPLOADS_WAITING: Final = 64
-# The bound on an upload's wait for its turn.
+# The maximum time that an upload waits for a slot.
 UPLOAD_WAIT_S: Final = 10.0
 ANSWER_FILES: Final = 2
-"""The files that a batch writes: its answers and its errors."""
-# One part in this many of the store's bytes is reserved for answers of batches.
+"""The number of files that a batch writes: its answers and its errors."""
+# One part in this many of the store's capacity is reserved for the answers of batches.
 ANSWERS_SHARE: Final = 4
 
 
 class TenantBounds:
-    """The bounds set by the keys' limits; without keys there are none."""
+    """The limits of tenants, from the key table. Without a table there are none."""
 
     def __init__(
         self,
@@ -55,8 +57,9 @@ class TenantBounds:
         store: StoreTotals = UNBOUNDED,
         tenant_files: int = UNBOUNDED.files,
     ) -> None:
-        """Create the bounds. `store` is the file store's capacity. `tenant_files` bounds a tenant's files if its key
-        sets no limit.
+        """Create the limits. `store` is the capacity of the file store.
+
+        `tenant_files` is the maximum number of files for tenants whose limits specify none.
         """
         self._table = table
         self._limiter = limiter
@@ -68,7 +71,7 @@ class TenantBounds:
     def slots(
         self, slots: int, max_waiting: int, what: str = "batches", *, max_wait_s: float | None = None
     ) -> FairSlots:
-        """Return slots that tenants share. `what` names the waiting requests in errors."""
+        """Return slots that tenants share fairly. `what` names the waiting requests in error messages."""
         full = f"{what} have {slots} slots and too many wait for one, or too long: others need one too"
         return FairSlots(slots, max_waiting, full, tenants=self._tenants, max_wait_s=max_wait_s)
 
@@ -80,16 +83,17 @@ class TenantBounds:
         return 0 if self._table is None else self._table.deleted_unix_ns(tenant)
 
     def is_gone(self, job: Job) -> bool:
-        """Return whether the job's tenant was deleted after the job was created, so that it counts as absent."""
+        """Return whether the job's tenant was deleted after the job was created. Such a job is treated as absent."""
         return job.created_unix_ns <= self.deleted_unix_ns(job.created.tenant)
 
     def home(self, tenant: str) -> str:
-        """Return the name under which the tenant's files and jobs are kept."""
+        """Return the name under which the tenant's files and jobs are stored."""
         return tenant if self._table is None else self._table.home(tenant)
 
     async def file_room(self, files: FileStore, view: JobView, tenant: str, most_bytes: int) -> FileRoom:
-        """Return the largest size of another file of the tenant. Raise QuotaUsed or StoreFull if there is no room for
-        any.
+        """Return the size that a further file of the tenant may have.
+
+        Raise QuotaUsed or StoreFull if there is no room at all.
         """
         own, used = await self._stored(files, view, tenant)
         self._check_count(own, used, tenant, 1)
@@ -127,15 +131,16 @@ class TenantBounds:
             raise StoreFull(f"{text}: delete some")
 
     def _room(self, most: int, used: int, own: int, tenant: str) -> int:
-        """Return the part of the store's capacity `most` that a tenant may still take, which leaves room for every
-        other tenant.
+        """Return the part of the capacity `most` that the tenant may still use.
+
+        It leaves room for every other tenant.
         """
         if not self._tenants.are_distinct:
             return most - used
         return min(queue_room(most, used, own, self._tenants.weight(tenant)), most - used)
 
     async def _stored(self, files: FileStore, view: JobView, tenant: str) -> tuple[StoreTotals, StoreTotals]:
-        """Return the totals (of the tenant, of all tenants), including files that unfinished batches will write."""
+        """Return the totals of the tenant and of all tenants. They include files that unfinished batches will write."""
         found = await files.of(tenant)
         if tenant == DEFAULT_TENANT:
             found += await files.of("")
@@ -147,7 +152,9 @@ class TenantBounds:
         )
 
     def line_room(self, view: JobView, tenant: str, job_id: str, most_lines: int) -> tuple[int, str]:
-        """Return how many lines a job of the tenant may have besides its other open jobs, and whose bound applies."""
+        """Return the number of lines that a job may have besides the tenant's other open jobs, and the bound's name for
+        errors.
+        """
         limit = self.limits_of(tenant).batch_lines
         if limit is None:
             return most_lines, "a batch may have"
@@ -162,45 +169,47 @@ class TenantBounds:
         return left, f"are left of the {limit} that tenant {tenant} may have open in its batches"
 
     async def check_gpu_time(self, tenant: str) -> None:
-        """Raise RateLimited if the tenant has used up today's GPU-seconds."""
+        """Raise RateLimited if the tenant has used up its GPU time for today."""
         if self._limiter is not None:
             await self._limiter.check_gpu_time(tenant)
 
 
 def _files_to_come(job: Job) -> int:
-    """Return the number of files that an unfinished batch may still write, including a topic's copy."""
+    """Return the number of files that an unfinished batch may still write, including a copy of its topic."""
     return ANSWER_FILES + bool(job.created.input_topic and job.started is None)
 
 
 log = structlog.get_logger()
 
-# Interval between checks of files and answers.
+# The interval between deletions of expired files and unneeded answers.
 LOOK_S: Final = 60.0
-# The minimum age of an end of the topic below which records are deleted. By then, every gateway's jobs that began
-# before it are known here.
+# The minimum age of a recorded topic end up to which answers are deleted. After that time, this gateway has read of all
+# jobs that began before it.
 SETTLED_S: Final = 600.0
 DAY_S: Final = 86_400
 
 
 def expiry_unix_s(info: FileInfo, limits: TenantLimits) -> int | None:
-    """Return when a file expires, by its owner's request or its tenant's limit; None if it never does."""
+    """Return the Unix time at which a file expires, by the upload's request or its tenant's limit, or None if it never
+    does.
+    """
     own = [info.expires_unix_s] if info.expires_unix_s else []
     bound = [info.created_unix_s + limits.file_days * DAY_S] if limits.file_days is not None else []
     return min([*own, *bound], default=None)
 
 
 def is_over(info: FileInfo, limits: TenantLimits, now_s: float, deleted_unix_ns: int = 0) -> bool:
-    """Return whether a file counts as absent. `deleted_unix_ns` is when its tenant was deleted; 0 if it was not."""
+    """Return whether a file is treated as absent. `deleted_unix_ns` is the time of its tenant's deletion, or 0."""
     ends = expiry_unix_s(info, limits)
     made_ns = info.created_unix_ns or info.created_unix_s * 1_000_000_000
     return made_ns <= deleted_unix_ns or (ends is not None and now_s >= ends)
 
 
 def unneeded(settled: Sequence[int], unfinished: Iterable[Job]) -> list[int]:
-    """Return the offset of each partition below which no unfinished job needs answers.
+    """Return the offset in each partition below which no unfinished job needs answers.
 
-    `settled` holds ends of the topic as of some time. Every job that began before then is in `unfinished` or has
-    ended.
+    `settled` contains the topic's ends at an earlier time. `unfinished` must include every unfinished job that began
+    before that time.
     """
     before = list(settled)
     for job in unfinished:
@@ -210,7 +219,7 @@ def unneeded(settled: Sequence[int], unfinished: Iterable[Job]) -> list[int]:
 
 
 class Retention:
-    # Several gateways may do the same work without harm.
+    # Several gateways may do the same work at once without harm.
 
     def __init__(
         self,
@@ -226,7 +235,7 @@ class Retention:
         self._clock = clock
         self._bounds = bounds
         self._ends: deque[tuple[float, list[int]]] = deque(maxlen=int(SETTLED_S / LOOK_S) + 2)
-        """The ends of the answers' topic, with the times at which they were read."""
+        """The ends of the results topic, with the time in s at which each was read."""
         self._trimmed: list[int] = []
 
     async def run(self) -> None:
@@ -240,7 +249,10 @@ class Retention:
             await asyncio.sleep(LOOK_S)
 
     async def forget(self) -> None:
-        """Cancel the batches of deleted tenants and delete their files. Raise BrokerUnavailable."""
+        """Cancel the unfinished batches of deleted tenants and delete the files of finished ones.
+
+        Raise BrokerUnavailable.
+        """
         gone = [job for job in self._view.jobs() if self._bounds.is_gone(job)]
         there = {info.id for info in await self._files.infos()} if gone else set[str]()
         for job in gone:
@@ -268,7 +280,7 @@ class Retention:
                 log.info("a file has expired", file=info.id, tenant=info.tenant)
 
     async def trim(self) -> None:
-        """Delete, through the broker, answers that no job needs. Raise BrokerUnavailable."""
+        """Make the broker delete the answers that no job needs. Raise BrokerUnavailable."""
         now_s = self._now_s
         self._ends.append((now_s, await self._work.ends(BATCH_RESULTS)))
         settled = next((ends for at_s, ends in reversed(self._ends) if now_s - at_s >= SETTLED_S), None)

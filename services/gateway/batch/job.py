@@ -1,7 +1,7 @@
-"""A job: its errors, the progress of its shares, its state, and when it will end. Pure.
+"""A batch job: its errors, the progress of its shares, its state, and the prediction of its end. Pure.
 
-The note committed with a share's offset lists its answered lines, and those answered with an error. The end is
-predicted from the job's recent pace.
+The note committed with a share's offset contains the answered lines and those answered with an error. The end is
+predicted from the recent rate of answers.
 """
 
 import re
@@ -25,19 +25,19 @@ class MalformedLine(LineRefused):
 
 
 class RepeatedId(LineRefused):
-    """An earlier line has the same custom_id."""
+    """An error for a line whose custom_id is that of an earlier line."""
 
     code = "duplicate_custom_id"
 
 
 class WrongUrl(LineRefused):
-    """The line names another route than its job."""
+    """An error for a line whose URL differs from the job's endpoint."""
 
     code = "mismatched_url"
 
 
 class NotRun(FulcrumError):
-    """The line never ran; the subclass's `code` is the reason."""
+    """An error for a line that never ran. The subclass's `code` is the reason."""
 
     code = "not_run"
     error_type = "invalid_request_error"
@@ -45,48 +45,51 @@ class NotRun(FulcrumError):
 
 
 class Cancelled(NotRun):
-    """The job was cancelled before the line ran."""
+    """An error for a line that did not run before its job was cancelled."""
 
     code = "batch_cancelled"
 
 
 class Expired(NotRun):
-    """The job's window ended before the line ran."""
+    """An error for a line that did not run before the window of its job ended."""
 
     code = "batch_expired"
 
 
 def stopped(expires_unix_ns: int, now_ns: int, *, cancelled: bool) -> NotRun | None:
-    """Return the reason why no more lines of a job run, or None while they do."""
+    """Return the reason for which no more lines of a job run, or None while they do."""
     if cancelled:
         return Cancelled("the batch was cancelled first")
     return Expired("the batch's window ended first") if now_ns >= expires_unix_ns else None
 
 
 class OutputRefused(NotRun):
-    """The job's output topic does not accept its answers."""
+    """An error for lines of a job whose output topic refuses its answers."""
 
     code = TopicRefused.code
 
 
 class InputGone(NotRun):
-    """The input file was deleted while its job ran."""
+    """An error for lines whose input file was deleted."""
 
     code = "input_file_gone"
 
 
 class NoWorkersForLong(NoWorkers):
-    """The line's model had no workers for longer than other lines can wait."""
+    """An error for a line whose model had no workers for longer than other lines can wait."""
 
 
 class AnswerTooLarge(FulcrumError):
-    """The answer does not fit into a record."""
+    """An error for a line whose answer is too large for a record."""
 
     code = "answer_too_large"
 
 
 class PerhapsCreated(BrokerUnavailable):
-    """The broker may have accepted the job. Without an idempotency key, a second request would create a second job."""
+    """An error after which the broker may have accepted the job.
+
+    Without an idempotency key, a retry could create a second job.
+    """
 
     repeatable = False
 
@@ -96,17 +99,17 @@ _NOTE: Final = re.compile(r"([0-9a-f]{1,2048})/([0-9a-f]{1,2047})")
 
 @dataclass(slots=True)
 class ShareNote:
-    """Two bits per line, written as text, small enough for a broker to store with an offset."""
+    """The progress of a share: two bits per line. Its text is short enough for a broker to store with an offset."""
 
     lines: int
     answered: int = 0
-    """A bit set of the lines that have their answer, by index in the share."""
+    """A bit set of the answered lines, by index in the share."""
     failed: int = 0
-    """A bit set of the lines that were answered with an error, by index in the share."""
+    """A bit set of the lines answered with an error, by index in the share."""
 
     @classmethod
     def read(cls, text: str, lines: int) -> "ShareNote":
-        """Parse a committed note; an empty or invalid one means that no line is answered."""
+        """Parse a committed note. An empty or invalid one means that no line has been answered."""
         found = _NOTE.fullmatch(text)
         if not found:
             return cls(lines)
@@ -114,11 +117,11 @@ class ShareNote:
         return cls(lines, answered, int(found[2], 16) & answered)
 
     def text(self) -> str:
-        """Return the note in its committed form: both bit sets in hexadecimal."""
+        """Return the committed form of the note: both bit sets in hexadecimal."""
         return f"{self.answered:x}/{self.failed:x}"
 
     def add(self, index: int, *, ok: bool) -> None:
-        """Mark line `index` of the share as answered."""
+        """Mark the line at `index` in the share as answered."""
         self.answered |= 1 << index
         if not ok:
             self.failed |= 1 << index
@@ -132,29 +135,32 @@ class ShareNote:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Return the numbers of lines answered without and with an error."""
+        """Return the number of lines answered without an error, and of those answered with one."""
         failed = self.failed.bit_count()
         return self.answered.bit_count() - failed, failed
 
 
 @dataclass(slots=True)
 class ShareCounts:
-    """The progress of each share. Counts only increase, so an older report that arrives late or twice has no effect."""
+    """The progress of a job's shares.
+
+    Counts only increase, so reports that arrive late or twice have no effect.
+    """
 
     completed: int = 0
     failed: int = 0
     open: dict[int, Progress] = field(default_factory=dict)
-    """The latest progress of each share that still lacks answers."""
+    """The latest progress of shares that have unanswered lines."""
     whole_below: int = 0
-    """The number below which every share is completely answered."""
+    """The number below which all shares are completely answered."""
     whole_above: dict[int, Progress] = field(default_factory=dict)
-    """The final progress of complete shares from `whole_below` on."""
+    """The progress of completely answered shares from `whole_below` on."""
 
     def whole(self, share: int) -> bool:
         return share < self.whole_below or share in self.whole_above
 
     def add(self, progress: Progress) -> bool:
-        """Add new progress; return False if it is older than the progress already counted."""
+        """Apply a progress report. Return False if it adds nothing to the known progress."""
         share = progress.share
         if self.whole(share):
             return False
@@ -174,7 +180,7 @@ class ShareCounts:
         return True
 
     def merged(self, other: "ShareCounts") -> "ShareCounts":
-        """Return the union of both counts, which may modify and reuse either."""
+        """Return the union of both counts. Both objects may be modified."""
         most, least = (other, self) if other.whole_below > self.whole_below else (self, other)
         for progress in (*least.whole_above.values(), *least.open.values()):
             most.add(progress)
@@ -209,12 +215,12 @@ class Job:
 
     @property
     def input_file_id(self) -> str:
-        """Return the file that holds the job's lines; empty while they are only in a topic."""
+        """The file that contains the job's lines; empty while they are only in a topic."""
         return (self.started.input_file_id if self.started else "") or self.created.input_file_id
 
     @property
     def lines(self) -> int:
-        """Return the number of lines in the job's file; 0 until they are counted."""
+        """The number of lines in the job's file; 0 until they are counted."""
         return self.started.lines if self.started else 0
 
     @property
@@ -227,7 +233,7 @@ class Job:
 
     @property
     def waits_for(self) -> str:
-        """Return the reason why the job waits; empty while it runs and after its end."""
+        """The reason for which the job waits; empty while it runs and after its end."""
         return self.waits.reason if self.waits and self.finished is None else ""
 
     @property
@@ -235,12 +241,13 @@ class Job:
         return self.started is not None and self.completed + self.failed >= self.started.lines
 
     def stopped(self, now_ns: int) -> NotRun | None:
-        """Return the reason why no more of the job's lines run, or None while they do."""
+        """Return the reason for which no more of the job's lines run, or None while they do."""
         return stopped(self.created.expires_unix_ns, now_ns, cancelled=bool(self.cancel_unix_ns))
 
     def standing(self, now_ns: int) -> OpenJob | None:
-        """Return the facts by which the job's shares are dealt; None before its lines are counted and after all are
-        answered.
+        """Return the inputs to the dealing of the job's shares.
+
+        Return None before the job's lines are counted and after all have been answered.
         """
         left = self.lines - self.completed - self.failed
         if self.finished is not None or not left:
@@ -270,17 +277,18 @@ class Job:
 
 WINDOW_S = 60.0
 MIN_S = 2.0
-"""The minimum time with work before a rate is reported."""
+"""The minimum time with work after which a rate is reported."""
 MARGIN = 0.05
-"""The share of the remaining time. A job becomes late when its end lies this far beyond its window, and stops being
-late
-when its end lies this far within it."""
+"""The tolerance of lateness, as a share of the remaining time.
+
+A job becomes late when its end is this far beyond its window, and stops being late when it is this far within it.
+"""
 MOVED = 0.2
-"""A predicted end is published again when it has moved by more than this share of the remaining time."""
+"""The change of a predicted end, as a share of the remaining time, above which it is published again."""
 
 
 class LineRate:
-    """Lines answered per second over the last minute; time without work does not count."""
+    """The number of lines answered per second over the last minute. Time without work is excluded."""
 
     def __init__(self) -> None:
         self._answered: deque[tuple[int, int]] = deque()
@@ -298,7 +306,7 @@ class LineRate:
         self._drop(at_ns)
 
     def per_s(self, now_ns: int) -> float | None:
-        """Return the rate; None in the first `MIN_S` of work."""
+        """Return the lines per second, or None in the first `MIN_S` seconds of work."""
         self._drop(now_ns)
         since_ns = max(self._since_ns, now_ns - int(WINDOW_S * 1e9))
         seconds = (now_ns - since_ns) / 1e9
@@ -311,9 +319,9 @@ class LineRate:
 
 
 def ends_s(jobs: Iterable[OpenJob], now_ns: int, per_s: float) -> dict[str, float]:
-    """Return the seconds from now until each job ends, without jobs that never end at this pace.
+    """Return the seconds until each job ends. Jobs that never end at this rate are left out.
 
-    Tenants are assumed to get equal shares and to run one job after the other.
+    Tenants are assumed to get equal shares and to run their jobs one after another.
     """
     found: dict[str, float] = {}
     if per_s <= 0:
@@ -334,7 +342,7 @@ def ends_s(jobs: Iterable[OpenJob], now_ns: int, per_s: float) -> dict[str, floa
 
 
 def news(job: OpenJob, known: Foretold | None, end_s: float | None, now_ns: int) -> Foretold | None:
-    """Return the prediction to publish for a job; None if it hardly differs from the published one, `known`."""
+    """Return the prediction to publish for a job, or None if it hardly differs from the last one, `known`."""
     left_s = max((job.expires_unix_ns - now_ns) / 1e9, 0.0)
     was_late = known is not None and known.late
     late = end_s is None or end_s > left_s * (1 - MARGIN if was_late else 1 + MARGIN)

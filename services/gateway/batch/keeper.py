@@ -1,8 +1,8 @@
-"""The keeper of the jobs of this gateway's lanes, which counts lines, deals shares to runners and assembles answers.
+"""The keeper of batch jobs. It counts the lines of jobs, deals shares to runners and assembles the answers.
 
-Every SNAPSHOT_EVENTS events of a lane, the keeper publishes a snapshot of each of its jobs, and commits the lane's
-offset to the start of the snapshots. The next keeper of the lane reads from there, so it knows every job and its
-progress before it acts, however long the jobs have run.
+Each keeper owns some partitions, or lanes, of the jobs topic. After every SNAPSHOT_EVENTS events of a lane, it
+publishes a snapshot of each job and commits the lane's offset to the start of the snapshots. The lane's next keeper
+reads from there, so it knows each job's state before it acts.
 """
 
 import asyncio
@@ -38,30 +38,30 @@ from services.gateway.batch.shares import Dealer
 from services.gateway.batch.view import MAX_UNFINISHED, JobTable, JobView, snapshot
 from services.gateway.metrics import BatchMetrics
 
-# Shares of one job that are refused in one transaction; each is read whole.
+# The number of a job's shares that are refused in one transaction. Each is read as a whole.
 SHARES_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedShares:
-    """The answers to a job's next shares; empty once all of them have been dealt."""
+    """The answers to a job's next shares, none of whose lines run."""
 
     dealt: pb.JobEvent
     produced: list[Produced]
-    """The results and their progress, published in one transaction with `dealt`."""
+    """The results and progress events. They are published in one transaction with `dealt`."""
     copies: list[Produced]
     lines: int
 
 
 class TopicRefusals:
-    """The answers to undealt shares of stopped jobs, for one keeper."""
+    """The answers to shares of stopped jobs that were never dealt to a runner."""
 
     def __init__(self, files: FileStore) -> None:
         self._files = files
         self._copies = AnswerCopies()
 
     async def next(self, dealer: Dealer, reason: NotRun, now_ns: int) -> RefusedShares | None:
-        """Return the next answers, or None if no share is left. Raise StoreUnavailable."""
+        """Return the answers to the next shares, or None if all shares have been dealt. Raise StoreUnavailable."""
         spans = await dealer.next(SHARES_AT_ONCE)
         if not spans:
             return None
@@ -78,12 +78,12 @@ class TopicRefusals:
         return RefusedShares(dealt, produced, copies, sum(span.lines for span in spans))
 
     def copies_refused(self, job_id: str, error: TopicRefused) -> None:
-        """Stop copying the job's answers to a client's topic that refuses them."""
+        """Stop copying the job's answers to its topic, because the topic refuses them."""
         self._copies.refuse(job_id, error)
 
 
 async def sweep(files: FileStore, find: Callable[[str], Job | None]) -> None:
-    """Delete unneeded parts and copies. `find` returns a job by its id; files of unknown jobs stay."""
+    """Delete parts and topic copies that no job needs. `find` returns a job by its id. Files of unknown jobs stay."""
     for info in await files.infos():
         if _is_left(info, find):
             with suppress(FileNotFound):
@@ -91,7 +91,7 @@ async def sweep(files: FileStore, find: Callable[[str], Job | None]) -> None:
 
 
 def _is_left(info: FileInfo, find: Callable[[str], Job | None]) -> bool:
-    """Return whether it is a part of a job that has ended, or a topic's copy that its job does not use."""
+    """Return whether a file is a part of a job that has ended, or a copy of a topic that its job does not use."""
     if info.purpose == PART_PURPOSE:
         part = PART.fullmatch(info.id)
         job = find(part[1]) if part else None
@@ -104,27 +104,33 @@ def _is_left(info: FileInfo, find: Callable[[str], Job | None]) -> bool:
 log = structlog.get_logger()
 
 MAX_COUNTED = 4
-"""The inputs of a lane that are read at once, to be counted or cut."""
+"""The number of a lane's input files that are read at once to count lines."""
 MAX_ASSEMBLED = 16
-"""The jobs of a lane whose answers are written to files as they arrive. Answers of other jobs are read once
-complete.
+"""The number of a lane's jobs whose answers are written to files as they arrive.
+
+Answers of other jobs are read once all of them have been published.
 """
 MAX_ASSEMBLED_AFTER = 4
-"""The jobs of a lane whose complete answers are read at once. Each read is finite, so no job waits long."""
+"""The number of a lane's completely answered jobs that are assembled at once.
+
+Each such read is finite, so that no job waits for long.
+"""
 SEAT_POLL_S = 0.25
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 30.0
 CANCELLED_WAITS_S = 600.0
 """The maximum time that a cancelled job waits for room in the file store. Answers not stored by then are lost."""
 DEAL_S = 0.1
-"""The interval between checks for runners that want more shares."""
+"""The interval between checks for runners that need more shares."""
 PREDICT_S = 1.0
 SNAPSHOT_EVENTS = 1_000
-"""Events between snapshots, plus SNAPSHOT_EVENTS_A_JOB for each known job: at most this many are read again by the
-next keeper of a lane."""
+"""The number of a lane's events between snapshots, to which SNAPSHOT_EVENTS_A_JOB is added for each job.
+
+A lane's next keeper reads at most this many events again.
+"""
 SNAPSHOT_EVENTS_A_JOB = 4
 _NEVER = (FileNotFound, FileTooLarge, TopicNotFound)
-"""Errors after which a job can never be counted. They do not fail a job that was counted, since it has answers."""
+"""Errors after which a job's lines can never be counted. A job whose lines were counted does not fail from them."""
 
 
 class JobKeeper:
@@ -156,7 +162,7 @@ class JobKeeper:
         self.snapshot_events = snapshot_events
 
     async def work(self, lane: Lane) -> None:
-        """Advance every job of a lane, until cancelled."""
+        """Advance every job of a lane until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 jobs, swept = _LaneJobs(self, lane), False
@@ -188,7 +194,7 @@ class _LaneJobs:
         self._refusals = TopicRefusals(keeper.files)
         self._some = asyncio.Event()
         self._begins: int | None = None
-        """The offset at which the next keeper of the lane begins."""
+        """The offset at which the lane's next keeper begins to read."""
         self._next = 0
         self._events = 0
         self._commits = asyncio.Lock()
@@ -209,7 +215,7 @@ class _LaneJobs:
             self._open.add(job.id)
 
     async def condense(self) -> None:
-        """Publish snapshots of all jobs if enough events came since the last ones."""
+        """Publish snapshots of all jobs if there have been enough events since the previous ones."""
         if self._events < self._keeper.snapshot_events + SNAPSHOT_EVENTS_A_JOB * len(self._book):
             return
         async with self._commits:
@@ -219,18 +225,19 @@ class _LaneJobs:
             jobs = [job for job in self._book if not job.finished or job.finished_unix_ns > oldest_ns]
             events = [pb.JobEvent(job_id=job.id, at_unix_ns=now_ns, snapshot=snapshot(job)) for job in jobs]
             await self._lane.commit([(BATCH_JOBS, event) for event in events], next_offset=self._begins or 0)
-            # A second transaction moves the offset, so that a keeper that begins there finds the snapshots.
+            # A second transaction moves the offset, so that a keeper that begins there is certain to read the
+            # snapshots.
             await self._lane.commit([], next_offset=begins)
             self._begins, self._events = begins, 0
 
     def unminded(self) -> list[Job]:
-        """Return the unfinished jobs without a `keep` task, and mark them as having one."""
+        """Return the unfinished jobs for which `keep` is not running. The caller must start it for them."""
         new = [job for job_id in sorted(self._open - self._minded) if (job := self._book.get(job_id))]
         self._minded.update(job.id for job in new)
         return new
 
     async def keep(self, job: Job) -> None:
-        """Run the job's remaining stages, from counting its lines to joining its answers."""
+        """Advance a job through its remaining stages, until it has finished."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         while not job.finished:
             try:
@@ -239,7 +246,8 @@ class _LaneJobs:
                 if job.started is None and isinstance(error, _NEVER):
                     await self._finish(job, cannot_begin(error, job.created))
                     continue
-                # A store or topic is away or full. Nothing is lost, because everything is on the broker.
+                # A store or a topic is unreachable or full. Nothing is lost, because the broker has all records of the
+                # job.
                 log.warning("batch waits", job=job.id, error=error.message)
                 if (finished := self._given_up(job, error)) is not None:
                     await self._finish(job, finished)
@@ -247,11 +255,11 @@ class _LaneJobs:
                     await self._publish_waits(job, error.message[:MAX_ERROR_TEXT_CHARS])
                     await asyncio.sleep(backoff.next_s())
         if job.started:
-            # A keeper that was killed may have written parts without publishing them, so sweep always.
+            # Sweep in any case, because a killed keeper may have written parts that no event names.
             await self.sweep()
 
     async def deal(self) -> None:
-        """Deal due shares to runners until cancelled."""
+        """Deal shares to runners until cancelled."""
         await self._keeper.view.replayed.wait()
         while True:
             await self._some.wait()
@@ -293,7 +301,7 @@ class _LaneJobs:
         self._keeper.metrics.committed([False] * found.lines)
 
     async def predict_ends(self) -> None:
-        """Publish when jobs will end, and whether they will be late, until cancelled."""
+        """Publish predictions of when jobs end, and whether they miss their window, until cancelled."""
         while True:
             await asyncio.sleep(PREDICT_S)
             if not self._open:
@@ -336,7 +344,7 @@ class _LaneJobs:
         self._some.set()
 
     async def _repeats(self, job: Job) -> Sequence[int]:
-        """Return the indices of lines that repeat an earlier custom_id, found in a pass over the whole file."""
+        """Return the indices of lines that repeat an earlier custom_id. This reads the whole file."""
         if job.started is None or not job.started.repeats:
             return ()
         try:
@@ -356,14 +364,14 @@ class _LaneJobs:
             await self._commit(job, event)
 
     async def sweep(self) -> None:
-        """Remove parts and copies that no job needs any more, if the store answers."""
+        """Remove parts and copies that no job needs. Do nothing if the store does not answer."""
         try:
             await sweep(self._keeper.files, self._book.get)
         except FulcrumError as error:
             log.warning("unneeded files of batch jobs could not be deleted yet", error=error.message)
 
     async def _seat(self, job: Job) -> AbstractAsyncContextManager[None]:
-        """Wait until the job's answers may be read. Return a context that must be open while they are."""
+        """Wait until the job may be assembled. Return a context to keep open during the assembly."""
         while True:
             if not self._along.locked():
                 return self._along
@@ -372,9 +380,10 @@ class _LaneJobs:
             await asyncio.sleep(SEAT_POLL_S)
 
     def _given_up(self, job: Job, error: FulcrumError) -> pb.Finished | None:
-        """Return the end of a job that cannot continue and that nobody waits for, or None.
+        """Return the end of a job that can never continue, or None if it may still do so.
 
-        Such a job was stopped before it was counted, or was cancelled long ago and has no room for its answers.
+        Such a job was stopped before its lines were counted, or it was cancelled long ago and the store has no room for
+        its answers.
         """
         now_ns = self._keeper.clock.now_ns()
         cancelled_s = (now_ns - job.cancel_unix_ns) / 1e9 if job.cancel_unix_ns else 0.0
@@ -390,7 +399,7 @@ class _LaneJobs:
         )
 
     async def _start(self, job: Job) -> None:
-        """Count the job's lines; raise FileNotFound, FileTooLarge or TopicNotFound if that can never succeed."""
+        """Count the job's lines. Raise FileNotFound, FileTooLarge or TopicNotFound if that can never succeed."""
         keeper = self._keeper
         await check_topics(keeper.bus, job.created)
         max_lines, bound = keeper.bounds.line_room(keeper.view, job.created.tenant, job.id, keeper.max_lines)

@@ -1,4 +1,4 @@
-"""The path of a line, once it has a slot, through the intake, queue and workers of any request, in the last class."""
+"""The execution of one batch line: through the same intake, queue and workers as any request, in the batch class."""
 
 import asyncio
 from collections import deque
@@ -29,10 +29,10 @@ from services.gateway.request.parse import MAX_TARGET_MS, Headers, ParsedRequest
 from services.gateway.request.prompt import ServedModel
 
 POLL_S = 0.02
-"""The interval between checks for free capacity. Changes of credits cause no event."""
+"""The interval between checks for free capacity. There is no event for a change of credits."""
 
 WITHOUT_POLL_S = 0.25
-"""The interval between checks by a line that waits for its model's workers."""
+"""The interval between checks of a line that waits for workers of its model."""
 
 
 class Slots:
@@ -41,13 +41,17 @@ class Slots:
         self._share = share
         self._max_in_flight = max_in_flight
         self.in_flight = 0
-        # One for each waiting share, in order: a share that took its next slot at once would starve the others.
+        # One event for each waiting share, in order. Otherwise a share that takes its next slot at once would starve
+        # the others.
         self._waiting: deque[asyncio.Event] = deque()
         self._returning: deque[asyncio.Event] = deque()
-        """One for each line that needs its slot back. They come first, because waiting shares would starve them."""
+        """One event for each line that needs its slot back.
+
+        Lines come before shares, which would otherwise starve them.
+        """
 
     async def take(self, give_up: Callable[[], object]) -> bool:
-        """Wait for a slot, which `give` returns. Return False if `give_up()` becomes true first."""
+        """Wait for a slot, which the caller returns with `give`. Return False if `give_up()` becomes true first."""
         found = await self._turn(self._waiting, give_up)
         self.in_flight += found
         return found
@@ -68,8 +72,9 @@ class Slots:
         self._wake_first()
 
     async def _turn(self, queue: deque[asyncio.Event], give_up: Callable[[], object]) -> bool:
-        """Wait in a queue until a slot is free for its first entry, which takes it at once. Return False as `take`
-        does.
+        """Wait until this is the first entry of the queues and a slot is free.
+
+        Return False if `give_up()` becomes true first.
         """
         turn = asyncio.Event()
         queue.append(turn)
@@ -98,9 +103,9 @@ class Slots:
             first.set()
 
 
-# Age at which the list of served models is refreshed.
+# The age at which the set of served models is refreshed.
 LOOK_S = 0.25
-# The age at which a look-up is forgotten, since the model may have had workers in the meantime.
+# The time without a look-up after which the state of a model is forgotten, because it may have had workers meanwhile.
 FORGET_S = 10.0
 
 
@@ -112,7 +117,7 @@ class ServedModels:
         self._looked_ns = 0
         self._served: frozenset[str] = frozenset()
         self._away: dict[str, tuple[int, int]] = {}
-        """The time since which a model has had no workers, and the time of the last look-up."""
+        """The time since which a model has had no workers, and the time of its last look-up, in ns."""
 
     def has(self, model: str) -> bool:
         now_ns = self._clock.now_ns()
@@ -122,7 +127,7 @@ class ServedModels:
         return model in self._served
 
     def away_s(self, model: str) -> float:
-        """Return the seconds for which look-ups have found no workers for the model, but some for others."""
+        """Return the seconds for which the model has had no workers while other models had some."""
         if self.has(model) or not self._served:
             self._away.pop(model, None)
             return 0.0
@@ -134,20 +139,20 @@ class ServedModels:
         return (now_ns - since_ns) / 1e9
 
 
-# Lines are not interactive, so running ones should not delay an interactive prompt.
+# A high target, so that batch lines that are running delay interactive prompts as little as possible.
 TPOT_TARGET_MS = 1_000.0
-# A line fails after its model has had no workers for this long while others had some, because lines of other jobs wait
-# behind it.
+# A line fails if its model has had no workers for this long while other models had some. Otherwise it would delay lines
+# of other jobs.
 AWAY_S = 120.0
-# The bound on attempts at a line that workers fail.
+# The maximum number of times that a line is run after workers failed it.
 MAX_ATTEMPTS = 3
 BACKOFF_FIRST_S = 0.2
 BACKOFF_MAX_S = 5.0
 
 MAX_IMAGE_BYTES: Final = 256 * 1024 * 1024
-"""The bound on the images of all running lines.
+"""The bound on the size of images of all running lines.
 
-Further lines with images wait without a slot, so that others continue.
+Further lines with images release their slot while they wait, so that other lines continue.
 """
 
 _ROUTES: Mapping[str, Reader] = {
@@ -168,8 +173,9 @@ class LineRequester:
         *,
         loadable: LoadableModels | None = None,
     ) -> None:
-        """Create the requester. Each line holds one of `slots` while it runs. `loadable` has the models loaded on
-        demand.
+        """Create the requester.
+
+        Each running line occupies one of `slots`. `loadable` contains the models loaded on demand.
         """
         self._loadable = loadable
         self._slots = slots
@@ -178,12 +184,13 @@ class LineRequester:
         self._dispatcher = dispatcher
         self._clock = clock
         self._image_bytes = 0
-        """The upper bound of the images of all running lines."""
+        """An upper bound of the size of the images of all running lines."""
 
     async def ask(self, share: Share, line: BatchLine) -> object:
-        """Return the answer. Raise FulcrumError for the line's own faults.
+        """Run a line and return its answer. Raise FulcrumError if the line is at fault.
 
-        Wait for workers and for room. Raise NoWorkersForLong if the wait would delay lines whose models have workers.
+        The call waits for workers and for room in the queue. Raise NoWorkersForLong if waiting longer would delay lines
+        of other models.
         """
         backoff = Backoff(first_s=BACKOFF_FIRST_S, max_s=BACKOFF_MAX_S)
         attempts = 0
@@ -201,9 +208,9 @@ class LineRequester:
             await asyncio.sleep(backoff.next_s())
 
     def _is_served(self, model: str) -> bool:
-        """Return whether the line's model has workers, so that the wait for them is over.
+        """Return whether the model has workers.
 
-        Raise NoWorkersForLong, or UnknownModel if the model has been removed.
+        Raise NoWorkersForLong, or UnknownModel if the model was removed.
         """
         fault = self._loadable.fault(model) if self._loadable else ""
         if self._served.away_s(model) >= AWAY_S:
@@ -227,8 +234,9 @@ class LineRequester:
 
     @asynccontextmanager
     async def _image_room(self, size_bytes: int) -> AsyncIterator[None]:
-        """Wait until a line's images fit beside those of other lines, and reserve room for them while the context is
-        open.
+        """Wait until a line's images fit besides those of other lines.
+
+        Reserve room for them while the context is open.
         """
 
         def fits() -> bool:

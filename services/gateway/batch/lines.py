@@ -1,9 +1,9 @@
-"""Lines of a batch file: counting them, parsing one into a request, and its answer for the output files and topics.
+"""The lines of a batch file: counting them, parsing one into a request, and formatting its answer.
 
-A first pass over a file keeps a hash of each line's custom_id, 8 bytes a line. Different ids may have the same hash, so
-if hashes repeat, a second pass compares those lines by 128 bits of each custom_id.
+A first pass over a file stores a 64-bit hash of each line's custom_id. Different ids can have the same hash. If hashes
+repeat, a second pass compares 128-bit digests of those ids.
 
-Ids of answers derive from the job and the line, so an answer that is generated again has the same id.
+The id of an answer derives from its job and line, so that an answer that is generated twice has the same id.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _id_decoder = msgspec.json.Decoder(_Named)
 
 
 def custom_id_of(line: bytes) -> str | None:
-    """Return the line's custom_id; None if it has none or is not a JSON object."""
+    """Return the line's custom_id, or None if the line has none or is not a JSON object."""
     try:
         return _id_decoder.decode(line).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -56,20 +56,20 @@ def custom_id_of(line: bytes) -> str | None:
 
 
 class IdHashes:
-    """The first pass, which stores one hash per line."""
+    """The first pass over a file, which stores one hash per line."""
 
     def __init__(self) -> None:
         self._hashes = array("Q")
 
     def add(self, line: bytes) -> None:
-        """Add the next line that is not blank."""
+        """Add the next line. Blank lines must be left out."""
         custom_id = custom_id_of(line)
-        # A line without a custom_id is unlike every other.
+        # A line without a custom_id repeats no other line.
         text = f"{len(self._hashes)}\n" if custom_id is None else custom_id
         self._hashes.append(xxhash.xxh3_64_intdigest(text.encode()))
 
     def suspects(self) -> frozenset[int]:
-        """Return the hashes that several lines share."""
+        """Return the hashes that occur more than once."""
         values = np.frombuffer(self._hashes, dtype=np.uint64).copy()
         values.sort()
         return frozenset(values[1:][values[1:] == values[:-1]].tolist())
@@ -79,7 +79,7 @@ class IdHashes:
 
 
 class Repeats:
-    """The second pass, which compares the lines whose hashes repeat."""
+    """The second pass over a file, which compares the ids of lines whose hashes repeat."""
 
     def __init__(self, hashes: Sequence[int], suspects: frozenset[int]) -> None:
         self._hashes = hashes
@@ -87,14 +87,14 @@ class Repeats:
         self._seen: set[bytes] = set()
         self._place = 0
         self.places = array("Q")
-        """The indices of the repeating lines, in order."""
+        """The indices of lines that repeat an earlier custom_id, in order."""
 
     @property
     def needed(self) -> bool:
         return bool(self._suspects)
 
     def add(self, line: bytes) -> None:
-        """Add the next line that is not blank."""
+        """Add the next line. Blank lines must be left out."""
         if self._hashes[self._place] in self._suspects and (custom_id := custom_id_of(line)) is not None:
             digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
             if digest in self._seen:
@@ -111,7 +111,7 @@ class Counted:
 
 
 async def count(files: FileStore, file_id: str) -> Counted:
-    """Read the file once, or twice if hashes repeat. Raise FileNotFound."""
+    """Count a file's lines. The file is read twice if hashes repeat. Raise FileNotFound."""
     hashes = IdHashes()
     cutter = Cutter(on_line=hashes.add)
     await _read(files, file_id, cutter)
@@ -137,7 +137,7 @@ class _Line(msgspec.Struct):
     body: msgspec.Raw
 
 
-# The field named in a decoder's error.
+# The field that is named in an error of the decoder.
 _NAMED = re.compile(r"(?:\$\.|missing required field `)(\w+)`")
 _decoder = msgspec.json.Decoder(_Line)
 
@@ -145,9 +145,9 @@ _decoder = msgspec.json.Decoder(_Line)
 @dataclass(frozen=True, slots=True)
 class BatchLine:
     number: int
-    """The line's number in the file, from 1."""
+    """The number of the line in the file, from 1."""
     place: int
-    """The line's index among the job's lines, from 0."""
+    """The index of the line among the job's lines, from 0."""
     custom_id: str
     """The client's id of the line; empty if it is missing, unreadable or too long."""
     body: bytes
@@ -155,7 +155,7 @@ class BatchLine:
 
 
 def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: bool) -> BatchLine:
-    # Never raises: an invalid line carries the reason and must not delay others.
+    # An invalid line is no error here. It must not delay other lines, so the reason becomes part of the result.
     try:
         line = _decoder.decode(text)
     except msgspec.ValidationError as error:
@@ -169,7 +169,7 @@ def read_line(text: bytes, *, number: int, place: int, endpoint: str, repeated: 
 
 
 def _kept(custom_id: str) -> str:
-    # A truncated id could equal another line's, so ids that are too long are dropped.
+    # A truncated id could equal the id of another line, so an id that is too long is dropped.
     return custom_id if len(custom_id) <= MAX_CUSTOM_ID_CHARS else ""
 
 
@@ -188,7 +188,7 @@ def _refusal(line: _Line, number: int, endpoint: str, repeated: bool) -> Fulcrum
 
 
 async def read_lines(files: FileStore, share: Share) -> list[BatchLine]:
-    """Return all lines of the share; lines of a deleted file are refused. Raise StoreUnavailable."""
+    """Return all lines of a share. If the input file is gone, its lines are refused. Raise StoreUnavailable."""
     repeats = frozenset(share.repeats)
     async with aclosing(_texts(files, share)) as texts:
         found = [await anext(texts) for _ in range(share.lines)]
@@ -203,7 +203,7 @@ def _line(share: Share, index: int, number: int, text: bytes | None, *, repeated
 
 
 async def _texts(files: FileStore, share: Share) -> AsyncGenerator[tuple[int, bytes | None], None]:
-    """Yield the share's line numbers and lines; the text is None once the file is gone."""
+    """Yield the numbers and texts of the share's lines. Once the file is gone, the texts are None."""
     number, splitter = share.first_line, LineSplitter()
     try:
         async for part in files.read(share.input_file_id, share.first_byte, share.bytes):
@@ -220,9 +220,9 @@ async def _texts(files: FileStore, share: Share) -> AsyncGenerator[tuple[int, by
         number += 1
 
 
-# The bound on a record on the broker, without room for its key and headers.
+# The bound on a record on the broker, with a margin for its key and headers.
 MAX_RESULT_BYTES = 900 * 1024
-# An error's message may quote a long field of the line.
+# A bound is needed because an error message may quote a long field of the line.
 MAX_ERROR_TEXT_CHARS = 1_000
 
 
@@ -259,7 +259,7 @@ def answered(job_id: str, line: BatchLine, reply: object) -> Result:
 
 
 def refused(job_id: str, line: BatchLine, error: FulcrumError) -> Result:
-    """Return the result of a line that failed. It is a response if the line was sent, and otherwise only the reason."""
+    """Return the result of a failed line. It contains a response only if the line ran."""
     ran = line.refusal is None and not isinstance(error, NotRun)
     reply = _shortened(error)
     response = _Response(error.http_status, request_id(job_id, line.place), reply) if ran else None
@@ -277,9 +277,9 @@ def refused(job_id: str, line: BatchLine, error: FulcrumError) -> Result:
 
 
 def fitting(result: Result, line: BatchLine) -> Result:
-    """Return the result, or an error for its line if no record can hold it.
+    """Return the result, or an error if it is too large for a record.
 
-    A record refused by the broker would stop all others in its transaction.
+    The broker would refuse a record that is too large, and with it all others in the same transaction.
     """
     if (size := result.ByteSize()) <= MAX_RESULT_BYTES:
         return result
@@ -287,14 +287,14 @@ def fitting(result: Result, line: BatchLine) -> Result:
 
 
 def stand_in(result: Result, error: TooLargeForTopic) -> bytes:
-    """Return the error that a client's topic gets instead of an answer that is too large for it."""
+    """Return the error to send to a client's topic instead of an answer that is too large for the topic."""
     text = f"{error.message}: what it does not take is in the job's files alone"[:MAX_ERROR_TEXT_CHARS]
     reason = _LineError(AnswerTooLarge.code, text, result.place + 1)
     return _encoder.encode(_Answer(_id(result.job_id, result.place), result.custom_id or None, None, reason))
 
 
 def _shortened(error: FulcrumError) -> ErrorReply:
-    """Return the error in OpenAI's shape, with its texts cut to `MAX_ERROR_TEXT_CHARS`."""
+    """Return the error in OpenAI's format, with its texts cut to `MAX_ERROR_TEXT_CHARS`."""
     body = error_reply(error).error
     param = body.param and body.param[:MAX_ERROR_TEXT_CHARS]
     return ErrorReply(msgspec.structs.replace(body, message=body.message[:MAX_ERROR_TEXT_CHARS], param=param))
@@ -304,22 +304,22 @@ def _id(job_id: str, place: int) -> str:
     return f"batch_req_{job_id.removeprefix('batch_')}_{place}"
 
 
-# Bound on remembered jobs; a forgotten one is detected again.
+# The bound on remembered jobs. A forgotten one is detected again.
 MAX_REFUSED = 1_000
-# After this many oversized answers in a row, a topic counts as refusing all, because each costs its lane a new
-# producer.
+# After this many consecutive answers that are too large, a topic is treated as refusing all answers. Each refused
+# answer costs its lane a new producer.
 MAX_TOO_LARGE = 20
 
 
 async def check_topics(bus: WorkBus, created: Created) -> None:
-    """Raise TopicNotFound, which names the field, or BrokerUnavailable."""
+    """Raise TopicNotFound, which names the field, if a topic of the job does not exist. Raise BrokerUnavailable."""
     for field in ("output_topic", "error_topic"):
         if name := getattr(created, field):
             await bus.check_topic(name, param=field)
 
 
 class AnswerCopies:
-    """The copies of one gateway's answers to the topics that its jobs name."""
+    """The copies of answers that one gateway sends to the topics of its jobs."""
 
     def __init__(self) -> None:
         self._refused: dict[str, OutputRefused] = {}
@@ -327,35 +327,38 @@ class AnswerCopies:
         """The number of consecutive answers, by job, that were too large for their topic."""
 
     def of(self, share: Share, results: Iterable[Result]) -> list[Raw]:
-        """Return the copies that are committed with the results."""
+        """Return the copies to commit together with the results."""
         if share.job_id in self._refused:
             return []
         found = [(share.output_topic if result.ok else share.error_topic, result) for result in results]
         return [Raw(topic, result.custom_id.encode(), result.answer) for topic, result in found if topic]
 
     def stand_ins(self, share: Share, results: Iterable[Result], error: TooLargeForTopic) -> list[Raw]:
-        """Return an error for each result whose copy is too large, if the job's errors go to a topic."""
+        """Return an error record for each result whose copy is too large, if the job has an error topic."""
         if share.job_id in self._refused or not share.error_topic:
             return []
         return [Raw(share.error_topic, result.custom_id.encode(), stand_in(result, error)) for result in results]
 
     def taken(self, job_id: str) -> None:
-        """Record that a job's topics accepted its answers, or that there were none."""
+        """Record that the topics of a job accepted its answers."""
         self._too_large.pop(job_id, None)
 
     def too_large(self, job_id: str) -> bool:
-        """Count an answer too large for its topic; return whether the topic now counts as refusing all answers."""
+        """Count an answer that is too large for its topic.
+
+        Return whether the topic is now treated as refusing all answers.
+        """
         self._too_large[job_id] += 1
         if len(self._too_large) > MAX_REFUSED:
             del self._too_large[next(iter(self._too_large))]
         return self._too_large[job_id] > MAX_TOO_LARGE
 
     def refuse(self, job_id: str, error: TopicRefused) -> None:
-        """Keep the job's answers only in its files, and stop running its lines."""
+        """Send no more copies of the job's answers, and stop running its lines."""
         self._refused[job_id] = OutputRefused(error.message)
         if len(self._refused) > MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
 
     def refused(self, job_id: str) -> OutputRefused | None:
-        """Return the reason why no more of the job's lines run, if there is one."""
+        """Return the reason for which no more of the job's lines run, or None while they do."""
         return self._refused.get(job_id)

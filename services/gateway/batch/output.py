@@ -1,8 +1,8 @@
-"""A job's two output files, written from the results topic: each line once, in order of arrival.
+"""The two output files of a job, assembled from the results topic. They contain each line once, in order of arrival.
 
-Answers are stored in part files of PART_BYTES, with a file of the lines that they answer. An event names the parts and
-the offsets that they reach, from which another keeper can continue. Names of parts are random, so that no two keepers
-write the same part: a replaced keeper that does not know it yet overwrites nothing.
+Answers are first stored in part files of PART_BYTES, together with a file of the lines that they answer. An event names
+the parts and the offsets up to which they contain results, so that another keeper can continue from there. Part names
+are random: a keeper that has been replaced but does not know it cannot overwrite another keeper's part.
 """
 
 import re
@@ -25,7 +25,7 @@ from services.gateway.batch.job import Job
 
 PART_PURPOSE = "batch_part"
 PART = re.compile(r"file-(.+)-(?:output|errors|places)-[0-9a-f]{16}")
-"""A part's id; group 1 is the id of its job."""
+"""The pattern of a part's file id. Group 1 is the id of its job."""
 
 
 class Parts:
@@ -33,10 +33,10 @@ class Parts:
         self._files = files
         self._job_id = job_id
         self._new: list[str] = []
-        """The ids of parts that no published event names."""
+        """The ids of new parts that no published event names yet."""
 
     def draw(self, kind: str) -> int:
-        """Draw the number of a part that is about to be written. `kind` is output, errors or places."""
+        """Choose the number of a part that is about to be written. `kind` is output, errors or places."""
         part = secrets.randbits(64)
         self._new.append(self.file_id(kind, part))
         return part
@@ -45,17 +45,20 @@ class Parts:
         return f"file-{self._job_id}-{kind}-{part:016x}"
 
     def published(self) -> None:
-        """Mark the new parts as about to be named by an event, so that `drop` does not remove them."""
+        """Forget the new parts, because an event is about to name them. `drop` does not remove them any more."""
         self._new.clear()
 
     async def drop(self) -> None:
-        """Remove parts that no event names, if the store answers; otherwise they stay until the job has ended."""
+        """Remove the parts that no event names.
+
+        If the store does not answer, they remain until the job has ended.
+        """
         for file_id in self._new:
             await self._remove(file_id)
         self._new.clear()
 
     async def write(self, kind: str, content: bytes) -> int:
-        """Write a whole part and return its number. Raise StoreFull."""
+        """Write a complete part and return its number. Raise StoreFull."""
         part = self.draw(kind)
         file_id = self.file_id(kind, part)
         async with self._files.draft(file_id, max_bytes=len(content)) as draft:
@@ -64,15 +67,15 @@ class Parts:
         return part
 
     def read(self, kind: str, part: int) -> AsyncIterator[bytes]:
-        """Return the bytes of a part. Raise FileNotFound."""
+        """Yield the content of a part. Raise FileNotFound."""
         return self._files.read(self.file_id(kind, part))
 
     async def size_bytes(self, kind: str, part: int) -> int:
-        """Return the size of a part. Raise FileNotFound."""
+        """Return the size of a part in bytes. Raise FileNotFound."""
         return (await self._files.info(self.file_id(kind, part))).bytes
 
     async def remove(self, kind: str, part: int) -> None:
-        """Remove a part that is no longer needed, if the store answers."""
+        """Remove a part that is no longer needed. Do nothing if the store does not answer."""
         await self._remove(self.file_id(kind, part))
 
     async def _remove(self, file_id: str) -> None:
@@ -85,12 +88,12 @@ OUTPUT_PURPOSE = "batch_output"
 
 
 class Output:
-    """The file `file-JOB-KIND`, as a context manager whose exit discards lines that were written but not stored."""
+    """One output file of a job, as a context manager. On exit, it discards lines that were written but not stored."""
 
     def __init__(
         self, files: FileStore, parts: Parts, job: Job, kind: str, before: AssembledFile, *, max_bytes: int
     ) -> None:
-        """Create the file; `before` holds the parts stored earlier."""
+        """Create the file. `before` names the parts that were stored earlier."""
         self._files = files
         self._parts = parts
         self._job_id = job.id
@@ -103,7 +106,7 @@ class Output:
         self._buffer = bytearray()
         self.lines = int(before.lines)
         self.open_bytes = 0
-        """The number of bytes that are not in a part yet."""
+        """The number of bytes that have been written but are not in a part yet."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,8 +125,9 @@ class Output:
             await self._flush()
 
     async def keep_part(self) -> AssembledFile:
-        """Store the lines since the last part as a new part, which is kept once the result is published. Raise
-        StoreFull.
+        """Store the lines since the last part as a new part. Return all parts, which the caller must publish.
+
+        Raise StoreFull.
         """
         if self.open_bytes:
             await self._flush()
@@ -135,16 +139,19 @@ class Output:
         return AssembledFile(lines=self.lines, parts=self._kept)
 
     async def kept_bytes(self) -> int:
-        """Return the bytes of all parts. Raise FileNotFound if one is gone, FileTooLarge above the bound of a file."""
+        """Return the total size of all parts.
+
+        Raise FileNotFound if a part is gone, and FileTooLarge if the file would exceed its size limit.
+        """
         found = sum([await self._parts.size_bytes(self._kind, part) for part in self._kept])
         if found > self._max_bytes:
             raise FileTooLarge(f"the file is over {self._max_bytes} bytes", param="file")
         return found
 
     async def keep(self) -> str:
-        """Join the parts into one file and return its id; returns "" and writes no file when there is no line.
+        """Join the parts into the final file and return its id. Without lines, write no file and return "".
 
-        If there are parts, every line must be in them. Raise StoreFull, and FileNotFound if a part is gone.
+        If there are parts, they must contain all lines. Raise StoreFull, or FileNotFound if a part is gone.
         """
         if not self.lines:
             return ""
@@ -179,21 +186,27 @@ class Output:
 log = structlog.get_logger()
 
 PART_BYTES = 16 * 1024 * 1024
-"""The bytes of a part of both files together; a keeper that takes over reads and writes at most this much again."""
+"""The size of both files' new lines at which a part is stored.
+
+A keeper that takes over reads at most this much again.
+"""
 
 Save = Callable[[pb.Assembled], Awaitable[None]]
-"""A function that publishes an event; raises unless the event is known to be on the broker."""
+"""A function that publishes an event. It raises an error unless the event is certain to be on the broker."""
 
 
 class WrittenLines:
-    """The lines of a job that are written to its outputs, one bit per line. `before` is an earlier `content`."""
+    """The set of lines that have been written to a job's outputs, one bit per line.
+
+    `before` is an earlier `content`.
+    """
 
     def __init__(self, lines: int, before: bytes = b"") -> None:
         self._lines = lines
         self._bits = bytearray(before.ljust((lines + 7) // 8, b"\0"))
 
     def add(self, place: int) -> bool:
-        """Add a line; return False if the job has no such line, or it was added before."""
+        """Add a line. Return False if the job has no such line, or if it was added before."""
         byte, bit = divmod(place, 8)
         if place >= self._lines or self._bits[byte] >> bit & 1:
             return False
@@ -206,7 +219,7 @@ class WrittenLines:
 
 
 class Assembly:
-    """One attempt to assemble one job. Memory: one bit per line and two write buffers."""
+    """One attempt to assemble a job's outputs. It needs memory for one bit per line and two write buffers."""
 
     def __init__(
         self,
@@ -236,10 +249,10 @@ class Assembly:
         self._bad = Output(files, self._parts, job, "errors", self._published.errors, max_bytes=max_bytes)
 
     async def run(self) -> pb.Finished:
-        """Assemble until every line has its answer.
+        """Assemble the outputs until every line has an answer.
 
-        Raise StoreFull, FileTooLarge or StoreUnavailable. The next attempt continues from the last part, or from the
-        job's first answer if a part is gone.
+        Raise StoreFull, FileTooLarge or StoreUnavailable. The next attempt continues after the last published part. If
+        a part is gone, it starts again with the job's first answer.
         """
         good, bad = self._good, self._bad
         try:
@@ -247,9 +260,9 @@ class Assembly:
                 await self._recall()
                 await self._read()
                 if self._published.places:
-                    # The copies below read from published parts, so that another attempt writes no part twice.
+                    # Store a last part, so that a later attempt only joins published parts and writes none again.
                     await self._keep_parts()
-                    # Check now, rather than copy at each attempt until the store is full.
+                    # Check now. Otherwise each attempt would copy files until the store is full.
                     await self._files.need_room(await good.kept_bytes() + await bad.kept_bytes())
                 output_file_id, error_file_id = await good.keep(), await bad.keep()
         except FileNotFound as error:
@@ -264,7 +277,7 @@ class Assembly:
         )
 
     async def _recall(self) -> None:
-        """Read which lines are already in parts, since their answers may arrive again."""
+        """Load the set of lines in stored parts, because the topic may deliver their answers again."""
         if self._published.places:
             pieces = [piece async for piece in self._parts.read("places", self._published.places)]
             self._places = WrittenLines(self._lines, b"".join(pieces))
@@ -282,7 +295,7 @@ class Assembly:
     async def _take(self, record: Record) -> None:
         result = record.value
         assert isinstance(result, pb.Result)
-        # The first answer to a line counts; later ones are left out.
+        # The first answer to a line is used, later ones are dropped.
         if result.job_id == self._job.id and self._places.add(result.place):
             self._expired |= result.expired
             self._cancelled |= result.cancelled

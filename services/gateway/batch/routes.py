@@ -1,4 +1,4 @@
-"""The routes of OpenAI's Files and Batch API, and the form of files and batches there."""
+"""The routes of OpenAI's Files and Batch APIs, and the formats of their files and batches."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -45,7 +45,7 @@ from services.gateway.request.parse import read_headers
 
 
 def show_file(info: FileInfo, limits: TenantLimits = NO_LIMITS) -> dict[str, Any]:
-    """Return OpenAI's file object. `limits` are those of the file's tenant."""
+    """Return a file in OpenAI's format. `limits` are those of the file's tenant."""
     return {
         "id": info.id,
         "object": "file",
@@ -98,9 +98,9 @@ Item = TypeVar("Item", bound=_Item)
 def show_page(
     items: Iterable[Item], show: Callable[[Item], dict[str, Any]], *, after: str | None, limit: int
 ) -> dict[str, Any]:
-    """Return OpenAI's list object with at most `limit` items after `after`, consuming no more of `items`.
+    """Return a list in OpenAI's format with at most `limit` items after the item `after`.
 
-    Raise InvalidRequest for an unknown id.
+    It consumes no more of `items` than needed. Raise InvalidRequest if no item has the id `after`.
     """
     coming = iter(items)
     if after is not None and not any(item.id == after for item in coming):
@@ -116,7 +116,7 @@ def show_page(
 
 
 def _own(job: Job) -> dict[str, Any]:
-    """Return Fulcrum's own fields, which OpenAI's object does not have."""
+    """Return Fulcrum's own fields of a batch, an extension of OpenAI's format."""
     created, end = job.created, None if job.finished else job.expected_end
     topics = ("input_topic", "output_topic", "error_topic")
     return {
@@ -201,7 +201,7 @@ def page_parameters(*more: str) -> dict[str, Any]:
     }
 
 
-# The client has left.
+# The status is never sent, because the client has disconnected.
 CLIENT_GONE_STATUS = 499
 MAY_BE_THERE = (
     "the batch may have been created, so look at the list of batches before you ask again; with a header "
@@ -222,7 +222,7 @@ def make_batch_router(
     max_line_bytes: int,
     bounds: TenantBounds | None = None,
 ) -> APIRouter:
-    """Return the routes. Without `bounds`, tenants are unbounded."""
+    """Return the router. With `bounds` of None, tenants have no limits."""
     router, shelf = APIRouter(responses=ERRORS), Shelf(files, clock, bounds or TenantBounds())
     _add_files(router, shelf, view, max_file_bytes=max_file_bytes, max_line_bytes=max_line_bytes)
     _add_batches(router, bus, shelf, view, clock, topics=topics)
@@ -230,7 +230,7 @@ def make_batch_router(
 
 
 class Shelf:
-    """The files that a caller may see, without expired ones."""
+    """The unexpired files that a caller may see."""
 
     def __init__(self, files: FileStore, clock: Clock, bounds: TenantBounds) -> None:
         self.files = files
@@ -238,7 +238,7 @@ class Shelf:
         self._clock = clock
 
     def over(self, info: FileInfo) -> bool:
-        """Return whether the file has expired, even if it has not been deleted yet."""
+        """Return whether the file has expired, even if it has not been deleted."""
         bounds, now_s = self.bounds, self._clock.now_ns() / 1e9
         return is_over(info, bounds.limits_of(info.tenant), now_s, bounds.deleted_unix_ns(info.tenant))
 
@@ -246,9 +246,12 @@ class Shelf:
         return show_file(info, self.bounds.limits_of(info.tenant))
 
     async def find(self, file_id: str, caller: Caller) -> FileInfo:
-        """Return a file that the caller may see; raise FileNotFound for absent files and other tenants' alike."""
+        """Return a file that the caller may see.
+
+        Raise FileNotFound if it does not exist or belongs to another tenant.
+        """
         info = await self.files.info(file_id)
-        # Parts belong to a job that is still being answered, so they are not a client's files yet.
+        # A part belongs to a job that is still being answered, so clients do not see it.
         hidden = caller.role == "user" and info.purpose == PART_PURPOSE
         if not caller.may_read(info.tenant) or hidden or self.over(info):
             raise FileNotFound(f"no file {quoted(file_id)} is kept here", param="file_id")
@@ -257,9 +260,9 @@ class Shelf:
     async def of(
         self, caller: Caller, purpose: str | None, tenant: str | None, *, ascending: bool = False
     ) -> Iterator[FileInfo]:
-        """Yield the files that the caller may see, youngest first or last, checking each when it is consumed.
+        """Return an iterator of the files that the caller may see, youngest first unless `ascending`.
 
-        None selects any purpose or any tenant.
+        Each file is checked only when it is consumed. A purpose or tenant of None selects all.
         """
         found = await self._readable(caller)
         return (
@@ -273,11 +276,11 @@ class Shelf:
         )
 
     async def _readable(self, caller: Caller) -> list[FileInfo]:
-        """Return the files of the tenants that the caller may read, youngest first."""
+        """Return the files of all tenants that the caller may read, youngest first."""
         if caller.role != "user":
             return await self.files.infos()
         found = await self.files.of(caller.tenant)
-        # Files of older versions name no tenant.
+        # Files of older versions have no tenant.
         return found if caller.tenant != DEFAULT_TENANT else youngest_first([*found, *await self.files.of("")])
 
 
@@ -407,12 +410,12 @@ def _add_batches(
 
 
 def _named_tenant(request: Request) -> str | None:
-    """Return the tenant to which a list is narrowed. The key gate has checked that the caller may name it."""
+    """Return the tenant to which a list is restricted. The key check has verified that the caller may name it."""
     return named_in(dict(request.headers.raw), TENANT_HEADER)
 
 
 async def _job(view: JobView, shelf: Shelf, batch_id: str, caller: Caller) -> Job:
-    """Return a batch that the caller may see; raise BatchNotFound."""
+    """Return a batch that the caller may see. Raise BatchNotFound."""
     job = await view.seen(batch_id)
     if not caller.may_read(job.created.tenant) or shelf.bounds.is_gone(job):
         raise BatchNotFound(f"no batch {quoted(batch_id)} is known", param="batch_id")
@@ -420,7 +423,7 @@ async def _job(view: JobView, shelf: Shelf, batch_id: str, caller: Caller) -> Jo
 
 
 async def _check_input(shelf: Shelf, created: pb.Created, caller: Caller) -> None:
-    """Raise FileNotFound, InvalidRequest or StoreUnavailable if the input cannot be used."""
+    """Raise FileNotFound, InvalidRequest or StoreUnavailable if the input file cannot be used."""
     if created.input_file_id:
         try:
             info = await shelf.find(created.input_file_id, caller)
@@ -431,7 +434,7 @@ async def _check_input(shelf: Shelf, created: pb.Created, caller: Caller) -> Non
 
 
 async def _publish(bus: WorkBus, event: pb.JobEvent, *, repeatable: bool) -> None:
-    """Publish an event; raise BrokerUnavailable, or PerhapsCreated if a retry could create a second job."""
+    """Publish an event. Raise BrokerUnavailable, or PerhapsCreated if a retry could create a second job."""
     try:
         await bus.send(BATCH_JOBS, event)
     except BrokerUnavailable as error:
@@ -441,7 +444,7 @@ async def _publish(bus: WorkBus, event: pb.JobEvent, *, repeatable: bool) -> Non
 
 
 def _json(page: dict[str, Any]) -> Response:
-    # A page may have 10,000 entries, for which FastAPI's own encoder would block the loop for up to a second.
+    # A page may have 10,000 entries, for which FastAPI's encoder would block the event loop for up to a second.
     return Response(msgspec.json.encode(page), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""The batch part of a gateway: its view of all jobs, its lanes of jobs and shares, and its routes."""
+"""The batch service of a gateway: its view of all jobs, its lanes of jobs and shares, and its routes."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ RUNNERS, SUBMISSIONS = "batch-runners.v2", "batch-submissions"
 
 @dataclass(frozen=True, slots=True)
 class BatchPorts:
-    """The ports of batch to the broker and the file store."""
+    """The connections of the batch service to the broker and the file store."""
 
     work: WorkBus
     files: FileStore
@@ -42,7 +42,7 @@ class BatchPorts:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The parts of the gateway that lines pass through."""
+    """The parts of the gateway that batch lines use."""
 
     models: Sequence[str]
     intake: Intake
@@ -107,8 +107,9 @@ class BatchService:
 
     @asynccontextmanager
     async def running(self, tasks: TaskOwner) -> AsyncIterator[None]:
-        """Work on jobs and shares while the context is open. Lines still running at its end are left to other
-        gateways.
+        """Work on jobs and shares while the context is open.
+
+        When the context ends, other gateways take over the lines that still run.
         """
         own = TaskOwner(tasks.fail)
         own.spawn("batch view", self._view.follow())
@@ -131,7 +132,7 @@ def make_batch(
     keys: KeyTable | None,
     limiter: TenantLimiter | None,
 ) -> BatchService | None:
-    """Return the service of files and batches, or None if the gateway has none."""
+    """Return the batch service, or None if the gateway has no ports for it."""
     store = StoreTotals(settings.files_max_count, settings.files_max_bytes)
     bounds = TenantBounds(keys, limiter, store=store, tenant_files=settings.tenant_files_max_count)
     serving.metrics.watch_slots({"uploads": bounds.uploads})

@@ -1,7 +1,7 @@
-"""The runners of shares, which read lines as there is capacity and commit answers together with the share's progress.
+"""The runners of shares. They read lines as there is capacity, and commit answers together with the share's progress.
 
-A share's offset is committed only once all its lines are answered. Until then, each commit carries a note with the
-answered lines, so the next owner of the share continues with the others.
+A share's offset is committed only once all its lines are answered. Earlier commits carry a note of the answered lines,
+so that the share's next owner continues with the others.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _decoder = msgspec.json.Decoder(_Prompt)
 
 
 def by_prefix(lines: Sequence[BatchLine]) -> list[int]:
-    """Return the order in which to run `lines`, as indices; refused lines come first."""
+    """Return the indices of `lines` in the order in which to run them. Refused lines come first."""
     return sorted(range(len(lines)), key=lambda place: _key(lines[place]))
 
 
@@ -55,15 +55,16 @@ def _key(line: BatchLine) -> tuple[str, bytes]:
 
 log = structlog.get_logger()
 
-# The bound on the jobs of a lane that are known to have all their events read.
+# The bound on the jobs of a lane for which `look_back` has been called.
 MAX_LOOKED = 10_000
-# The interval between commits of a lane; answers that arrive in between share one transaction.
+# The interval between commits of a lane. Answers that arrive in between share one transaction.
 COMMIT_PAUSE_S = 0.1
-# The uncommitted bytes of answers above which a lane reads no further lines.
+# The size of uncommitted answers above which a lane starts no further lines.
 MAX_WAITING_BYTES = 4 * 1024 * 1024
-# The backoff between attempts to read from a store that does not answer.
+# The bounds of the back-off while the file store does not answer.
 STORE_FIRST_S, STORE_MAX_S = 0.2, 10.0
-# Running lines end within this time after their job is cancelled or its window has ended.
+# The interval between checks of a share's job. Running lines are cancelled at the first check after the job has
+# stopped.
 WATCH_S = 0.25
 
 
@@ -79,9 +80,7 @@ class LaneRunner:
         metrics: BatchMetrics,
         by_prefix: bool,
     ) -> None:
-        """Create the runner. With `by_prefix`, lines whose prompts begin alike run consecutively, not in the file's
-        order.
-        """
+        """Create the runner. With `by_prefix`, lines whose prompts share a prefix run one after another."""
         self.files = files
         self.metrics = metrics
         self.by_prefix = by_prefix
@@ -92,14 +91,15 @@ class LaneRunner:
         self._view = view
 
     async def work(self, lane: Lane) -> None:
-        """Answer the lines of every share of a lane, until cancelled."""
+        """Answer the lines of all shares of a lane until cancelled."""
         text = lane.note
         looked: OrderedDict[str, None] = OrderedDict()
         async for batch in lane.batches():
             for record in batch:
                 share = record.value
                 assert isinstance(share, Share)
-                # Shares of a job follow its events, so an unknown job may be read a moment later.
+                # A job's shares are published after its events, but in another topic, so the events may be read
+                # slightly later.
                 unsure = record.offset < lane.end or not self._view.knows(share.job_id)
                 if unsure and share.job_id not in looked:
                     await look_back(self._view, self._clock, lane, share.job_id, next_offset=record.offset, note=text)
@@ -114,7 +114,7 @@ class LaneRunner:
                 text = ""  # `text` applies to the first share only
 
     def not_run(self, share: Share) -> NotRun | None:
-        """Return the reason why the share's lines no longer run, or None."""
+        """Return the reason for which no more lines of the share run, or None while they do."""
         cancelled = self._view.cancelled(share.job_id)
         reason = stopped(share.expires_unix_ns, self.now_ns(), cancelled=cancelled)
         return reason or self.copies.refused(share.job_id)
@@ -123,7 +123,7 @@ class LaneRunner:
         return self._clock.now_ns()
 
     async def ask(self, share: Share, line: BatchLine) -> Result:
-        """Return a worker's answer or the line's error. No outcome of a line stops other lines."""
+        """Return the result of one line. Whatever happens to the line, other lines go on."""
         try:
             return answered(share.job_id, line, await self._requester.ask(share, line))
         except FulcrumError as error:
@@ -136,7 +136,7 @@ class LaneRunner:
 
 
 class _ShareRun:
-    """The run of one share, from its first unanswered line to the commit of its last answer."""
+    """The run of one share, until the answer of its last line is committed."""
 
     def __init__(self, runner: LaneRunner, lane: Lane, record: Record, share: Share, note: ShareNote) -> None:
         self._runner = runner
@@ -154,7 +154,7 @@ class _ShareRun:
         self._running: set[asyncio.Timeout] = set()
 
     async def run(self) -> None:
-        """Run the share; raise only errors that end the lane."""
+        """Run the share. Only errors that end the lane are raised."""
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch())
@@ -165,7 +165,7 @@ class _ShareRun:
             raise failures.exceptions[0] from None
 
     async def _start_lines(self, group: asyncio.TaskGroup) -> None:
-        # First a slot, then the lines, so that lines can run as soon as they are read.
+        # Take a slot before the lines are read, so that the first line can run at once.
         has_slot: bool | None = await self._take_slot()
         try:
             lines = await self._read_lines()
@@ -267,7 +267,7 @@ class _ShareRun:
         await self._publish(ready, ())
 
     async def _publish(self, ready: list[tuple[int, Result]], also: Sequence[Raw]) -> None:
-        """Commit results, their progress event and `also` in one transaction; raise TopicRefused."""
+        """Commit results, their progress event and `also` in one transaction. Raise TopicRefused."""
         share, note = self._share, replace(self._note)
         for index, result in ready:
             note.add(index, ok=result.ok)
@@ -281,7 +281,7 @@ class _ShareRun:
         self._runner.metrics.committed([result.ok for _, result in ready])
 
     async def _watch(self) -> None:
-        """Cancel running lines once their job is stopped."""
+        """Cancel running lines once their job has stopped."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(WATCH_S)

@@ -1,6 +1,6 @@
-"""The cutting of a job's shares out of its file, line by line in little memory, as they are dealt to runners.
+"""The division of a job's file into shares, one window at a time, as they are dealt to runners.
 
-One window of shares is dealt at a time.
+Lines are read one by one, so that memory does not grow with the file.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from libs.filestore.port import FileStore
 from libs.policy.batch import SHARE_LINES
 from services.gateway.batch.job import Job
 
-# A share ends with the line that reaches this size.
+# The size at which a share is complete, including its last line.
 SHARE_BYTES = 1024 * 1024
 
 
@@ -29,16 +29,17 @@ class ShareSpan:
     lines: int = 0
     bytes: int = 0
     file_lines: int = 0
-    """The number of lines, including blank ones."""
+    """The number of lines including blank ones."""
     repeats: list[int] = field(default_factory=list)
 
 
 class Cutter:
-    """A cutter that collects the spans of a file as its parts arrive."""
+    """A divider of a file into spans as its parts arrive."""
 
     def __init__(self, first: ShareSpan | None = None, on_line: Callable[[bytes], None] = lambda _: None) -> None:
-        """Create a cutter. `first` is the position of the first span, by default the file's start. `on_line` receives
-        each line that is not blank.
+        """Create a divider. The first span begins at `first`, which defaults to the start of the file.
+
+        `on_line` receives each line that is not blank.
         """
         first = first or ShareSpan(0, 1, 0, 0)
         self.spans: list[ShareSpan] = []
@@ -51,7 +52,7 @@ class Cutter:
             self._add(line)
 
     def flush(self) -> None:
-        """End the file and close its last span."""
+        """End the file and complete its last span."""
         for line in self._splitter.flush():
             self._add(line)
 
@@ -60,8 +61,8 @@ class Cutter:
         return sum(span.lines for span in self.spans)
 
     def _add(self, line: bytes) -> None:
-        # A line includes its end, and excludes the byte order mark that some editors write. A blank line is not part of
-        # the job, and belongs to the preceding share, if there is one.
+        # A line includes its line break and excludes a byte order mark, which some editors write. A blank line is not
+        # part of the job. It belongs to the preceding share, if there is one.
         span = self.spans[-1] if self.spans else None
         if not self._next.first_byte and span is None and line.startswith(BOM_UTF8):
             self._next.first_byte, line = len(BOM_UTF8), line[len(BOM_UTF8) :]
@@ -83,7 +84,7 @@ class Cutter:
 
 
 def after(span: ShareSpan) -> ShareSpan:
-    """Return an empty span at the end of `span`, where the next one begins."""
+    """Return an empty span that begins where `span` ends."""
     return ShareSpan(
         number=span.number + 1,
         first_line=span.first_line + span.file_lines,
@@ -93,7 +94,10 @@ def after(span: ShareSpan) -> ShareSpan:
 
 
 class LineSplitter:
-    """A splitter of a file's parts into lines with their ends. The upload has checked that lines are short enough."""
+    """A splitter of a file's parts into lines with their line breaks.
+
+    The upload has checked that lines are short enough to be held in memory.
+    """
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -108,23 +112,23 @@ class LineSplitter:
         del self._rest[:start]
 
     def flush(self) -> Iterator[bytes]:
-        """Yield the last line if it lacks an end."""
+        """Yield the last line if it has no line break."""
         if self._rest:
             yield bytes(self._rest)
             self._rest.clear()
 
 
-# The bytes of a file read at once; doubled if they contain no whole share.
+# The number of bytes of a file to read at once. It is doubled if they contain no complete share.
 WINDOW_BYTES = 1024 * 1024
-# The bound on the shares of a deleted file that are made at once.
+# The bound on the shares of a deleted file that are created at once.
 SHARES_WITHOUT_FILE = 64
 
 
 class Dealer:
-    """The shares of a started job that are still to be dealt."""
+    """The shares of a started job that have not been dealt to runners."""
 
     def __init__(self, job: Job, files: FileStore, repeats: Sequence[int]) -> None:
-        """Create a dealer; `repeats` holds the indices of lines that repeat an earlier custom_id, in order."""
+        """Create a dealer. `repeats` contains, in order, the indices of lines that repeat an earlier custom_id."""
         self.job = job
         self._files = files
         self._repeats = repeats
@@ -135,7 +139,10 @@ class Dealer:
         return self.job.lines - self.job.dealt.lines
 
     async def next(self, count: int) -> list[ShareSpan]:
-        """Return up to `count` next shares. They count as dealt once the job's `dealt` includes them."""
+        """Return up to `count` shares that follow the dealt ones.
+
+        Until the job's `dealt` includes them, the same shares are returned again.
+        """
         self._ready = [span for span in self._ready if span.number >= self.job.dealt.shares]
         window_bytes = WINDOW_BYTES
         while len(self._ready) < count and self._next().first_place < self.job.lines:
@@ -177,7 +184,7 @@ class Dealer:
         )
 
     async def _cut(self, window_bytes: int) -> list[ShareSpan]:
-        """Cut whole shares after those that are ready."""
+        """Return complete shares that follow those in `_ready`."""
         first, read_bytes = self._next(), 0
         if self._gone:
             return self._without_file()
@@ -196,18 +203,19 @@ class Dealer:
         return cutter.spans[:-1]  # the last one may continue
 
     async def _check_end(self, end_byte: int) -> None:
-        """Raise StoreUnavailable if the store reports that the file exists and continues."""
+        """Raise StoreUnavailable if the store reports that the file is longer than this."""
         with suppress(FileNotFound):
             if (await self._files.info(self.job.input_file_id)).bytes > end_byte:
                 raise StoreUnavailable("the store does not return an input to its end")
 
     @property
     def _gone(self) -> bool:
-        # After a share without text, the rest must have none either: a file that reappeared would shift the lines.
+        # Once a share without text was dealt, all later shares must be without text. If the file reappeared, its lines
+        # would be shifted.
         return not self._ready[-1].bytes if self._ready else self.job.dealt.gone
 
     def _next(self) -> ShareSpan:
-        """Return an empty span at the start of the first share that is not ready."""
+        """Return an empty span at the start of the first share that is not in `_ready`."""
         dealt = self.job.dealt
         return (
             after(self._ready[-1])
@@ -216,7 +224,7 @@ class Dealer:
         )
 
     def _without_file(self) -> list[ShareSpan]:
-        """Return the next shares of a file that is gone or too short. Runners refuse each of their lines."""
+        """Return shares without text, for a file that is gone or too short. Runners refuse all of their lines."""
         first, lines = self._next(), self.job.lines
         places = range(first.first_place, lines, SHARE_LINES)[:SHARES_WITHOUT_FILE]
         return [

@@ -1,4 +1,4 @@
-"""Uploads of files. Multipart/form-data is parsed and stored as it arrives, so memory does not grow with the file."""
+"""Uploads of files. A multipart form is parsed and stored as it arrives, so memory does not grow with the file."""
 
 import asyncio
 import uuid
@@ -26,22 +26,22 @@ PURPOSES = ("batch",)
 MAX_FIELD_BYTES = 1024
 MAX_HEADER_BYTES = 4096
 MAX_PARTS = 8
-# The bound on the form's bytes other than the file's.
+# The bound on the bytes of the form outside the file.
 MAX_OVERHEAD_BYTES = 64 * 1024
 MAX_NAME_CHARS = 256
-# The bounds of OpenAI's API.
+# The bounds in OpenAI's API.
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 86_400
 Room = Callable[[], Awaitable["FileRoom"]]
-# The minimum rate of an upload, since slots for uploads are few.
+# The minimum rate of an upload. Slow uploads would occupy the few slots for long.
 MIN_BYTES_PER_S = 64 * 1024
-# The time by which an upload may lag behind that rate, and so the longest silence.
+# The time by which an upload may fall behind that rate, and thus its longest pause.
 MAX_SILENT_S = 10.0
-# The bound on the time spent waiting for the client, regardless of the file's size.
+# The bound on the total time spent waiting for the client, whatever the file's size.
 MAX_UPLOAD_S = 3600.0
 
 
 async def chunks(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives; raise InvalidRequest if it is too slow, ClientGone if the client disconnects.
+    """Yield the body as it arrives. Raise InvalidRequest if it is too slow, and ClientGone if the client disconnects.
 
     For a file of N bytes, the wait for the client is at most MAX_SILENT_S plus N / MIN_BYTES_PER_S.
     """
@@ -58,7 +58,7 @@ async def chunks(request: Request) -> AsyncIterator[bytes]:
         if message["type"] == "http.disconnect":
             raise ClientGone
         part = message.get("body", b"")
-        # The limits bound the time spent waiting for the client, not the time that the store takes.
+        # The limits apply to the time spent waiting for the client, not to the time that the store needs.
         waited_s = now_s() - began_s
         patience_s = min(patience_s + len(part) / MIN_BYTES_PER_S - waited_s, MAX_SILENT_S)
         left_s -= waited_s
@@ -68,7 +68,7 @@ async def chunks(request: Request) -> AsyncIterator[bytes]:
 
 
 async def small_body(request: Request, max_bytes: int) -> bytes:
-    """Return the whole of a small body; raise BodyTooLarge."""
+    """Return a small body as a whole. Raise BodyTooLarge."""
     body = bytearray()
     async for part in chunks(request):
         body += part
@@ -78,7 +78,7 @@ async def small_body(request: Request, max_bytes: int) -> bytes:
 
 
 class FileRoom(NamedTuple):
-    """The largest size of another file, and the error for a larger one."""
+    """The largest file that may be added, and the error for a larger one."""
 
     bytes: int
     refusal: FulcrumError
@@ -87,11 +87,11 @@ class FileRoom(NamedTuple):
 async def receive_file(
     request: Request, files: FileStore, *, tenant: str, max_bytes: int, max_line_bytes: int, room: Room | None = None
 ) -> FileInfo:
-    """Store the form's file as `tenant`'s.
+    """Store the file in the form as `tenant`'s and return its description.
 
-    `room` returns the size that the file may have in addition to the tenant's other files. It is called before and
-    after the transfer, since other files may arrive during it. Raise InvalidRequest, FileTooLarge, StoreFull or the
-    errors of `room`, keeping nothing.
+    `room` returns the largest size that the tenant's other files allow. It is called before and after the transfer,
+    because other files may be uploaded meanwhile. Raise InvalidRequest, FileTooLarge, StoreFull or an error of `room`;
+    in that case nothing is stored.
     """
     check_encoding(dict(request.headers.raw))
     length = request.headers.get("content-length", "")
@@ -136,8 +136,9 @@ async def _keep(draft: Draft, form: "_Form", lines: "_LineCheck", tenant: str) -
 
 
 def _expiry(fields: dict[str, str]) -> int:
-    """Return the seconds after which the file is deleted, from OpenAI's form fields; 0 if it is not. Raise
-    InvalidRequest.
+    """Return the time after which the file is deleted, from OpenAI's form fields, in s; 0 if the form has none.
+
+    Raise InvalidRequest.
     """
     anchor, text = fields.pop("expires_after[anchor]", None), fields.pop("expires_after[seconds]", None)
     if anchor is None and text is None:
@@ -150,7 +151,7 @@ def _expiry(fields: dict[str, str]) -> int:
 
 
 class _LineCheck:
-    """A check that lines are short enough to be read one at a time later."""
+    """A check that lines are short enough to be read into memory one at a time."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
@@ -159,7 +160,7 @@ class _LineCheck:
         self.bytes = 0
 
     def add(self, content: bytes) -> None:
-        """Check the next content; raise InvalidRequest, which names the line."""
+        """Check the next part of the content. Raise InvalidRequest, which names the line that is too long."""
         self.bytes += len(content)
         first, *others = content.split(b"\n")
         self._check(self._line_bytes + len(first))
@@ -174,7 +175,7 @@ class _LineCheck:
 
 
 class _Form:
-    """A form with small fields and one file, whose content is returned as it arrives."""
+    """A parser of a form with small fields and one file. The file's content is returned as it arrives."""
 
     def __init__(self, boundary: bytes) -> None:
         self.fields: dict[str, str] = {}
@@ -199,14 +200,14 @@ class _Form:
         self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
 
     def write(self, part: bytes) -> None:
-        """Parse the next part of the body; raise InvalidRequest."""
+        """Parse the next part of the body. Raise InvalidRequest."""
         try:
             self._parser.write(part)
         except FormParserError as error:
             raise InvalidRequest(f"the form is malformed: {error}", param="body") from None
 
     def taken(self) -> list[bytes]:
-        """Return the file's content since the last call."""
+        """Return the file's content that has arrived since the last call."""
         content, self._content = self._content, []
         return content
 

@@ -1,11 +1,12 @@
-"""This gateway's view of every job in the cluster, slightly behind the broker: the fold of the jobs' events.
+"""A gateway's view of all batch jobs in the cluster, built from the jobs' events and slightly behind the broker.
 
-Folding is pure, and applying an event twice changes nothing.
+Applying an event is pure, and applying it twice changes nothing.
 
-`look_back` waits until this gateway has read every event of a job that was published before it got the job's lane.
-A lane's committed offset and note alone are not enough: after a broker was killed, lanes have begun at offsets from
-long before. The transaction that does a piece of work also publishes an event about it, so the events are the truth.
-The gateway publishes a token in the job's partition; once it reads the token back, it has read all events before it.
+`look_back` waits until this gateway has read all events of a job from before it received the job's lane. A lane's
+committed offset and note are not sufficient, because lanes have begun at much older offsets after a broker was killed.
+
+Events are reliable instead: the transaction that performs a piece of work also publishes an event about it. The gateway
+publishes a token in the job's partition. Once it has read the token, it has read all earlier events.
 """
 
 import asyncio
@@ -77,17 +78,20 @@ def revive(job_id: str, stored: pb.Snapshot) -> Job:
 
 
 MAX_JOBS = 10_000
-"""Jobs kept in memory. Beyond it, the tenant with most finished jobs loses its oldest; if none is finished, the new one
-is dropped. `view.py` limits the unfinished jobs that gateways accept.
+"""The number of jobs in memory. Above it, the oldest finished job of the tenant with most finished jobs is dropped.
+
+If no job is finished, the new job is dropped. MAX_UNFINISHED bounds the unfinished jobs that gateways accept.
 """
 MAX_EARLY = 10_000
-"""Events kept for unknown jobs. A snapshot is published a moment after it was taken, so a reader that begins there
-reads the events of that moment before the snapshot.
+"""The number of stored events of unknown jobs.
+
+A snapshot is published slightly after it was taken. A reader that begins in between reads events of the job before its
+snapshot.
 """
 
 
 class JobTable:
-    """Jobs by id, in the order in which they became known."""
+    """The known jobs by id, in the order in which they became known."""
 
     def __init__(self, max_jobs: int = MAX_JOBS) -> None:
         self._max_jobs = max_jobs
@@ -95,10 +99,12 @@ class JobTable:
         self._early: dict[str, list[pb.JobEvent]] = {}
         self._early_events = 0
         self.dropped = 0
-        """Events of unknown jobs that were dropped beyond `MAX_EARLY`, and unfinished jobs beyond `MAX_JOBS`."""
+        """The number of dropped events and jobs: events of unknown jobs above `MAX_EARLY`, unfinished jobs above
+        `MAX_JOBS`.
+        """
 
     def get(self, job_id: str) -> Job | None:
-        """Return the job; None if it is unknown or was dropped."""
+        """Return the job, or None if it is unknown or was dropped."""
         return self._jobs.get(job_id)
 
     def __len__(self) -> int:
@@ -108,7 +114,7 @@ class JobTable:
         return iter(list(self._jobs.values()))
 
     def apply(self, event: pb.JobEvent) -> Job | None:
-        """Apply an event and return its job; None if the job is unknown."""
+        """Apply an event and return its job, or None if the job is unknown."""
         job = self._jobs.get(event.job_id)
         match event.WhichOneof("event"):
             case "created" if job is None:
@@ -116,7 +122,7 @@ class JobTable:
             case "snapshot" if job is None:
                 job = self._add(revive(event.job_id, event.snapshot))
             case "snapshot" if job is not None:
-                # A repeated `created` introduced the job before its snapshot.
+                # A repeated `created` event was read before the snapshot.
                 _merge(job, revive(event.job_id, event.snapshot))
             case _ if job is not None:
                 _apply(job, event)
@@ -143,7 +149,7 @@ class JobTable:
         return self._jobs.get(job.id)
 
     def _drop_one(self, new: Job) -> None:
-        """Drop the oldest finished job of the tenant that has most of them, or `new` if none is finished."""
+        """Drop the oldest finished job of the tenant with most finished jobs. If no job is finished, drop `new`."""
         finished = [job for job in self._jobs.values() if job.finished]
         if not finished:  # gateways do not accept that many unfinished jobs
             self.dropped += 1
@@ -177,7 +183,7 @@ def _apply(job: Job, event: pb.JobEvent) -> None:
 
 
 def _merge(job: Job, stored: Job) -> None:
-    """Merge a snapshot's job, `stored`, into the job: add the fields that the events read so far did not set."""
+    """Add the state in a snapshot to a job, for the fields that the events read so far have not set."""
     job.created, job.created_unix_ns = stored.created, stored.created_unix_ns
     if job.started is None:
         job.started, job.started_unix_ns = stored.started, stored.started_unix_ns
@@ -198,7 +204,7 @@ def _merge(job: Job, stored: Job) -> None:
 
 
 def _further(new: pb.Assembled, known: pb.Assembled | None) -> bool:
-    """Return whether `new` has more answers in files, or belongs to a later attempt."""
+    """Return whether `new` belongs to a later attempt, or has more lines in the same attempt."""
     return known is None or _extent(new) > _extent(known)
 
 
@@ -207,19 +213,23 @@ def _extent(assembled: pb.Assembled) -> tuple[int, int]:
 
 
 KEEPERS = "batch-keepers.v2"
-"""The consumer group of the jobs topic. The name contains a version, since groups of different versions would fence
-each other. Readers begin at its committed offsets: snapshots of all jobs follow them.
+"""The consumer group of the jobs topic. Other readers begin at its committed offsets, after which snapshots follow.
+
+The name contains a version, because keepers of different versions in one group would take lanes from each other.
 """
 READY_TIMEOUT_S = 5.0
 RETRY_FIRST_S, RETRY_MAX_S = 0.1, 2.0
 RETRY_AFTER_S = 2.0
 FULL_RETRY_AFTER_S = 60.0
 MAX_UNFINISHED = 1_000
-"""Unfinished jobs in the cluster. Gateways that accept jobs at the same moment may exceed it by a few."""
+"""The maximum number of unfinished jobs in the cluster.
+
+Gateways that accept jobs at the same moment may exceed it slightly.
+"""
 MAX_TENANT_UNFINISHED = 250
-"""Unfinished jobs of one tenant, which leaves room for others."""
+"""The maximum number of unfinished jobs of one tenant, so that others have room."""
 SEEN_TIMEOUT_S = 2.0
-"""The time for which a lookup waits for a job that another gateway may have published just now."""
+"""The time for which a lookup waits for a job that another gateway may just have published."""
 SEEN_POLL_S = 0.02
 JOB_ID = re.compile(r"batch_[0-9a-f]{32}")
 
@@ -231,13 +241,13 @@ class JobView:
         self._rate = LineRate()
         self._working: set[str] = set()
         self._creating: Counter[str] = Counter()
-        """The jobs that this gateway is creating, by tenant."""
+        """The number of jobs that this gateway is creating, by tenant."""
         self._unread: set[str] = set()
-        """Jobs that this gateway created and has not read back yet."""
+        """The jobs that this gateway created and whose events it has not read back."""
         self._awaited: dict[int, asyncio.Event] = {}
-        """The events that are set once their token is read back."""
+        """The events to set once their token is read back."""
         self.replayed = asyncio.Event()
-        """Set once all events from before the start are read. A job that is unknown then does not exist."""
+        """Set once all events from before the start have been read. A job that is still unknown does not exist."""
 
     async def follow(self) -> None:
         since = await self._begins()
@@ -246,7 +256,7 @@ class JobView:
             self.apply(record.value)
 
     async def _begins(self) -> list[int]:
-        """Return the offsets to begin at; snapshots after them hold everything earlier."""
+        """Return the offsets at which to begin. Snapshots after them contain the state of all earlier events."""
         backoff = Backoff(first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         while True:
             try:
@@ -255,10 +265,10 @@ class JobView:
                 await asyncio.sleep(backoff.next_s())
 
     def published(self, event: JobEvent) -> None:
-        """Apply an event that this gateway has published before it is read back.
+        """Apply an event that this gateway has published, without waiting to read it back.
 
-        A client that got the job's id may request it at once, and reading can wait long for the transaction of a killed
-        gateway.
+        A client may request its new job at once. Reading the event back may take long if a killed gateway left an open
+        transaction.
         """
         if event.HasField("created") and not self.knows(event.job_id):
             self._unread.add(event.job_id)
@@ -271,7 +281,7 @@ class JobView:
             return
         if event.job_id in self._unread and event.HasField("created"):
             self._unread.remove(event.job_id)
-            # Another gateway may have created the same job first; the first event counts.
+            # Another gateway may have created the same job first. The first event in the topic is authoritative.
             if (job := self._book.get(event.job_id)) is not None:
                 job.created, job.created_unix_ns = event.created, event.at_unix_ns
         self._fold(event)
@@ -289,7 +299,7 @@ class JobView:
             if not self._working:
                 self._rate.work_begins(event.at_unix_ns)
             self._working.add(job.id)
-        # A snapshot counts lines answered long ago, and lines of a stopped job are not work.
+        # A snapshot contains lines that were answered long ago. The lines of a stopped job are not run.
         if not event.HasField("snapshot") and job.stopped(event.at_unix_ns) is None:
             self._rate.add(event.at_unix_ns, max(job.completed + job.failed - answered, 0))
 
@@ -299,11 +309,11 @@ class JobView:
         return self._book.dropped
 
     def lines_per_s(self, now_ns: int) -> float | None:
-        """Return the cluster's rate of answers; None if it is unknown."""
+        """Return the lines that the cluster answers per second, or None if the rate is unknown."""
         return self._rate.per_s(now_ns) if self._working else None
 
     def standings(self, now_ns: int) -> dict[str, OpenJob]:
-        """Return the facts by which shares are dealt, by id of each job with unanswered lines."""
+        """Return the inputs to the dealing of shares, by id of each job with unanswered lines."""
         return {job.id: standing for job in self._book if (standing := job.standing(now_ns)) is not None}
 
     def cancelled(self, job_id: str) -> bool:
@@ -312,7 +322,7 @@ class JobView:
 
     @contextmanager
     def awaiting(self, token: int) -> Iterator[asyncio.Event]:
-        """Return an event that is set once a `LookBack` with this token has been read."""
+        """Yield an event that is set once a `LookBack` with this token has been read."""
         self._awaited[token] = asyncio.Event()
         try:
             yield self._awaited[token]
@@ -320,7 +330,7 @@ class JobView:
             del self._awaited[token]
 
     def note(self, job_id: str, share: int, lines: int) -> ShareNote:
-        """Return the lines of a share that this gateway knows to be answered."""
+        """Return the lines of a share whose answers this gateway has read."""
         job = self._book.get(job_id)
         if job is not None and (job.finished or job.counts.whole(share)):
             return ShareNote(lines, answered=(1 << lines) - 1)
@@ -334,7 +344,7 @@ class JobView:
         return self._book.get(job_id) is not None
 
     def jobs(self, wanted: Callable[[Job], bool] = lambda _: True) -> list[Job]:
-        """Return the jobs for which `wanted` holds, youngest first."""
+        """Return the jobs that satisfy `wanted`, youngest first."""
         return sorted(filter(wanted, self._book), key=lambda job: (-job.created_unix_ns, job.id))
 
     def unfinished(self) -> list[Job]:
@@ -350,8 +360,9 @@ class JobView:
             raise BrokerUnavailable(text, retry_after_s=RETRY_AFTER_S) from None
 
     def check_room(self, tenant: str) -> None:
-        """Raise QueueFull if the cluster or the tenant has its full number of unfinished jobs, including those being
-        created.
+        """Raise QueueFull if the cluster or the tenant has the maximum number of unfinished jobs.
+
+        Jobs that are being created count as unfinished.
         """
         unfinished, creating = self.unfinished(), self._creating
         if len(unfinished) + creating.total() >= MAX_UNFINISHED:
@@ -362,7 +373,7 @@ class JobView:
 
     @contextmanager
     def room(self, tenant: str) -> Iterator[None]:
-        """Reserve room for a job that is created within the context; raises as `check_room` does."""
+        """Reserve room for a job that is created within the context. Raise QueueFull as `check_room` does."""
         self.check_room(tenant)
         self._creating[tenant] += 1
         try:
@@ -373,13 +384,13 @@ class JobView:
                 del self._creating[tenant]
 
     async def seen(self, job_id: str) -> Job:
-        """Return the job, waiting up to `SEEN_TIMEOUT_S` for it.
+        """Return a job, for which the call waits up to `SEEN_TIMEOUT_S`.
 
-        Raise BatchNotFound if it does not appear, and BrokerUnavailable while the view is incomplete.
+        Raise BatchNotFound if the job does not appear, and BrokerUnavailable while the view is incomplete.
         """
         await self.ready()
         loop = asyncio.get_running_loop()
-        # No gateway makes an id of another form, so waiting for it is pointless.
+        # Only ids of this form are created, so there is no point in waiting for another one.
         deadline_s = loop.time() + (SEEN_TIMEOUT_S if JOB_ID.fullmatch(job_id) else -1.0)
         while True:
             job = self._book.get(job_id)
@@ -393,15 +404,16 @@ class JobView:
 log = structlog.get_logger()
 
 LOOK_BACK_S = 30.0
-"""The time after which a token that was not read back is published again."""
+"""The time after which a token that has not been read back is published again."""
 
 
 async def look_back(view: JobView, clock: Clock, lane: Lane, job_id: str, *, next_offset: int, note: str = "") -> None:
-    """Return once the gateway knows all earlier events of the job. Call it before work on the record at `next_offset`.
+    """Wait until this gateway has read all earlier events of the job. Call it before any work on the record at
+    `next_offset`.
 
-    Raise the error that ended the lane. The wait has no limit, since lanes of other partitions continue.
+    Raise the error that ended the lane. The wait is unlimited, because lanes of other partitions continue meanwhile.
     """
-    # A gateway that begins at the snapshots knows every job only after it has read all records from before its start.
+    # A gateway that began at the snapshots knows all jobs only after it has read all records from before its start.
     await view.replayed.wait()
     while True:
         token = secrets.randbits(64)

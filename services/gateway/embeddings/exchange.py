@@ -1,4 +1,4 @@
-"""The routes that turn texts into vectors: a request's prompts, and the answers made from their vectors."""
+"""The routes that convert texts into vectors or scores: embeddings, score and rerank."""
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
@@ -36,29 +36,29 @@ from services.gateway.request.prompt import ServedModel
 from services.gateway.request.schema import fit
 
 Vectors = NDArray[np.float32]
-"""[inputs, size] 2D float32."""
+"""Vectors as a 2D float32 array of shape [inputs, dimensions]."""
 
 
 def shaped(packed: Sequence[bytes], embedding: Embedding, dimensions: int | None = None) -> Vectors:
-    """Return the vectors after the model's own steps: shortening, then normalisation. Pure."""
+    """Return the vectors after the model's post-processing: shortening, then normalisation. Pure."""
     vectors = np.stack([np.frombuffer(each, dtype="<f4") for each in packed])[:, :dimensions]
     return unit(vectors) if embedding.normalizes else vectors
 
 
 def unit(vectors: Vectors) -> Vectors:
-    """Return the vectors with length 1. A zero vector stays unchanged."""
+    """Return the vectors scaled to length 1. Zero vectors stay unchanged."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     found: Vectors = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
     return found
 
 
 def cosines(first: Vectors, second: Vectors) -> list[float]:
-    """Return the cosine of each pair; one vector in `first` pairs with all of `second`."""
+    """Return the cosine similarity of each pair. A single vector in `first` is paired with every vector in `second`."""
     return [float(each) for each in (unit(first) * unit(second)).sum(axis=1)]
 
 
 class Pooled(NamedTuple):
-    """The parts of an answer that all of these routes share."""
+    """The parts of an answer that all of these routes have in common."""
 
     request_id: str
     created: int
@@ -67,7 +67,10 @@ class Pooled(NamedTuple):
     embedding: Embedding
 
     def scores(self, first: int) -> list[float]:
-        """Return a cross-encoder's score of each pair, or the cosines of the `first` vectors with the others."""
+        """Return the score of each pair.
+
+        It is a cross-encoder's output, or the cosine of one of the `first` vectors and one of the others.
+        """
         if self.embedding.pooling != "score":
             return cosines(self.vectors[:first], self.vectors[first:])
         outputs = self.vectors[:, 0].astype(np.float64)
@@ -78,7 +81,7 @@ Render = Callable[[Pooled], object]
 
 
 class PooledExchange:
-    """The exchange of one request whose answer is made of vectors."""
+    """The exchange that sends an answer made from vectors."""
 
     def __init__(
         self,
@@ -91,8 +94,9 @@ class PooledExchange:
         signal: OutputSignal,
         headers: Mapping[str, str],
     ) -> None:
-        """Create the exchange. Raise InvalidRequest if the model cannot shorten its vectors to `dimensions`; None keeps
-        their length.
+        """Create the exchange.
+
+        Raise InvalidRequest if the model does not support `dimensions`; None keeps the vectors' size.
         """
         self._embedding = model.info.embedding
         if fault := self._embedding.fault(dimensions):
@@ -109,7 +113,7 @@ class PooledExchange:
         await wire.json(200, await self.reply(), self._headers)
 
     async def reply(self) -> object:
-        """Return the whole answer once every vector is available."""
+        """Wait until every vector is available and return the answer. Raise the first error of a choice."""
         while not all(choice.text.done for choice in self._choices):
             await self._signal.wait()
             self._raise_error()
@@ -123,7 +127,7 @@ class PooledExchange:
         return self._render(pooled)
 
     async def stream(self, wire: Wire) -> None:
-        """Send the same as `whole`, since these routes have no streams."""
+        """Send the same answer as `whole`, because these routes do not stream."""
         await self.whole(wire)
 
     def _raise_error(self) -> None:
@@ -172,7 +176,7 @@ _FIELDS: Final = {kind: kind.__struct_fields__ for kind in (EmbeddingRequest, Sc
 
 
 def pooled_readers() -> dict[str, Reader]:
-    """Return the reader of each route by its path."""
+    """Return the reader of each path."""
     scores, reranks = dict.fromkeys(SCORE_PATHS, ScoreReader()), dict.fromkeys(RERANK_PATHS, RerankReader())
     return {EMBEDDINGS_PATH: EmbeddingReader(), **scores, **reranks}
 
@@ -183,7 +187,7 @@ _TEXT_NAMES: Final = {
 
 
 def _tidy_score(body: dict[str, Any]) -> dict[str, Any]:
-    """Rename vLLM's other names of the texts and drop null ones; refuse two names of one text."""
+    """Rename vLLM's alternative field names and drop nulls. Raise InvalidRequest if two fields name the same texts."""
     named: dict[str, Any] = {}
     for key, value in drop_harmless(body, served=frozenset(_FIELDS[ScoreRequest]) | _TEXT_NAMES.keys()).items():
         name = _TEXT_NAMES.get(key, key)

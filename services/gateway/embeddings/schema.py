@@ -1,4 +1,4 @@
-"""The bodies of the routes that turn texts into vectors: OpenAI's embeddings, vLLM's scores, Jina's rerank. Pure."""
+"""The bodies of the embedding routes: OpenAI's embeddings, vLLM's score and Jina's rerank. Pure."""
 
 from typing import Annotated, Final, Literal
 
@@ -12,9 +12,9 @@ SCORE_PATH: Final = "/v1/score"
 RERANK_PATH: Final = "/v1/rerank"
 SCORE_PATHS: Final = (SCORE_PATH, "/score")
 RERANK_PATHS: Final = (RERANK_PATH, "/rerank", "/v2/rerank")
-"""The paths of score and rerank with those that vLLM serves too. Cohere's client asks at `/v2/rerank`."""
+"""The paths of score and rerank, including vLLM's alternatives. Cohere's client uses `/v2/rerank`."""
 MAX_INPUTS: Final = 2048
-"""The bound for one request in OpenAI's API. A shorter queue lowers it."""
+"""The maximum number of inputs in OpenAI's API. A gateway with a shorter queue accepts fewer."""
 
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -66,7 +66,7 @@ class PooledUsage(Struct):
 class EmbeddingItem(Struct):
     index: int
     embedding: list[float] | str
-    """The vector, or its little-endian float32 in base64."""
+    """The vector, either as numbers or as little-endian float32 in base64."""
     object: str = "embedding"
 
 

@@ -1,4 +1,4 @@
-"""Fetching of images that a request names by address, from allowed hosts and within bounds."""
+"""Fetching of the images that requests name by URL, from allowed hosts and within limits."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ from services.gateway.turns import FairSlots
 MAX_WAITING: Final = 256
 """The maximum number of images that wait to be fetched."""
 MAX_ADDRESSES: Final = 4
-"""The maximum number of a host's addresses that are tried."""
+"""The maximum number of addresses of one host that are tried."""
 SCHEMES: Final = ("http://", "https://")
 _OK, _REDIRECTS = 200, frozenset({301, 302, 303, 307, 308})
 _INSTEAD: Final = "send the file itself as data:image/png;base64,"
@@ -30,18 +30,18 @@ _INSTEAD: Final = "send the file itself as data:image/png;base64,"
 _HEADERS: Final = {"accept": "image/png, image/jpeg, image/webp, image/gif", "accept-encoding": "identity"}
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""A function that returns the addresses of a host. Raises OSError."""
+"""A function that returns the IP addresses of a host. It raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchBounds:
     max_bytes: int
-    """The maximum size of an image's file."""
+    """The maximum size of one image file."""
     max_s: float
-    """The maximum time for an image, redirects included."""
+    """The maximum time for one image, including redirects."""
     max_redirects: int
     max_fetches: int
-    """The maximum number of images fetched at a time."""
+    """The maximum number of concurrent fetches."""
 
 
 class _Failed(Exception):
@@ -51,7 +51,7 @@ class _Failed(Exception):
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host by the system's resolver."""
+    """Return the IP addresses of a host from the system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
@@ -66,7 +66,7 @@ class ImageFetcher:
         tenants: Tenancy | None = None,
         resolve: Resolve = resolve,
     ) -> None:
-        """Create the fetcher; `tenants` share the concurrent fetches. None treats all requests alike."""
+        """Create the fetcher. Its slots are shared fairly by `tenants`; with None, all requests are treated alike."""
         self._hosts = hosts
         self._bounds = bounds
         self._metrics = metrics
@@ -74,16 +74,16 @@ class ImageFetcher:
         full = f"{bounds.max_fetches} images are being fetched and too many wait: send the files themselves"
         self.slots = FairSlots(bounds.max_fetches, MAX_WAITING, full, tenants=tenants, max_wait_s=bounds.max_s)
         self._tls: SSLContext | None = None
-        # A fetch as a whole has a time limit. An address that never answers leaves time for the next one.
+        # Only connecting has a limit of its own, so that an address that never answers leaves time for the next one.
         self._timeout = httpx.Timeout(None, connect=bounds.max_s / MAX_ADDRESSES)
 
     async def fetch(
         self, images: Sequence[SentImage], tenant: str, hold: Callable[[int], None]
     ) -> tuple[SentImage, ...]:
-        """Return the images, with files for those at addresses. Each address is fetched once.
+        """Return the images with the files of those that have http(s) URLs. Each URL is fetched once.
 
-        `hold` is called with the size of each part before it is kept. Raise InvalidRequest, with its field, for the
-        first image that cannot be had, and QueueFull.
+        `hold` is called with the size of each received part. Raise InvalidRequest, which names the field, for the first
+        image that cannot be fetched, and QueueFull.
         """
         urls: dict[str, SentImage] = {}
         for image in images:
@@ -105,7 +105,7 @@ class ImageFetcher:
         finally:
             for each in fetching:
                 each.cancel()
-            # Cancelled fetches still close their connections.
+            # Cancelled fetches must still close their connections.
             await asyncio.gather(*fetching, return_exceptions=True)
         return tuple(image._replace(file=files.get(image.url, b"")) for image in images)
 
@@ -143,7 +143,7 @@ class ImageFetcher:
     async def _file(self, url: httpx.URL, hold: Callable[[int], None]) -> bytes:
         if self._tls is None:  # in a thread, because it reads the certificates of all authorities
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
-        # A kept connection would serve another name at the same address without a check of its certificate.
+        # A reused connection could serve another host name at the same address without a check of its certificate.
         kept = httpx.Limits(max_keepalive_connections=0)
         async with httpx.AsyncClient(verify=self._tls, trust_env=False, timeout=self._timeout, limits=kept) as client:
             for _ in range(self._bounds.max_redirects + 1):
@@ -167,10 +167,10 @@ class ImageFetcher:
 
     @asynccontextmanager
     async def _opened(self, client: httpx.AsyncClient, url: httpx.URL) -> AsyncIterator[httpx.Response]:
-        """Yield the start of the answer from the host's first address that connects."""
+        """Yield the response, without its body, from the first address of the host that accepts a connection."""
         error: Exception | None = None
         for address in await self._targets(url):
-            # Connect to the checked address, because a second look-up could return another one.
+            # Connect to the checked address, because a second look-up could return a different one.
             headers = {**_HEADERS, "host": url.netloc.decode("ascii"), "user-agent": f"fulcrum/{release()}"}
             names = {"sni_hostname": host_of(url)}
             try:

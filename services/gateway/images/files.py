@@ -1,4 +1,4 @@
-"""Images of a chat, from data URLs or fetched files: their decoding, bounds, and places in the prompt. Pure."""
+"""The images of a chat, from data URLs or fetched files: decoding, limits and positions in the prompt. Pure."""
 
 import re
 from base64 import b64decode
@@ -16,7 +16,7 @@ from libs.engine.port import PromptImage
 from libs.model.pictures import UnservedPicture, read_picture
 from libs.model.vision import FORMATS, Vision, expand, spans
 
-# The bound on all images of a request, so that they fit into a frame within gRPC's message limit.
+# The bound on all images of a request, so that they fit into one frame within gRPC's message limit.
 MAX_TOTAL_BYTES: Final = 8 * 1024 * 1024
 _DATA_URL: Final = re.compile(r"data:image/[A-Za-z0-9.+-]{1,64};base64,")
 MAX_REASON_CHARS: Final = 200
@@ -25,9 +25,9 @@ MAX_REASON_CHARS: Final = 200
 class SentImage(NamedTuple):
     url: str
     field: str
-    """The name of the request's field in error messages."""
+    """The name of the request's field for errors."""
     file: bytes = b""
-    """The file that was fetched from `url`; empty if that is a data URL."""
+    """The file fetched from `url`; empty if `url` is a data URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class ImageLimits:
     max_images: int = 8
     """The maximum number of images in a request."""
     max_bytes: int = 4 * 1024 * 1024
-    """The maximum size of an image's file."""
+    """The maximum size of one image file."""
     max_pixels: int = 16 * 1024 * 1024
 
 
 def check_vision(images: Sequence[SentImage], model: str, vision: Vision | None) -> Vision:
-    """Return the model's vision. Raise UnsupportedField if none is served."""
+    """Return the model's vision properties. Raise UnsupportedField if the model accepts no images."""
     if vision is None or vision.unserved:
         why = vision.unserved if vision else "it has no vision: send text only, or name a vision model"
         raise UnsupportedField(f"images are not served for model {model!r}: {why}", param=images[0].field)
@@ -48,14 +48,14 @@ def check_vision(images: Sequence[SentImage], model: str, vision: Vision | None)
 
 
 def check_count(images: Sequence[SentImage], limits: ImageLimits) -> None:
-    """Raise InvalidRequest for too many images."""
+    """Raise InvalidRequest if there are too many images."""
     if len(images) > limits.max_images:
         text = f"the request has {len(images)} images; {limits.max_images} are allowed"
         raise InvalidRequest(text, param=images[limits.max_images].field)
 
 
 def check_workers(images: Sequence[SentImage], workers: Iterable[Worker]) -> None:
-    """Raise UnsupportedField if any of the model's workers would ignore or refuse images."""
+    """Raise UnsupportedField if any of the model's workers does not support images."""
     blind = next((each for each in workers if not each.capabilities.images), None)
     if blind is not None:
         text = (
@@ -66,15 +66,16 @@ def check_workers(images: Sequence[SentImage], workers: Iterable[Worker]) -> Non
 
 
 def max_file_bytes(images: Sequence[SentImage], limits: ImageLimits) -> int:
-    """Return an upper bound of the bytes of the images' files, some of which have yet to be fetched."""
+    """Return an upper bound of the total size of the image files, including those that have not been fetched."""
     sizes = (len(each.url) if _DATA_URL.match(each.url) else limits.max_bytes for each in images)
     return min(sum(sizes), MAX_TOTAL_BYTES)
 
 
 def read_images(images: Sequence[SentImage], limits: ImageLimits) -> list[bytes]:
-    """Return the images' files. Raise InvalidRequest, with its field, for an image that is too large or broken.
+    """Return the image files. Raise InvalidRequest, which names the field, if an image is too large or broken.
 
-    Every image is decoded here in the same way as by workers, so that no worker gets an undecodable one.
+    Each image is decoded here in the same way as on workers, so that workers never receive an image that they cannot
+    decode.
     """
     files: list[bytes] = []
     for url, field, fetched in images:
@@ -123,9 +124,10 @@ def _check(data: bytes, field: str, limits: ImageLimits) -> None:
 
 
 def expanded(token_ids: list[int], images: int, vision: Vision | None, tokens: Mapping[int, str]) -> list[int]:
-    """Return a rendered chat with each placeholder repeated for the tokens of its image.
+    """Return a rendered chat with each image's placeholder repeated once for each of the image's tokens.
 
-    Raise InvalidRequest unless it has one placeholder for each image. `tokens` maps ids to texts of the model's tokens.
+    Raise InvalidRequest if the number of placeholders differs from the number of images. `tokens` maps the ids of added
+    tokens to their texts.
     """
     assert vision is not None, "checked before"
     found, text = token_ids.count(vision.token_id), tokens.get(vision.token_id, "")
@@ -139,6 +141,6 @@ def expanded(token_ids: list[int], images: int, vision: Vision | None, tokens: M
 
 
 def place_images(token_ids: Sequence[int], files: Sequence[bytes], vision: Vision) -> tuple[PromptImage, ...]:
-    """Return the images with their places in an expanded prompt."""
+    """Return the images with their positions in an expanded prompt."""
     places = spans(token_ids, [image_hash(data) for data in files], vision)
     return tuple(PromptImage(span, data) for span, data in zip(places, files, strict=True))

@@ -1,4 +1,4 @@
-"""The hosts from which images may be fetched, and the addresses that their names may resolve to. Pure."""
+"""The hosts from which images may be fetched, and the IP addresses to which their names may resolve. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -16,23 +16,26 @@ _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 
 
 class RefusedUrl(Exception):
-    """An address that is not fetched; the message explains why and what to do."""
+    """An error for a URL that may not be fetched. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageHosts:
-    """An allow-list. Without an entry nothing is fetched."""
+    """An allow-list of hosts. Without entries, nothing is fetched."""
 
     names: frozenset[tuple[str, int | None]] = frozenset()
-    """Hosts with their ports; None stands for the default port of http and https."""
+    """Hosts and their ports. A port of None stands for the default port of http and https."""
     addresses: frozenset[IPv4Address | IPv6Address] = frozenset()
-    """The addresses among `names`, to which other names may resolve even if they are private."""
+    """The IP addresses among `names`. Host names may resolve to them even if they are private."""
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Networks of such addresses, each of which is also allowed as a host."""
+    """Networks whose addresses are allowed as hosts and as targets of host names, even if they are private."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse names, addresses and networks, separated by commas. Raise ValueError, which names the entry."""
+        """Parse a comma-separated list of host names, addresses and networks.
+
+        Raise ValueError, which names the faulty entry.
+        """
         entries = [entry for entry in map(str.strip, text.split(",")) if entry]
         names = [_authority(entry) for entry in entries if "/" not in entry]
         addresses = [address for host, _ in names if (address := _literal(host)) is not None]
@@ -40,7 +43,7 @@ class ImageHosts:
         return cls(frozenset(names), frozenset(addresses), tuple(networks))
 
     def check(self, url: URL) -> None:
-        """Raise RefusedUrl unless the address's host and port are listed."""
+        """Raise RefusedUrl if the URL's host and port are not in the list."""
         host, port = host_of(url), port_of(url)
         if not self.names and not self.networks:
             raise RefusedUrl(f"images are fetched only from hosts in {SETTING} of the gateway, and it names none")
@@ -56,9 +59,9 @@ class ImageHosts:
         raise RefusedUrl(f"images are fetched only from hosts in {SETTING} of the gateway, and {shown} is none of them")
 
     def allows_target(self, address: str) -> bool:
-        """Return whether a listed name may resolve to `address`, which must be public or listed itself.
+        """Return whether host names may resolve to `address`, which must be public or in the list.
 
-        An IPv6 address that embeds an IPv4 address is judged by both.
+        If an IPv6 address embeds an IPv4 address, the embedded one must be public or in the list.
         """
         found = ip_address(address)
         if self._lists(found):
@@ -73,7 +76,7 @@ class ImageHosts:
 
 
 def read_url(text: str) -> URL:
-    """Parse the address of an image. Raise RefusedUrl unless its scheme is http or https."""
+    """Parse an image's URL. Raise RefusedUrl if its scheme is neither http nor https."""
     if len(text) > MAX_URL_CHARS:
         raise RefusedUrl(f"the address is over {MAX_URL_CHARS} characters")
     try:
@@ -101,7 +104,7 @@ def _network(entry: str) -> IPv4Network | IPv6Network:
 
 
 def _authority(entry: str) -> tuple[str, int | None]:
-    """Return an entry's host as written in addresses, and its port."""
+    """Return the host in an entry, normalised as in URLs, and its port."""
     if entry.count(":") > 1 and not entry.startswith("["):
         entry = f"[{entry}]"
     try:
@@ -124,7 +127,7 @@ def _literal(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that is embedded in a mapped, translated or 6to4 address."""
+    """Return the IPv4 address embedded in an IPv4-mapped, NAT64 or 6to4 address, or None if there is none."""
     if isinstance(address, IPv4Address):
         return None
     if address in _NAT64:
@@ -133,7 +136,7 @@ def _inner(address: IPv4Address | IPv6Address) -> IPv4Address | None:
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
-    # Outside this network, Python considers some addresses global that lead to private hosts, such as those of
+    # Python considers some addresses outside this network global that lead to private hosts, such as those of
     # fec0::/10.
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
         return False

@@ -1,4 +1,4 @@
-"""Anthropic's key header and error form around the routes of its API, whichever part of the gateway answers."""
+"""Anthropic's key header and error format for the routes of its API."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from services.gateway.request.formats import ErrorBody, ErrorReply
 
 KEY_HEADER: Final = "x-api-key"
 MAX_BODY_BYTES: Final = 16_384
-"""The size up to which an error's body is converted."""
+"""The size up to which an error body is converted."""
 _TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
@@ -25,7 +25,7 @@ _TYPES: Final[Mapping[int, str]] = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-# The message of `check_fit`.
+# The message of `check_fit` in services/gateway/request/prompt.py.
 _BEYOND: Final = re.compile(r"(\d+) prompt tokens and (\d+) more exceed the context of (\d+)")
 _decoder: Final = msgspec.json.Decoder(ErrorReply)
 Headers = list[tuple[bytes, bytes]]
@@ -38,8 +38,8 @@ def message_error(status: int, error: ErrorBody, request_id: str | None) -> Mess
 
 
 def _in_known_words(message: str) -> str:
-    # Agents match the words of Anthropic's API. After the first, Claude Code requests fewer tokens; after the second,
-    # it compacts its history.
+    # Coding agents match the wording of Anthropic's API: Claude Code compacts its history if the prompt is too long.
+    # It requests fewer tokens if input and `max_tokens` together exceed the limit.
     found = _BEYOND.fullmatch(message)
     if found is None:
         return f"prompt is too long: {message}"
@@ -48,16 +48,16 @@ def _in_known_words(message: str) -> str:
 
 
 def refused_body(error: FulcrumError, path: str) -> object:
-    """Return the body of an error that is raised before any route, in the form of the route's API."""
+    """Return the body of an error that was raised before any route, in the format of the path's API."""
     if path not in (PATH, COUNT_PATH):
         return error.http_body
     return message_error(error.http_status, error_reply(error).error, None)
 
 
 class MessagesDialect:
-    """The middleware of Anthropic's routes. It turns a key in `x-api-key` into a bearer token and converts errors.
+    """The middleware for Anthropic's routes. It turns the key in `x-api-key` into a bearer token and converts errors.
 
-    It is outside the key check, so that all inner parts see one kind of key, and the check's own errors are converted
+    It wraps the key check, so that all inner parts see only bearer tokens, and errors of the key check are converted
     too.
     """
 
@@ -78,8 +78,9 @@ class MessagesDialect:
 
 
 def with_bearer(headers: Headers) -> Headers:
-    """Return headers with the key of `x-api-key` as a bearer token. Raise InvalidRequest if `authorization` holds
-    another key.
+    """Return the headers with the key in `x-api-key` as a bearer token.
+
+    Raise InvalidRequest if `authorization` contains a different key.
     """
     found = dict(headers)
     key, authorization = found.get(KEY_HEADER.encode()), found.get(b"authorization")
@@ -93,7 +94,7 @@ def with_bearer(headers: Headers) -> Headers:
 
 
 class _ErrorSender:
-    """A sender of messages that converts the body of an error. An error's start waits for its body."""
+    """A sender that converts error bodies. It sends the start of an error only with its body, whose length changes."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -122,15 +123,16 @@ class _ErrorSender:
 
 
 def _named(start: Message) -> Message:
-    """Return the start with the request's id also under the header name of Anthropic's clients."""
+    """Return the response start with the request's id also in the header that Anthropic's clients read."""
     headers: Headers = list(start.get("headers", ()))
     own = dict(headers).get(b"x-request-id")
     return {**start, "headers": headers if own is None else [*headers, (b"request-id", own)]}
 
 
 def _converted(start: Message, message: Message) -> Message:
-    """Return the body in Anthropic's form and set the start's content-length, unless it is not an error of the
-    gateway.
+    """Return the body in Anthropic's format and update the content-length in `start`.
+
+    A body that is not an error of the gateway is returned unchanged.
     """
     body: bytes = message.get("body", b"")
     if message.get("more_body", False) or len(body) > MAX_BODY_BYTES:

@@ -1,4 +1,4 @@
-"""The exchange that sends one message, as a stream of events or one JSON object, in Anthropic's order."""
+"""The exchange that sends one message of Anthropic's API, as a stream of events or as one JSON object."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -49,16 +49,16 @@ _REASONS: Final[Mapping[ApiFinishReason, StopReason]] = {
 
 
 class MessageOutput:
-    """The content blocks of one message. The last one is open until another begins."""
+    """The content blocks of one message. The last block is open until another one begins."""
 
     def __init__(self) -> None:
         self.blocks: list[OutputBlock] = []
         self._open = False
         self._texts: list[str] = []
-        """The pieces of the open block."""
+        """The pieces of the open block's text."""
 
     def push(self, runs: Sequence[AnswerRun]) -> list[Event]:
-        """Return the events of further parts of the answer."""
+        """Return the events for further parts of the answer."""
         events: list[Event] = []
         for run in runs:
             if run.kind is PartKind.CALL:
@@ -73,7 +73,7 @@ class MessageOutput:
         return events
 
     def end(self) -> list[Event]:
-        """Return the event that closes the open block, if there is one."""
+        """Close the open block and return its event, or nothing if no block is open."""
         if not self._open:
             return []
         self._open = False
@@ -90,7 +90,7 @@ class MessageOutput:
         events += self.end()
         self.blocks.append(block)
         self._open, self._texts = True, []
-        # A copy: the block itself is filled at its end, before events are encoded.
+        # A copy, because the event is encoded only after the block may have been filled at its end.
         events.append(BlockStart(len(self.blocks) - 1, msgspec.structs.replace(block)))
 
 
@@ -101,8 +101,9 @@ def _delta(run: AnswerRun) -> TextDelta | ThinkingDelta | InputDelta:
 
 
 def _input(text: str) -> Any:
-    """Return the object in a call's text, as the model wrote it. Return an empty one if the text is not an object or
-    was cut off.
+    """Return a tool call's arguments as the model wrote them.
+
+    Return an empty object if they are not a JSON object, such as those of a call that was cut off.
     """
     try:
         msgspec.json.decode(text, type=dict[str, Any])

@@ -1,4 +1,4 @@
-"""Conversion of a message's body into a chat request. Pure; raises InvalidRequest, which names the field."""
+"""Conversion of a message request into a chat request. Pure. Errors are InvalidRequest and name the field."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -49,17 +49,17 @@ from services.gateway.request.schema import (
     fit,
 )
 
-# Fields that are not served, with the values, in addition to null, that request the default behaviour.
+# Fields that are not served, with the values besides null that request the default behaviour.
 _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "standard_only"),
     "mcp_servers": ([],),
     "speed": ("standard",),
 }
-# Claude Code's first block of system text, for Anthropic's accounting. It differs in each request and would prevent
-# prefixes from being found in the cache.
+# The first block of Claude Code's system text, for Anthropic's accounting. It differs between requests, so prompts
+# would share no prefix.
 _BILLING: Final = "x-anthropic-billing-header:"
 _ERROR: Final = "Error: "
-# The name of an answer's schema, which the chat route requires and which no model sees.
+# The name of an answer's schema. The chat route requires one, and no model sees it.
 _SCHEMA_NAME: Final = "output"
 
 
@@ -90,7 +90,7 @@ def parse_count(body: bytes) -> ParsedRequest:
 
 
 def _tidy(body: dict[str, Any]) -> dict[str, Any]:
-    """Drop fields that request nothing. Refuse kinds of tools and blocks that are not served, by name."""
+    """Remove fields without effect. Raise UnsupportedField for tool and block types that are not served."""
     kept = drop_defaults(body, _HARMLESS)
     for place, tool in enumerate(_dicts(kept.get("tools"))):
         kind = tool.get("type")
@@ -141,10 +141,10 @@ def _dicts(plain: Any) -> list[dict[str, Any]]:
 
 
 def _convert(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
-    """Complete a chat request with the conversation, its tools and its form."""
+    """Complete a chat request with the messages, the tools and the options of the answer."""
     output, thinking, choice = request.output_config, request.thinking, request.tool_choice
     chat.messages = read_messages(request)
-    # By the API's rule, an answer continues the text of a last message written by the model.
+    # In Anthropic's API, the answer continues a last message with the role assistant.
     chat.continue_final_message = _is_begun(chat.messages[-1]) or None
     chat.tools = [
         Tool(Function(tool.name, tool.description, tool.input_schema, tool.strict), "function")
@@ -157,17 +157,17 @@ def _convert(request: CountRequest, chat: ChatRequest) -> ParsedRequest:
         chat.response_format = ResponseFormat("json_schema", JsonSchema(_SCHEMA_NAME, form.schema))
     parsed = replace(convert_chat(chat), ordered=True, chat_field="messages", schema_field=form_field)
     if parsed.images:
-        # The turns and parts of a chat differ from those of the body.
+        # The positions of images in the chat differ from those in the body, so errors name `messages` only.
         parsed = replace(parsed, images=tuple(image._replace(field="messages") for image in parsed.images))
     thinks = None if thinking is None or thinking.type == "adaptive" else thinking.type == "enabled"
     if output is None or output.effort is None or thinks is False:
         return parsed if thinks is None else replace(parsed, thinking=thinks)
-    # Claude Code names an effort in every request, regardless of the model.
+    # Claude Code sends an effort with every request, whatever the model.
     return replace(parsed, effort=output.effort, effort_is_hint=True, thinking=thinks)
 
 
 def _output_format(request: CountRequest) -> tuple[OutputFormat | None, str]:
-    """Return the answer's format and the field that holds it; raise InvalidRequest if both fields do."""
+    """Return the answer's format and the field that contains it. Raise InvalidRequest if both fields are present."""
     form = None if request.output_config is None else request.output_config.format
     if request.output_format is None:
         return form, "output_config.format"
@@ -194,7 +194,7 @@ def _tool_choice(choice: MessageToolChoice | None) -> Any:
 def read_messages(request: CountRequest) -> list[Message]:
     """Convert the system text and the messages into turns of a chat.
 
-    Each tool's result becomes a turn. Consecutive turns of the user become one, as in the API.
+    Each tool result becomes a turn of its own. Consecutive turns of the user are joined, as in Anthropic's API.
     """
     turns: list[Message] = []
     system = _system(request.system)
@@ -238,7 +238,8 @@ def _content(texts: Sequence[str]) -> str | list[ContentPart]:
 
 
 def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -> list[Message]:
-    # Claude Code sends system text after the question, where many templates refuse the role or omit it.
+    # Claude Code sends system text after the question. Many templates refuse the role there or omit the text, so it is
+    # sent as the user's.
     turns: list[Message] = []
     parts: list[ContentPart] = []
     for place, block in enumerate(blocks):
@@ -259,7 +260,7 @@ def _question(message: InputMessage, blocks: Sequence[InputBlock], where: str) -
 
 
 def _joined(parts: list[ContentPart]) -> str | list[ContentPart]:
-    """Return a message's content: one text, or parts, which a template joins in its own way."""
+    """Return a message's content: a single text, or the parts, which the template joins in its own way."""
     alone = len(parts) < 2 and all(part.type == "text" for part in parts)
     return "".join(part.text or "" for part in parts) if alone else parts
 
@@ -305,7 +306,7 @@ def _misplaced(block: InputBlock, role: str, where: str) -> InvalidRequest:
 
 
 class MessageCounter:
-    """The handler of count_tokens."""
+    """The handler of /v1/messages/count_tokens."""
 
     def __init__(self, intake: Intake, catalog: Catalog) -> None:
         self._intake = intake

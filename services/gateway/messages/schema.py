@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/messages and its count_tokens, and messages with their events, as defined by Anthropic's API.
+"""The bodies, messages and events of /v1/messages and its count_tokens, as defined by Anthropic's API.
 
 Decoding a body checks types and ranges.
 """
@@ -16,7 +16,7 @@ MAX_TOOL_NAME_CHARS: Final = 128
 ToolName = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9_.-]{{1,{MAX_TOOL_NAME_CHARS}}}$")]
 CallId = Annotated[str, Meta(min_length=1, max_length=512)]
 Mark = dict[str, Any] | None
-"""The mark of a prefix to cache, which has no effect: all prefixes are cached."""
+"""The `cache_control` of a block. It has no effect, because every prefix is cached."""
 
 
 IMAGE_SOURCES: Final = ("base64", "url")
@@ -182,7 +182,7 @@ _VALUES: Final = {
 
 
 def known_values(path: str) -> KnownValues | None:
-    """Return the accepted values of the field at a path; None for a field of any value."""
+    """Return the accepted values of the field at a path, or None if any value is accepted."""
     found = _VALUES.get("role" if path.endswith("].role") else path)
     return None if found is None else (found, frozenset())
 

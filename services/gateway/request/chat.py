@@ -1,4 +1,7 @@
-"""The tools that a chat may or must call. Pure; raises InvalidRequest, which names the field."""
+"""The messages and tools of a chat, converted for chat templates.
+
+Pure. Errors are InvalidRequest and name the field.
+"""
 
 import json
 from collections.abc import Sequence
@@ -18,25 +21,27 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     tools: tuple[dict[str, Any], ...]
-    """The tools in OpenAI's shape, which chat templates expect."""
+    """The tools in OpenAI's format, which chat templates expect."""
     parallel: bool
-    """True if one answer may have several calls."""
+    """True if one answer may contain several calls."""
     chars: int
-    """The approximate length of the tools' text."""
+    """The approximate number of characters of the tools in the prompt."""
     required: bool = False
     """True if the model must call at least one tool."""
     named: str | None = None
-    """The only tool that the model may call, and must call."""
+    """The only tool that the model may call, and must call; None if the request names none."""
     strict: frozenset[str] = frozenset()
-    """The tools whose whole schema must be enforced."""
+    """The names of tools whose schema must be enforced as a whole."""
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """Return the schemas of the callable functions' arguments, by name."""
+        """Return the schemas of the tools' arguments, by tool name."""
         return {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.tools}
 
     def callable(self) -> list[tuple[str, dict[str, Any], str]]:
-        """Return (name, schema of the arguments, field that contains it) for each tool that a guide may allow."""
+        """Return the name, the schema of the arguments, and the field that contains it for each tool that may be
+        called.
+        """
         return [
             (tool["function"]["name"], {"type": "object", **tool["function"]["parameters"]}, f"tools[{place}].function")
             for place, tool in enumerate(self.tools)
@@ -45,7 +50,7 @@ class ToolUse:
 
 
 def tool_use(request: ChatRequest) -> ToolUse | None:
-    """Return the tools of a chat, or None if it may call none."""
+    """Return the tools that the model may call, or None if there are none."""
     choice, tools = request.tool_choice, request.tools or []
     named = choice.function.name if isinstance(choice, NamedToolChoice) else None
     if not tools and (named or choice == "required"):
@@ -60,7 +65,7 @@ def tool_use(request: ChatRequest) -> ToolUse | None:
         raise InvalidRequest(f"tool_choice: {quoted(named)} is not among the tools", param="tool_choice")
     return ToolUse(
         tools=tuple(_tool(tool) for tool in tools),
-        # A named tool is called once, as with OpenAI and vLLM.
+        # A named tool is called exactly once, as in OpenAI's API and vLLM.
         parallel=named is None and request.parallel_tool_calls is not False,
         chars=len(msgspec.json.encode(tools)),
         required=named is not None or choice == "required",
@@ -77,7 +82,7 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 
 def chat_message(message: Message, place: int) -> ChatMessage:
-    """Convert one message. `place` is its index in the chat."""
+    """Convert one message for the chat template. `place` is its index in the chat."""
     content, role = message.content, message.role
     if content is None and role != "assistant":
         raise InvalidRequest(f"a {role} message needs content", param=f"messages[{place}].content")
@@ -116,7 +121,7 @@ def _part(part: ContentPart, role: str, where: str) -> dict[str, Any]:
 
 
 def sent_images(messages: Sequence[Message]) -> tuple[SentImage, ...]:
-    """Return the images of a chat whose parts have been checked, in order."""
+    """Return the images of a chat in order. The parts of its messages must have been checked."""
     return tuple(
         SentImage(part.image_url.url, f"messages[{place}].content[{at}].image_url.url")
         for place, message in enumerate(messages)
@@ -127,7 +132,7 @@ def sent_images(messages: Sequence[Message]) -> tuple[SentImage, ...]:
 
 
 def _of_answer(message: Message, place: int) -> dict[str, Any]:
-    """Return the fields of an earlier answer other than its text."""
+    """Return the reasoning and calls of an earlier answer."""
     names = ("reasoning_content", "reasoning")
     more: dict[str, Any] = {name: text for name in names if (text := getattr(message, name)) is not None}
     if message.tool_calls:

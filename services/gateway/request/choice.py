@@ -1,4 +1,4 @@
-"""One choice as its client sees it: decoded tokens, stop strings, and pieces that wait to be sent."""
+"""One choice of a request, with its decoded tokens, stop strings, and the output that waits to be sent."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,22 +14,22 @@ from services.gateway.request.unchecked import AnswerRecord
 
 @dataclass(slots=True)
 class PromptShown:
-    """The parts of the prompt that a choice's answer contains. Most answers contain none."""
+    """The parts of the prompt that one choice returns with its answer. Most requests ask for none."""
 
     token_ids: Sequence[int]
     tokenizer: Tokenizer
     echo: bool = False
-    """True if the text begins with the prompt's."""
+    """True if the answer's text begins with the prompt's text."""
     scored: bool = False
-    """True if the request wants the prompt's logprobs."""
+    """True if the answer includes the prompt's logprobs."""
     only: bool = False
-    """True if the request wants only the prompt; the one generated token is dropped."""
+    """True if the client requested no tokens after the prompt. Workers generate at least one, which is dropped."""
     ids: bool = False
-    """True if the answer contains the token ids of the prompt and of itself."""
+    """True if the answer includes the token ids of the prompt and of the output."""
     total_logprob: float = 0.0
     scored_tokens: int = 0
     logprobs: tuple[Logprob, ...] = ()
-    """The logprobs of the prompt's second to last token, available with the first token of the answer."""
+    """The logprobs of the second to last prompt tokens. They arrive with the first output token."""
 
     def add_logprob(self, logprob: Logprob | None) -> None:
         if logprob is None:
@@ -44,7 +44,7 @@ class PromptShown:
         return self.total_logprob / max(self.scored_tokens, 1)
 
     def pieces(self) -> list[str]:
-        """Return the text of each token; joined, the texts are the prompt's.
+        """Return the text of each prompt token. The joined texts equal the prompt.
 
         A character that is spread over several tokens belongs to the last of them.
         """
@@ -56,47 +56,47 @@ class PromptShown:
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """A token with its logprob, which the first token of a prompt lacks."""
+    """A token and its logprob, which is None for a prompt's first token."""
 
     token_id: int
     logprob: Logprob | None
     text_offset: int
-    """The number of characters of the choice's text before this token."""
+    """The number of characters in the choice's text before this token."""
 
 
 @dataclass(slots=True)
 class CallPiece:
     index: int
-    """The call's index among the choice's calls, from 0."""
+    """The index of the call among the choice's calls, from 0."""
     id: str = ""
-    """The call's id, sent with its name in the first piece; empty in later ones."""
+    """The id of the call. The first piece contains the id and the name; in later pieces both are empty."""
     name: str = ""
     arguments: list[str] = field(default_factory=list)
 
 
 class AnswerRun(NamedTuple):
-    """A part of an answer, in its order among the others."""
+    """A stretch of the answer of one kind, in the order in which the model wrote it."""
 
     kind: PartKind
     text: str
     call_id: str = ""
-    """The id of the call, if the part belongs to one."""
+    """The id of the tool call for kind CALL; otherwise empty."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """The output that has arrived since the last call of `take`."""
+    """The output that has arrived since the last call of `ChoiceText.take`."""
 
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reasoning: list[str] | None = None
-    # None instead of empty lists, which most answers would create for each token.
+    # None instead of empty lists, because most answers would create two lists for each token.
     calls: list[CallPiece] | None = None
     finish: ApiFinishReason | None = None
     runs: list[AnswerRun] | None = None
-    """The same parts in order; None unless the request wants their order."""
+    """All parts of the piece in the order of the answer; None if the client does not need the order."""
     token_ids: list[int] | None = None
-    """The ids of the piece's tokens; None unless the request wants them."""
+    """The ids of the piece's tokens; None if the client did not request them."""
 
     def __bool__(self) -> bool:
         return bool(self.text or self.logprobs or self.reasoning or self.calls or self.finish)
@@ -104,28 +104,30 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class PartReaders:
-    """The parsers of an answer that has more than content."""
+    """The parser and settings for answers with reasoning or tool calls."""
 
     reader: AnswerReader
     reasons: bool
     """True if usage reports the number of reasoning tokens."""
     new_call_id: Callable[[str, int], str]
-    """A function that makes a call's id from its name and its index among the answer's calls."""
+    """A function that creates the id of a call, given its name and its index in the answer."""
     max_calls: int
-    """The bound on calls; further ones are dropped."""
+    """The maximum number of calls. Further ones are dropped."""
     only_calls: bool = False
-    """True if the answer consists only of calls. Text before a call that was cut off then belongs to it and is not
-    shown.
+    """True if the answer consists of tool calls only.
+
+    Content is then dropped, because it can only be the text of a call that was cut off.
     """
     hides_reasoning: bool = False
-    """True if reasoning is counted but not shown."""
+    """True if reasoning is counted in usage but not sent."""
 
 
 class ChoiceText:
-    """A decoder of one choice's tokens to text, which also detects stop strings.
+    """A decoder that turns one choice's tokens into text and searches it for stop strings.
 
-    Tokens are decoded in `take`. A client that reads slowly gets fewer and larger pieces, and at most the whole output
-    waits. Only stop strings require decoding each token on arrival, since one of them may be the last.
+    Tokens are decoded only when `take` is called. If the client reads slowly, it gets fewer and larger pieces, and at
+    most the whole output waits in memory. With stop strings, each token is decoded on arrival, because it may be the
+    last.
     """
 
     def __init__(
@@ -143,14 +145,15 @@ class ChoiceText:
         record: AnswerRecord | None = None,
         changed: Callable[[], None],
     ) -> None:
-        """Create the text. `silent_token_ids` end the text and are not part of it. No stop string ends within the text
-        of the first `min_tokens` tokens, whichever workers generate them.
+        """Create the text. `silent_token_ids` end the text and are not part of it. Stop strings that end within the
+        text of the first `min_tokens` tokens are ignored.
 
-        `parts` is None if the answer is all content; otherwise logprobs and stop strings concern only the content. With
-        `ordered`, pieces record the order of their parts. `prompt` holds the shown parts of the prompt and of token
-        ids. `record` gathers the whole answer.
+        `parts` is None if the whole answer is content. Otherwise stop strings and logprobs apply to content only. With
+        `ordered`, each piece records the order of its parts. `prompt` says which parts of the prompt are returned.
+        `record` collects the answer for a check of its schema.
 
-        `changed` is called once the choice is complete and, with `in_pieces`, also whenever there may be a new piece.
+        `changed` is called when the choice is complete. With `in_pieces`, it is also called whenever a new piece may be
+        available.
         """
         self.error: FulcrumError | None = None
         self.done = False
@@ -162,11 +165,11 @@ class ChoiceText:
         self._min_tokens = min_tokens
         self._read_tokens = 0
         self._early = ""
-        """The text of the first `min_tokens` tokens that the parser still held back after the last of them."""
+        """Content of the first `min_tokens` tokens that the parser returns only after later tokens."""
         self._in_pieces = in_pieces
         self._parts = parts
         self._kept: list[tuple[int, Logprob]] = []
-        """The logprobs of tokens not yet known to be content."""
+        """The tokens and logprobs that later tokens may turn into content."""
         self._calls = 0
         self._changed = changed
         self._tokens: list[tuple[int, Logprob | None]] = []
@@ -186,17 +189,17 @@ class ChoiceText:
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """The number of reasoning tokens so far; None for a model that writes none."""
+        """The number of reasoning tokens so far; None if the model does not reason."""
         parts = self._parts
         return parts.reader.reasoning_tokens if parts is not None and parts.reasons else None
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the text; None if the text ended in another way."""
+        """The stop string that ended the text; None if the text ended for another reason."""
         return self._stops.matched
 
     def token(self, token_id: int, logprob: Logprob | None) -> bool:
-        """Add a token; return whether a stop string ended the text."""
+        """Add a token. Return True if the choice needs no further tokens because of a stop string."""
         if self.prompt is not None and self._shown(self.prompt, token_id, logprob):
             return False
         self._tokens.append((token_id, logprob))
@@ -207,7 +210,7 @@ class ChoiceText:
         return self._stopped
 
     def finish(self, reason: ApiFinishReason) -> None:
-        """End the choice after its last token."""
+        """Complete the choice after its last token."""
         self._decode()
         if not self._stopped:
             parts = self._parts
@@ -228,7 +231,7 @@ class ChoiceText:
         self._changed()
 
     def take(self) -> Piece:
-        """Return the output to be sent. If decoding fails, the choice fails and its error is set."""
+        """Return the output since the last call. If decoding raises, the choice fails and `error` is set."""
         try:
             self._decode()
         except Exception as error:
@@ -238,7 +241,10 @@ class ChoiceText:
         return piece
 
     def _shown(self, prompt: PromptShown, token_id: int, logprob: Logprob | None) -> bool:
-        """Return whether the choice is complete, because the request wants only the prompt."""
+        """Handle the parts of the prompt for one output token.
+
+        Return True if the token itself is not part of the answer.
+        """
         prompt.add_logprob(logprob)
         if self._echoes:
             self._echoes = False
@@ -248,12 +254,13 @@ class ChoiceText:
         return prompt.only
 
     def _echo(self, prompt: PromptShown) -> None:
-        """Put the prompt's text, and its logprobs if there are any, before the answer's."""
+        """Add the prompt's text, and its logprobs if requested, to the piece before any output."""
         logprobs = (None, *prompt.logprobs) if prompt.scored else ()
         for place, text in enumerate(prompt.pieces()):
             if logprobs:
                 self._piece.logprobs.append(TokenLogprob(prompt.token_ids[place], logprobs[place], self._chars))
             self._add(text)
+        # A schema applies to the model's output, not to the echoed prompt.
         if self.record is not None:
             self.record.text.clear()
 
@@ -298,7 +305,7 @@ class ChoiceText:
         return self._stopped
 
     def _sort(self, found: Iterable[AnswerPart], parts: PartReaders) -> None:
-        """Distribute parts of the answer in order; drop those after a stop string."""
+        """Add parts of the answer to the piece, in order. Parts after a stop string are dropped."""
         for part in found:
             if self._stopped:
                 return
@@ -336,15 +343,15 @@ class ChoiceText:
             self._run(PartKind.ARGUMENTS, part.text)
 
     def _push(self, text: str) -> bool:
-        """Add content up to a stop string; return whether one ended the text."""
-        # vLLM's detokenizer has the same rule, and searches from the text of token min_tokens + 1.
+        """Add content up to the first stop string. Return whether there was one."""
+        # vLLM's detokenizer has the same rule: it searches from the text of token min_tokens + 1.
         exempt_chars = len(text) if self._read_tokens <= self._min_tokens else self._take_early(text)
         shown, self._stopped = self._stops.push(text, exempt_chars)
         self._add(shown)
         return self._stopped
 
     def _take_early(self, text: str) -> int:
-        """Return the number of characters of `text` that come from the first `min_tokens` tokens."""
+        """Return the number of leading characters of `text` that belong to the first `min_tokens` tokens."""
         for early in (self._early, self._early.lstrip()):  # parsers drop white space after reasoning and calls
             if early and (text.startswith(early) or early.startswith(text)):
                 self._early = early[len(text) :]
@@ -371,33 +378,36 @@ class Choice:
     generation: Generation
     text: ChoiceText
     tools_as_text: bool = False
-    """True if the prompt holds tools, calls or results as text; the answer then reports it."""
+    """True if tools, calls or results were written into the prompt as text. The answer reports this."""
 
 
 def first_error(choices: Iterable[Choice]) -> FulcrumError | None:
-    """Return the first error among choices of one request; the other choices are useless after it."""
+    """Return the first error among a request's choices. After one error, the other choices are useless."""
     return next((choice.text.error for choice in choices if choice.text.error is not None), None)
 
 
 class StopMatcher:
-    """A matcher that finds the stop string completed first, however the text is divided into pieces."""
+    """A search for stop strings in text that arrives in pieces.
+
+    The result does not depend on the division into pieces.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
         self.matched: str | None = None
-        """The stop string that ended the text."""
+        """The stop string that was found; None so far."""
 
     @property
     def held_chars(self) -> int:
-        """Return the number of characters held back because they may begin a stop string."""
+        """The number of characters held back because a stop string may begin with them."""
         return len(self._held)
 
     def push(self, text: str, exempt_chars: int = 0) -> tuple[str, bool]:
         """Return the text that can be sent, and whether a stop string ended it.
 
-        A stop string that ends within the first `exempt_chars` of `text` does not count; one that begins there and
-        ends later does.
+        If several stop strings occur, the one that ends first is used. A stop string that ends within the first
+        `exempt_chars` of `text` is ignored. One that begins there and ends later is not.
         """
         if not self._stops:
             return text, False
@@ -417,7 +427,7 @@ class StopMatcher:
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
-        """Return the text held back, once no more follows."""
+        """Return the held-back text at the end of the answer."""
         held, self._held = self._held, ""
         return held
 

@@ -1,6 +1,6 @@
-"""The generating routes (chat, completions, responses) as plain ASGI callables.
+"""The ASGI endpoint of the generating routes (chat, completions, responses and others).
 
-Each route reads, checks, tokenises and queues a request, then answers it.
+The endpoint reads, checks, tokenises and queues a request, and then sends its answer.
 """
 
 import asyncio
@@ -44,13 +44,13 @@ from services.gateway.request.recorder import DemandArrival, DemandPublisher
 from services.gateway.turns import IntakeRounds
 
 WAIT_HEADER = "x-fulcrum-expected-wait-ms"
-"""The header with the expected wait for a model that had to be loaded, as estimated when the request arrived."""
-# Appears only in metrics, since the client has left.
+"""The response header with the expected loading time of a model that no worker served when the request arrived."""
+# The status appears only in metrics, because the client has disconnected.
 CLIENT_GONE_STATUS = 499
 
 
 class Answering(Protocol):
-    """An answer being sent to its client. Errors are raised only while nothing has been sent."""
+    """An answer to one client. Its methods raise errors only while nothing has been sent."""
 
     async def stream(self, wire: Wire) -> None: ...
 
@@ -62,7 +62,7 @@ class Answering(Protocol):
 
 
 class AnswerFactory(Protocol):
-    """A factory that turns one request's choices into its answer."""
+    """A function that creates the answer from a request's choices."""
 
     def __call__(
         self,
@@ -76,10 +76,10 @@ class AnswerFactory(Protocol):
 
 
 class Reader(Protocol):
-    """The interface in which the routes differ: parsing a body and rendering its answer."""
+    """The part that differs between routes: parsing the body and formatting the answer."""
 
     async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
-        """Parse a body; raise FulcrumError if it is invalid."""
+        """Parse a body. Raise FulcrumError if it is invalid."""
         ...
 
 
@@ -126,8 +126,9 @@ class CompletionEndpoint:
         limits: TenantLimiter | None = None,
         rounds: IntakeRounds | None = None,
     ) -> None:
-        """Create the endpoint. `limits` is None if tenants have none. `rounds` is shared by all routes; None makes one
-        for this route.
+        """Create the endpoint. With `limits` of None, no tenant is limited.
+
+        All routes of a gateway share `rounds`; with None, this route has a queue of its own.
         """
         self._route = route
         self._reader = reader
@@ -144,7 +145,7 @@ class CompletionEndpoint:
         self._rounds = rounds or IntakeRounds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, using OpenAI's error shape if it fails before its answer began."""
+        """Answer one request. Errors before the first byte of the answer are sent in OpenAI's format."""
         arrival_ns = self._clock.now_ns()
         request_id = uuid.uuid4().hex
         status = 500
@@ -165,7 +166,7 @@ class CompletionEndpoint:
                 hold = partial(self._stalls.hold, read_deadline)
                 arrival = Arrival(request_id, arrival_ns, headers, caller.models, allowance, hold)
                 wire = Wire(send, read_deadline)
-                # Body and request are dropped before the answer, because they may be large and answers may take long.
+                # The body and the request may be large, and an answer may take long, so both are freed before it.
                 body = demand.read(await read_body(receive, raw, self._max_body_bytes, read_deadline, self._stalls))
                 parsed, answer = await self._reader.read(body, arrival)
                 serving = self._serve(parsed, answer, arrival, body=body, receive=receive, wire=wire, demand=demand)
@@ -234,7 +235,10 @@ class CompletionEndpoint:
                     self._dispatcher.cancel(choice.generation, error)
 
     async def _check_room(self, choices: int, key: bytes, headers: Headers) -> None:
-        """Wait for the request's turn to have its choices made; raise the dispatcher's errors if it has no room."""
+        """Wait for the request's turn to have its choices created.
+
+        Raise the dispatcher's error if its queue has no room.
+        """
         tenant = None if headers.service_class == BATCH_CLASS else headers.tenant
         self._dispatcher.check_room(choices, key, tenant)
         if choices > 1:
@@ -243,7 +247,7 @@ class CompletionEndpoint:
 
 
 async def _while_watched(work: Coroutine[Any, Any, ParsedRequest], watch: asyncio.Task[None]) -> ParsedRequest:
-    """Return the work's result. Cancel it and raise ClientGone once `watch` has seen the client disconnect."""
+    """Await `work`. Cancel it and raise ClientGone if `watch` ends first because the client disconnected."""
     task = asyncio.create_task(work, name="before a request is queued")
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
@@ -256,7 +260,7 @@ async def _while_watched(work: Coroutine[Any, Any, ParsedRequest], watch: asynci
 
 
 def request_key(tenant: str, body: bytes) -> bytes:
-    """Return a key that is equal for repeated requests of one tenant with the same body."""
+    """Return a digest that is equal for one tenant's requests with the same body."""
     return blake2b(tenant.encode() + b"\0" + body, digest_size=16).digest()
 
 
@@ -266,7 +270,7 @@ def _headers(arrival: Arrival, wait_s: float) -> dict[str, str]:
 
 
 class AnswerFields(NamedTuple):
-    # Only the parts of a request that the answer needs: the request may be large, and an answer may take long.
+    # Only the fields that the answer needs, because the request may be large and the answer may take long.
 
     model: str
     n: int
@@ -282,7 +286,7 @@ class AnswerFields(NamedTuple):
         return cls(parsed.model, parsed.n, parsed.best, parsed.shows_prompt_logprobs, *shown)
 
     def frame(self, arrival: Arrival, shape: Format, headers: Mapping[str, str]) -> Frame:
-        """Return the fields that all parts of the answer share."""
+        """Return the fields that all parts of the answer have in common."""
         return Frame(
             id=shape.id_prefix + arrival.request_id,
             created=arrival.arrival_ns // 1_000_000_000,

@@ -1,6 +1,8 @@
-"""One request's HTTP exchange: its body within bounds, its answer as a stream of chunks or one JSON object.
+"""One request's HTTP exchange: its body, read within limits, and its answer, sent as a stream of chunks or one JSON
+object.
 
-One sweep a second checks all waits for clients instead of a timer for each, since an answer waits once per token.
+A single task checks the time limits of all requests once a second. A timer per wait would cost more, because an answer
+waits for its client once per token.
 """
 
 import asyncio
@@ -43,16 +45,16 @@ from services.gateway.request.unchecked import check_answers
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 STREAM_HEADERS: Final[Mapping[str, str]] = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-# The maximum time for which a wait continues beyond its limit.
+# The interval between checks of all waits, and thus the longest time by which a wait exceeds its limit.
 SWEEP_S = 1.0
 
 
 class Stalled(Exception):
-    """Raised if the client has left its socket unread for too long."""
+    """An error for a client that has not read its answer for too long."""
 
 
 class ReadDeadline:
-    """The current wait for one request's client, with its limit."""
+    """The time limit of one request's current wait for its client."""
 
     def __init__(self, task: "asyncio.Task[object]", tenant: str = "") -> None:
         self.tenant = tenant
@@ -62,10 +64,13 @@ class ReadDeadline:
         self._late: Callable[[], Exception] = Stalled
         self.error: Exception | None = None
         self.body_bytes = 0
-        """The bytes of the request's body that have arrived."""
+        """The number of body bytes that have arrived."""
 
     def wait(self, limit_s: float, late: Callable[[], Exception]) -> None:
-        """Begin a wait for the client, which fails with `late()` after its limit unless `done` is called first."""
+        """Start a wait for the client.
+
+        If `done` is not called within the limit, the request's task is cancelled and `late()` raised.
+        """
         self._until_s = self._loop.time() + limit_s
         self._late = late
 
@@ -79,16 +84,18 @@ class ReadDeadline:
 
 
 class Stalls:
-    """All requests that are being read or answered, including those of slow clients.
+    """All requests that are being read or answered.
 
-    Their number is bounded because each may hold an answer that waits to be read. The bytes of their bodies are
-    bounded too and count until the answer has ended, since the prompt's tokens take about as much memory as the
-    body.
+    Their number is bounded, because each may have an answer in memory that its client has not read. The size of their
+    bodies is bounded too. A body counts until its answer has ended, because the prompt's tokens occupy about as much
+    memory as the body.
     """
 
     def __init__(self, most: int, most_body_bytes: int, tenants: Tenancy | None = None) -> None:
-        """Create the record of open requests. `tenants` share both bounds, each leaving room to the others; None treats
-        all requests alike.
+        """Create the record of open requests.
+
+        Each of `tenants` may use a part of both bounds that leaves room for the others; with None, all requests are
+        treated alike.
         """
         self._most = most
         self._most_body_bytes = most_body_bytes
@@ -106,7 +113,7 @@ class Stalls:
         return self._bytes.total()
 
     def check_room(self, tenant: str = "") -> None:
-        """Raise QueueFull at the bound for all requests or at the tenant's part of it."""
+        """Raise QueueFull if the number of open requests has reached its bound or the tenant's part of it."""
         if len(self._watched) >= self._most:
             raise QueueFull(f"{self._most} requests are open already", retry_after_s=RETRY_AFTER_S)
         if not self._has_room(self._most, self._open, tenant, 1):
@@ -114,8 +121,9 @@ class Stalls:
             raise QueueFull(message, retry_after_s=RETRY_AFTER_S)
 
     def hold(self, read_deadline: ReadDeadline, size_bytes: int) -> None:
-        """Count `size_bytes` more of a request's body; raise QueueFull at the bound on all bodies or at the tenant's
-        part.
+        """Count `size_bytes` more for a request.
+
+        Raise QueueFull if the size of all bodies would exceed its bound or the tenant's part of it.
         """
         if self.body_bytes + size_bytes > self._most_body_bytes:
             message = f"the bodies of open requests take {self._most_body_bytes} bytes already"
@@ -135,7 +143,7 @@ class Stalls:
 
     @contextmanager
     def watched(self, tenant: str = "") -> Iterator[ReadDeadline]:
-        """Yield the deadline of the current task's waits. A broken wait leaves the context as its error."""
+        """Watch the waits of the current task. If a wait exceeds its limit, raise its error from this context."""
         task = asyncio.current_task()
         assert task is not None
         read_deadline = ReadDeadline(task, tenant)
@@ -161,12 +169,12 @@ class Stalls:
             self.look(loop.time())
 
     def look(self, now_s: float) -> None:
-        """Break the waits whose limit has passed at `now_s`, in the loop's time."""
+        """Cancel the requests whose current wait has exceeded its limit at `now_s`, a time of the event loop."""
         for read_deadline in list(self._watched):
             read_deadline.check(now_s)
 
 
-# The time that a client has to send its whole body.
+# The time in which a client must send its whole body.
 BODY_TIMEOUT_S = 30.0
 
 
@@ -179,8 +187,8 @@ async def read_body(
 ) -> bytes:
     """Return the whole body.
 
-    Raise BodyTooLarge or QueueFull without reading further, and ClientGone if the client disconnects. `read_deadline`
-    bounds the time, `stalls` the size of all open bodies together.
+    Raise BodyTooLarge or QueueFull as soon as a limit is exceeded, and ClientGone if the client disconnects.
+    `read_deadline` limits the time, and `stalls` the size of all open bodies.
     """
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_bytes:
@@ -208,13 +216,13 @@ def _too_slow() -> InvalidRequest:
 
 
 DONE = b"data: [DONE]\n\n"
-# The time for which a client may leave its socket unread before its connection is closed.
+# The time after which a connection is closed if the client has read nothing.
 WRITE_STALL_S = 120.0
 encode = msgspec.json.Encoder().encode
 
 
 def sse_event(value: object) -> bytes:
-    """Encode one event. JSON has no bare line break, so an event is one line."""
+    """Encode one server-sent event. It is a single line, because encoded JSON contains no line breaks."""
     return b"data: " + encode(value) + b"\n\n"
 
 
@@ -233,7 +241,7 @@ class Wire:
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 
     async def part(self, body: bytes, *, more: bool) -> None:
-        """Send part of the body, waiting for a slow client. Raise Stalled if the client does not read at all."""
+        """Send a part of the body. Raise Stalled if the client does not read it in time."""
         self._read_deadline.wait(WRITE_STALL_S, Stalled)
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._read_deadline.done()
@@ -244,7 +252,7 @@ class Wire:
         await self.part(body, more=False)
 
 
-# Occurs in no JSON string, where its quotes would be escaped.
+# This text cannot occur inside a JSON string, where its quotes would be escaped.
 NO_CHOICES = b'"choices":[]'
 
 
@@ -256,18 +264,18 @@ class Frame:
     n: int
     """The number of choices generated for each prompt."""
     best: int | None
-    """The number of choices shown for each prompt, likeliest first; None shows all."""
+    """The number of choices to return for each prompt, most likely first; None returns all."""
     scores: bool
-    """True if the prompt's logprobs are shown by position."""
+    """True if the answer lists the prompt's logprobs by position."""
     include_usage: bool
     continuous_usage: bool
-    """True if each chunk carries the usage so far."""
+    """True if each chunk includes the usage so far."""
     details: bool
     headers: Mapping[str, str]
 
 
 class OutputSignal:
-    """An event that wakes an answer when a choice has new output or the client has disconnected."""
+    """An event that wakes the task that sends an answer, on new output or when the client disconnects."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -277,14 +285,14 @@ class OutputSignal:
         self._changed.set()
 
     async def wait(self) -> None:
-        """Wait for new output; raise ClientGone if the client has disconnected."""
+        """Wait for new output. Raise ClientGone if the client has disconnected."""
         await self._changed.wait()
         self._changed.clear()
         if self._gone:
             raise ClientGone
 
     async def watch(self, receive: Receive) -> None:
-        """Wait for the client's disconnect, the only message left once the body has been read."""
+        """Wait until the client disconnects. No other message can arrive once the body has been read."""
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone = True
@@ -292,7 +300,10 @@ class OutputSignal:
 
 
 class Exchange:
-    """The exchange that sends one answer. A choice's error is raised only while nothing has been sent."""
+    """The exchange that sends the choices of one completion or chat.
+
+    A choice's error is raised only while nothing has been sent.
+    """
 
     def __init__(self, choices: list[Choice], shape: Format, frame: Frame, signal: OutputSignal) -> None:
         self._choices = choices
@@ -302,7 +313,9 @@ class Exchange:
 
     @cached_property
     def _around(self) -> list[bytes]:
-        """Return the bytes at the start and at the end of every chunk."""
+        """The bytes before and after the choices in a plain chunk, encoded once, because a stream has a chunk for each
+        token.
+        """
         none: list[ChatChunkChoice] = []
         around = self._envelope(self._format.chunk_object, none)
         if self._frame.include_usage:
@@ -310,11 +323,11 @@ class Exchange:
         return sse_event(around).split(NO_CHOICES)
 
     async def whole(self, wire: Wire) -> None:
-        """Send one JSON object once every choice is done."""
+        """Send the answer as one JSON object once every choice is complete."""
         await wire.json(200, await self.reply(), self._frame.headers)
 
     async def reply(self) -> Envelope[ChatChoice | CompletionChoice]:
-        """Return the whole answer once every choice is done."""
+        """Wait until every choice is complete and return the answer. Raise the first error of a choice."""
         while not self._done():
             await self._signal.wait()
             self._raise_error()
@@ -332,7 +345,10 @@ class Exchange:
         return reply
 
     async def stream(self, wire: Wire) -> None:
-        """Send chunks as tokens arrive, then [DONE]. After an error send the error instead of both."""
+        """Send chunks as tokens arrive, and finally [DONE].
+
+        An error after the first chunk is sent as the last event.
+        """
         opened: set[int] = set()
         started = False
         while True:
@@ -367,7 +383,7 @@ class Exchange:
                 prompt = choice.text.prompt
                 opening = self._format.opening(choice.index)
                 if opening is not None:
-                    # Only the parts that differ from other chunks must be encoded separately.
+                    # Chunks that differ from others in more than the choice are encoded separately.
                     plain = prompt is None and (len(opened) > 1 or not choice.tools_as_text)
                     yield self._chunk(opening, choice) if plain else self._first(prompt, opening, choice, len(opened))
                     prompt = None
@@ -402,9 +418,9 @@ class Exchange:
         *,
         last: bool = False,
     ) -> bytes:
-        """Return the first chunk of a choice, with the parts of its prompt that the request wants shown.
+        """Return the first chunk of a choice, with the requested parts of its prompt.
 
-        `opened` is the number of choices opened so far; the first of them carries the notes.
+        `opened` is the number of choices that have been opened. The first of them includes the notes on the request.
         """
         envelope = self._envelope(self._format.chunk_object, [shown])
         if self._frame.continuous_usage:
@@ -420,7 +436,7 @@ class Exchange:
         return sse_event(envelope)
 
     def _closing(self) -> bytes:
-        """Return the last chunk, which has no choices and carries usage."""
+        """Return the chunk after all choices, which contains the usage, or nothing if usage was not requested."""
         if not self._frame.include_usage:
             return b""
         none: list[ChatChunkChoice] = []

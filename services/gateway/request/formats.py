@@ -1,4 +1,4 @@
-"""The answers of the two completion routes, as defined by OpenAI's API, and their construction from choices. Pure."""
+"""The answers of chats and text completions in OpenAI's format, and their construction from choices. Pure."""
 
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -38,17 +38,17 @@ class Notes(Struct):
     """Notes on deviations from the request, an extension that is present only if there are any."""
 
     tools_as_text: str | UnsetType = UNSET
-    """The format in which tools, calls and results were written into the prompt, since the chat template has none."""
+    """The format in which tools, calls and results were written into the prompt, because the chat template has none."""
     unchecked: list[Unchecked] | UnsetType = UNSET
-    """The constraints that the grammars left out, and whether the answers satisfy them; at the end of a stream."""
+    """The keywords that grammars could not enforce, and whether the answers satisfy them. A stream ends with them."""
 
 
 class Details(Struct):
-    """The workers that served the first choice and their timings: an extension, sent for x-fulcrum-details: 1."""
+    """The workers and timings of the first choice. This extension is sent if the header x-fulcrum-details is 1."""
 
     prefill_worker: str
     decode_worker: str | None
-    """The decode worker; None if the first token was the last."""
+    """The decode worker; None if the first token was the last one."""
     ttft_ms: float
     tpot_ms: float | None
     queue_ms: float
@@ -152,7 +152,7 @@ class PromptLogprob(Struct):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""One entry for each token of a prompt, by token id. The first token's entry is null."""
+"""One entry for each prompt token: logprobs by token id. The first token's entry is null."""
 
 
 class CompletionLogprobs(Struct):
@@ -206,7 +206,7 @@ class ErrorReply(Struct):
 
 
 class Declared(NamedTuple):
-    """A route that bypasses FastAPI, for the OpenAPI document."""
+    """A route that is documented in the OpenAPI document although it bypasses FastAPI."""
 
     path: str
     summary: str
@@ -221,25 +221,25 @@ _AnswerT = TypeVar("_AnswerT", ChatChoice, ChatChunkChoice, CompletionChoice)
 
 
 class Format(Protocol):
-    """The rendering of choices on one route."""
+    """The construction of one route's answers from choices."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
 
     def opening(self, index: int) -> ChatChunkChoice | CompletionChoice | None:
-        """Return the chunk that opens a choice's stream, or None if its first text does."""
+        """Return the chunk that begins a choice's stream, or None if its first text does."""
         ...
 
     def chunk(self, index: int, piece: Piece) -> ChatChunkChoice | CompletionChoice: ...
 
     def whole(self, index: int, piece: Piece) -> ChatChoice | CompletionChoice:
-        """Return a finished choice for an answer that is not streamed."""
+        """Return a complete choice for an answer that is not streamed."""
         ...
 
 
 class ChatFormat:
-    """The format of /v1/chat/completions, with its role and tool calls."""
+    """The format of /v1/chat/completions."""
 
     id_prefix = "chatcmpl-"
     whole_object = "chat.completion"
@@ -250,11 +250,10 @@ class ChatFormat:
         self._logprobs = logprobs
 
     def opening(self, index: int) -> ChatChunkChoice:
-        """Return a chunk with the role and no text."""
         return ChatChunkChoice(index, Delta(role="assistant", content=""))
 
     def chunk(self, index: int, piece: Piece) -> ChatChunkChoice:
-        """Return a chunk of a choice. The last chunk may have no text."""
+        """Return one chunk of a choice. The last chunk may have no text."""
         if piece.reasoning or piece.calls:
             return _with_ids(ChatChunkChoice(index, _delta(piece), self._shown(piece), _reason(piece)), piece)
         content = "".join(piece.text) if piece.text or not piece.finish else None
@@ -270,7 +269,10 @@ class ChatFormat:
         return ChatLogprobs([self.token(entry) for entry in piece.logprobs])
 
     def token(self, entry: TokenLogprob) -> ChatTokenLogprob:
-        """Return a token with the requested number of likeliest tokens, which may not include the token itself."""
+        """Return a token's logprob and those of the requested number of most likely tokens.
+
+        The token itself may not be among them.
+        """
         assert entry.logprob is not None  # only a prompt's first token has none, and chats echo no prompt
         top = [ChatTopLogprob(*self._named(token_id, value)) for token_id, value in entry.logprob.top]
         return ChatTokenLogprob(*self._named(entry.token_id, entry.logprob.logprob), top)
@@ -281,7 +283,7 @@ class ChatFormat:
 
 
 class CompletionFormat:
-    """The format of /v1/completions, which a stream and a whole answer share."""
+    """The format of /v1/completions. Chunks and whole answers have the same format."""
 
     id_prefix = "cmpl-"
     whole_object = "text_completion"
@@ -311,7 +313,7 @@ class CompletionFormat:
         )
 
     def _top(self, entry: TokenLogprob) -> dict[str, float] | None:
-        """Return the likeliest tokens and the sampled one, which may exceed the requested number by one."""
+        """Return the logprobs of the most likely tokens and the sampled one, which may be one more than requested."""
         if entry.logprob is None:
             return None
         top = {self._name(token_id): value for token_id, value in entry.logprob.top}
@@ -346,7 +348,10 @@ def _message(piece: Piece) -> ChatMessageOut:
 
 
 def prompt_logprobs(shown: PromptShown) -> PromptLogprobs:
-    """Return the prompt's logprobs in vLLM's form: the likeliest tokens, and always the prompt's own."""
+    """Return the prompt's logprobs in vLLM's format.
+
+    Each entry contains the most likely tokens and the prompt's own.
+    """
 
     def named(token_id: int, value: float, rank: int | None) -> PromptLogprob:
         return PromptLogprob(value, rank, shown.tokenizer.token_bytes(token_id).decode(errors="replace"))
@@ -368,8 +373,8 @@ def add_prompt(
 ) -> None:
     """Add the requested parts of the prompt to an answer.
 
-    A text completion may have several prompts, so its prompt stands beside its choice. A chat has one prompt, which
-    stands in the envelope. `scores` adds logprobs by position.
+    They go into the choice of a text completion, which may have several prompts, and otherwise into the envelope.
+    `scores` adds the logprobs of the prompt's tokens.
     """
     place = answer if isinstance(answer, CompletionChoice) else envelope
     if shown.ids:
@@ -379,7 +384,7 @@ def add_prompt(
 
 
 def likeliest(choices: Sequence[Choice], n: int, best: int) -> list[Choice]:
-    """Return the `best` of each prompt's `n` choices, by the mean logprob of their tokens."""
+    """Return the `best` of each prompt's `n` choices, in descending order of their tokens' mean logprob."""
     found: list[Choice] = []
     for start in range(0, len(choices), n):
         found += sorted(choices[start : start + n], key=_likelihood, reverse=True)[:best]
@@ -392,7 +397,7 @@ def _likelihood(choice: Choice) -> float:
 
 
 def _with_ids(answer: _AnswerT, piece: Piece) -> _AnswerT:
-    """Add the piece's token ids to the answer if the request wants them."""
+    """Add the piece's token ids if the client requested them."""
     if piece.token_ids is not None:
         answer.token_ids = piece.token_ids
     return answer
@@ -403,7 +408,10 @@ def _reason(piece: Piece) -> str | None:
 
 
 def usage(choices: Sequence[Choice], n: int) -> Usage:
-    """Return the usage of all choices. Each prompt counts once; its cached tokens are those of its first choice."""
+    """Return the usage of all choices.
+
+    Each prompt is counted once. Its cached tokens are those of its first choice.
+    """
     generations = [choice.generation for choice in choices]
     firsts = generations[::n]
     prompt_tokens = sum(generation.prompt_tokens for generation in firsts)
@@ -414,13 +422,13 @@ def usage(choices: Sequence[Choice], n: int) -> Usage:
 
 
 def _output_tokens(choice: Choice) -> int:
-    """Return the number of generated tokens; 0 if the request wants only the prompt."""
+    """Return the number of output tokens, which is 0 if the client requested only the prompt."""
     prompt = choice.text.prompt
     return 0 if prompt is not None and prompt.only else len(choice.generation.output)
 
 
 def usage_so_far(choice: Choice) -> Usage:
-    """Return the usage of one choice that is being streamed."""
+    """Return the usage of one choice while it is streamed."""
     generation, reasoning = choice.generation, [choice.text.reasoning_tokens]
     prompt_tokens, completion_tokens = generation.prompt_tokens, _output_tokens(choice)
     cached = PromptTokensDetails(generation.cached_tokens)
@@ -428,12 +436,12 @@ def usage_so_far(choice: Choice) -> Usage:
 
 
 def _of_reasoning(tokens: list[int | None]) -> CompletionTokensDetails | UnsetType:
-    """Return the count of reasoning tokens, or UNSET for a model that writes none."""
+    """Return the number of reasoning tokens, or UNSET if the model does not reason."""
     return UNSET if None in tokens else CompletionTokensDetails(sum(each or 0 for each in tokens))
 
 
 def notes(*choices: Choice) -> Notes | UnsetType:
-    """Return the notes on how a request was served, or UNSET."""
+    """Return the notes on a complete answer, or UNSET if there are none."""
     found = end_notes(*choices)
     if choices[0].tools_as_text:
         found = found or Notes()
@@ -442,13 +450,13 @@ def notes(*choices: Choice) -> Notes | UnsetType:
 
 
 def end_notes(*choices: Choice) -> Notes | UnsetType:
-    """Return the result of checking whole answers, or UNSET if no constraint was left out."""
+    """Return the results of checking complete answers, or UNSET if nothing had to be checked."""
     found = [each for choice in choices if choice.text.record is not None for each in choice.text.record.found]
     return Notes(unchecked=found) if found else UNSET
 
 
 def details(generation: Generation) -> Details:
-    """Return the workers that served a choice, and its timings."""
+    """Return the workers and timings of one choice."""
     timeline = generation.timeline
     later_tokens = len(generation.output) - 1
     return Details(

@@ -1,4 +1,4 @@
-"""The fields of a body that have no effect, which clients send all the same. Pure."""
+"""Removal of fields that have no effect, which some clients always send. Pure."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -12,7 +12,7 @@ from services.gateway.request.schema import (
     TokenizeRequest,
 )
 
-# Values, besides null, that request the default behaviour.
+# The values that request the default behaviour. Null does too.
 COMMON_DEFAULTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -54,9 +54,9 @@ _CONSTRAINT_DEFAULTS: Final[Mapping[str, Any]] = {
 }
 
 _KNOWN: Final = frozenset(Message.__struct_fields__)
-# Values of unused fields of an answer, which clients send back in messages.
+# The values of unused fields in an answer. Clients return answers with these fields in later messages.
 _NOTHING: Final[tuple[Any, ...]] = (None, [], {}, "")
-# Reasoning and signatures that clients of several providers keep with an answer, for the provider that wrote it.
+# Reasoning and signatures that some clients store with an answer for the provider that wrote it.
 _FOREIGN: Final = frozenset({"provider_specific_fields", "thinking_blocks", "reasoning_details"})
 _FOREIGN_IN_CALLS: Final = frozenset({"provider_specific_fields", "extra_content"})
 
@@ -64,9 +64,9 @@ _FOREIGN_IN_CALLS: Final = frozenset({"provider_specific_fields", "extra_content
 def drop_harmless(
     body: dict[str, Any], served: frozenset[str], also: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the body without unserved fields that would have no effect.
+    """Return the body without fields that are not served but would have no effect.
 
-    Whatever is left beside `served` is refused by name later. `also` has further defaults, of one route.
+    Remaining fields outside `served` are refused later. `also` contains further defaults of one route.
     """
     kept = {key: value for key, value in body.items() if key in served or not _is_default(value, COMMON_DEFAULTS, key)}
     kept = {key: value for key, value in kept.items() if key not in (also or {}) or value is not (also or {})[key]}
@@ -87,7 +87,7 @@ def drop_harmless(
 
 
 def drop_defaults(body: Mapping[str, Any], defaults: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the body without nulls and without fields set to one of their `defaults`."""
+    """Return the body without nulls and without fields whose value is one of their `defaults`."""
     return {key: value for key, value in body.items() if not _is_default(value, defaults, key)}
 
 
@@ -122,7 +122,7 @@ def _without_foreign(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_refusal(message: dict[str, Any]) -> dict[str, Any]:
-    """Turn a refusal in an answer of OpenAI's models into text, as vLLM does with such parts."""
+    """Turn a refusal in an earlier answer into text, as vLLM does."""
     content, refusal = message.get("content"), message.get("refusal")
     if isinstance(refusal, str) and not content:
         return {**message, "content": refusal, "refusal": None}
@@ -132,14 +132,14 @@ def _with_refusal(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal_as_text(part: Any, kind: str) -> Any:
-    """Return a part of type refusal as a text part of type `kind`, and any other part as it is."""
+    """Return a refusal part as a text part of type `kind`. Return any other part unchanged."""
     if not isinstance(part, dict) or part.get("type") != "refusal" or "text" in part:
         return part
     kept = {key: value for key, value in part.items() if key != "refusal"}
     return {**kept, "type": kind, "text": part.get("refusal")}
 
 
-# In vLLM a chat's template writes its special tokens, and a prompt gets them.
+# As in vLLM, a chat's special tokens come from the template, whereas a prompt's are added by default.
 tidy_chat = partial(drop_harmless, served=frozenset(ChatRequest.__struct_fields__), also={"add_special_tokens": False})
 tidy_completion = partial(
     drop_harmless, served=frozenset(CompletionRequest.__struct_fields__), also={"add_special_tokens": True}

@@ -1,4 +1,4 @@
-"""The conversion of a checked request into choices that are ready to wait for workers."""
+"""The conversion of a parsed request into choices that can be queued: tokenisation, schemas and images."""
 
 import asyncio
 import json
@@ -46,19 +46,19 @@ MAX_SCHEMA_CHARS = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RequestSchemas:
-    """The schemas of one request, in the grammar library's form."""
+    """The schemas of one request, converted for llguidance."""
 
     answer: Mapping[str, Any] | None = None
     tools: list[ToolSchema] = field(default_factory=list)
     omitted: list[Omitted] = field(default_factory=list)
-    """The constraints that the grammars leave out."""
+    """The keywords that the grammars do not enforce."""
 
 
 async def check_schemas(parsed: ParsedRequest, check: SchemaCheck, tenant: str = "") -> RequestSchemas:
-    """Convert a request's schemas; raise InvalidRequest, which names the field, and the reason if a schema cannot be
-    enforced.
+    """Convert a request's schemas.
 
-    `tenant` shares the checker's slots with other tenants.
+    Raise InvalidRequest, which names the field, if a schema cannot be enforced. `tenant` determines whose share of the
+    checker's slots is used.
     """
     if parsed.rule:
         await _check(parsed.rule, parsed.schema_field, check, tenant)
@@ -86,14 +86,14 @@ async def _check(
     strict: bool = False,
     arguments: bool = False,
 ) -> SchemaVerdict:
-    """Return the verdict on a schema or a rule. With `strict`, refuse one with keywords that are not enforced.
+    """Return the verdict on a schema or a rule. With `strict`, reject a schema with keywords that cannot be enforced.
 
-    Objects in the `arguments` of a tool are closed.
+    With `arguments`, the schema describes a tool's arguments, and its objects are closed to additional properties.
     """
     text = json.dumps(schema)
     if len(text) > MAX_SCHEMA_CHARS:
         raise InvalidRequest(f"{named} is over {MAX_SCHEMA_CHARS} characters", param=named)
-    # Clients such as LiteLLM drop `additionalProperties`, and small models then write arguments without end.
+    # Clients such as LiteLLM drop `additionalProperties: false`. Small models then add properties without end.
     verdict = await check.verdict(text, tenant, close=arguments and isinstance(schema, Mapping))
     fault = verdict.fault or (f"{verdict.reason}; without strict it is checked afterwards" if strict else "")
     if verdict.fault or (strict and verdict.omitted):
@@ -105,7 +105,7 @@ async def _check(
 
 def answer_guide(parsed: ParsedRequest, schemas: RequestSchemas, model: ServedModel, prompt: list[int]) -> str:
     """Return the grammar of an answer to this prompt. Pure."""
-    # The continuation of a text or token prompt has no format.
+    # Only a chat's answer has the model's answer format. A text completion continues the client's text.
     shape, tokenizer, tools = model.format if parsed.messages else AnswerFormat(), model.tokenizer, parsed.tools
     called = tools is not None and tools.required
     return guide_of(
@@ -125,7 +125,7 @@ _POOLINGS = {
 }  # fmt: skip
 _NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
 TOKENISE_THREADS = 2
-# The bound on long prompts that wait for one of the few tokeniser threads.
+# The bound on prompts that wait for one of the tokeniser's threads.
 MAX_ARRIVING = 256
 
 
@@ -134,7 +134,7 @@ class RequestLimits:
     max_n: int
     max_choices: int
     max_inputs: int
-    """The maximum number of texts that one request may embed."""
+    """The maximum number of texts in one embedding or scoring request."""
     images: ImageLimits = field(default_factory=ImageLimits)
 
 
@@ -144,17 +144,18 @@ def _unbounded(_size_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The sender, headers and time of a request, without its body."""
+    """A request's id, headers and time of arrival. The body is not included, because it may be large."""
 
     request_id: str
     arrival_ns: int
     headers: Headers
     models: AbstractSet[str] = frozenset()
-    """The models that the request may name; an empty set allows all."""
+    """The models that the caller may use. An empty set allows all."""
     allowance: Allowance = FREE
     hold: Callable[[int], None] = _unbounded
-    """A function that counts bytes that arrive for the request after its body. Raises QueueFull if too many are
-    held.
+    """A function that counts further bytes stored for the request, such as fetched images.
+
+    It raises QueueFull if open requests already occupy too much memory.
     """
 
 
@@ -172,9 +173,11 @@ class Intake:
         tenants: Tenancy | None = None,
         fetcher: ImageFetcher | None = None,
     ) -> None:
-        """Create the intake. `cache_salt` maps a tenant to the salt that separates its KV blocks from others'; this is
-        its name if tenants have no secrets. `tenants` take turns at the threads; None treats all requests alike.
-        Without a `fetcher`, images come only as data URLs.
+        """Create the intake. `cache_salt` returns a tenant's salt, which keeps its KV blocks apart from those of other
+        tenants.
+
+        Tenants' turns at the tokeniser's threads come from `tenants`; with None, all requests are treated alike.
+        Without a `fetcher`, only data URLs can supply images.
         """
         self._catalog = catalog
         self._fleet = fleet
@@ -190,9 +193,9 @@ class Intake:
         self.schemas = SchemaCheck(tenants)
 
     def model(self, parsed: ParsedRequest, allowed: AbstractSet[str]) -> ServedModel:
-        """Return the requested model if it is one of `allowed`; an empty set allows all.
+        """Return the requested model. An empty set of `allowed` models allows all.
 
-        Raise UnknownModel, or InvalidRequest for too many choices.
+        Raise UnknownModel, or InvalidRequest if the request has too many choices.
         """
         if parsed.n > self._limits.max_n:
             raise InvalidRequest(f"n is over {self._limits.max_n}", param="n")
@@ -203,7 +206,10 @@ class Intake:
         return self._catalog.need(parsed.model, allowed)
 
     async def fetched(self, parsed: ParsedRequest, model: ServedModel, arrival: Arrival) -> ParsedRequest:
-        """Return the request with the files of images given by address. Raise InvalidRequest, or QueueFull."""
+        """Return the request with its image URLs replaced by the files behind them.
+
+        Raise InvalidRequest or QueueFull.
+        """
         if self._fetcher is None or not parsed.images:
             return parsed
         self._check_images(parsed, model)
@@ -211,15 +217,13 @@ class Intake:
         return replace(parsed, images=images)
 
     def max_image_bytes(self, parsed: ParsedRequest) -> int:
-        """Return an upper bound of the bytes of the request's images."""
+        """Return an upper bound of the size of the request's images."""
         return max_file_bytes(parsed.images, self._limits.images)
 
     async def choices(
         self, parsed: ParsedRequest, model: ServedModel, arrival: Arrival, changed: Callable[[], None]
     ) -> list[Choice]:
-        """Return one choice for each prompt and each of its `n`; raise InvalidRequest if a prompt does not fit the
-        model.
-        """
+        """Return `n` choices for each prompt, in order. Raise InvalidRequest if a prompt does not fit the model."""
         parsed, pooling = as_served(parsed, model)
         context_tokens = self._fleet.max_context_tokens(model.routed, model.info.request_tokens)
         tenant = arrival.headers.tenant
@@ -236,7 +240,7 @@ class Intake:
         hints = await self._cached(parsed, model, prompts, context.cache_salt, images=images)
         choices: list[Choice] = []
         as_text = bool(parsed.messages) and gives_tools_as_text(parsed, model)
-        # A prompt of text or tokens belongs to its client, and so does the format of its continuation.
+        # Text and token prompts are the client's, and so is the format of their continuation.
         make_parts = partial(_parts, parsed, model) if parsed.messages else None
         for prompt, cached_hints in zip(prompts, hints, strict=True):
             packed = pack_u32(prompt)
@@ -280,7 +284,10 @@ class Intake:
         return choices
 
     def _check_images(self, parsed: ParsedRequest, model: ServedModel) -> None:
-        """Raise InvalidRequest for too many images, UnsupportedField if the model or a worker's engine accepts none."""
+        """Raise InvalidRequest if there are too many images.
+
+        Raise UnsupportedField if the model, or the engine of one of its workers, accepts none.
+        """
         check_vision(parsed.images, model.info.name, model.info.vision)
         check_count(parsed.images, self._limits.images)
         workers = [link.worker for link in self._fleet.links if link.worker and link.model == model.routed]
@@ -289,7 +296,7 @@ class Intake:
     async def _images(
         self, parsed: ParsedRequest, model: ServedModel, prompt: list[int], tenant: str
     ) -> tuple[PromptImage, ...]:
-        """Return the images with their places in the prompt. They are decoded on a tokeniser's thread."""
+        """Return the images with their positions in the prompt. A tokeniser thread decodes them."""
         vision = model.info.vision
         assert vision is not None, "checked before"
         async with self.tokenising.slot(tenant, sum(len(image.url) + len(image.file) for image in parsed.images)):
@@ -303,7 +310,7 @@ class Intake:
         return AnswerRecord(index, schemas.omitted, partial(self.schemas.satisfied, tenant=tenant))
 
     def _wanted(self, model: ServedModel) -> Defaults:
-        # Without headers, the model's own targets apply, then the gateway's.
+        # Headers come first, then the model's targets, then the gateway's.
         if model.ttft_ms is None and model.tpot_ms is None:
             return self._defaults
         own = self._defaults
@@ -319,7 +326,10 @@ class Intake:
         *,
         images: tuple[PromptImage, ...] = (),
     ) -> list[dict[str, int]]:
-        """Return the number of each prompt's tokens cached on workers, if the request can use them."""
+        """Return the number of cached tokens of each prompt by worker id.
+
+        The result is empty for requests that need every prompt token computed.
+        """
         pools_all = parsed.pooled and model.info.embedding.pooling != "last"
         if parsed.prompt_logprobs is not None or pools_all:
             return [{} for _ in prompts]
@@ -334,8 +344,7 @@ class Intake:
     ) -> list[list[int]]:
         """Return the token ids of each prompt.
 
-        Raise InvalidRequest, or QueueFull while too many prompts wait for a thread. `most_tokens` is as in
-        `tokenise`.
+        Raise InvalidRequest, or QueueFull if too many prompts wait for a thread. `most_tokens` is passed to `tokenise`.
         """
         if parsed.images:
             check_vision(parsed.images, model.info.name, model.info.vision)
@@ -345,9 +354,9 @@ class Intake:
 
 
 def as_served(parsed: ParsedRequest, model: ServedModel) -> tuple[ParsedRequest, pb.Pooling]:
-    """Return the request with the prompts for the model's kind, and their pooling.
+    """Return the request with its prompts in the form that the model needs, and the pooling to apply.
 
-    Raise UnsupportedField if the model cannot produce the requested kind.
+    Raise UnsupportedField if the model does not support this kind of request.
     """
     name, own = model.info.name, model.info.embedding
     scores = own.pooling == "score"
@@ -371,7 +380,7 @@ def as_served(parsed: ParsedRequest, model: ServedModel) -> tuple[ParsedRequest,
 
 
 def _parts(parsed: ParsedRequest, model: ServedModel, prompt: list[int], decoder: Decoder) -> PartReaders | None:
-    """Return the parsers of a chat's answer, or None if all of it is content."""
+    """Return the parsers for a chat's answer, or None if the whole answer is content."""
     shape, tools = model.format, parsed.tools
     end = prompt_end(model.tokenizer, prompt) if shape.thinking is not None else ""
     parser = shape.parser(tools.schemas if tools else _NO_TOOLS, end)
@@ -388,7 +397,7 @@ def _parts(parsed: ParsedRequest, model: ServedModel, prompt: list[int], decoder
 
 
 def _call_ids(calls: str, parsed: ParsedRequest) -> Callable[[str, int], str]:
-    # Templates show ids of calls again in the next turn, and some models expect a certain form.
+    # Chat templates repeat the ids of calls in the next turn, and some models expect ids of a certain form.
     if calls == "mistral":
         return lambda _name, _place: secrets.token_hex()[:MISTRAL_ID_CHARS]
     if calls == "kimi-k2":
@@ -398,7 +407,7 @@ def _call_ids(calls: str, parsed: ParsedRequest) -> Callable[[str, int], str]:
 
 
 def _prompt_shown(parsed: ParsedRequest, model: ServedModel, prompt: list[int]) -> PromptShown | None:
-    """Return the parts of the prompt to include in the answer; None if there are none."""
+    """Return the parts of the prompt that the answer includes, or None if there are none."""
     scored = parsed.prompt_logprobs is not None
     if not (parsed.echo or scored or parsed.token_ids or parsed.best):
         return None

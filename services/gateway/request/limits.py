@@ -1,7 +1,7 @@
-"""The enforcement of tenants' limits, and shares of decode places over all gateways, through the ledger in Redis.
+"""Enforcement of tenants' limits, and fair shares of decode places, over all gateways by means of a ledger in Redis.
 
-The limits are on requests and tokens a minute, GPU time, and concurrent choices. While the ledger is away, each gateway
-enforces its share of them by itself.
+The limits apply to requests and tokens per minute, GPU time per day, and concurrent choices. While the ledger is
+unreachable, each gateway enforces its share of every limit alone.
 """
 
 import asyncio
@@ -25,27 +25,29 @@ from libs.stores.limits import SPANS, Kind, Ledger, LedgerDown
 
 log = structlog.get_logger()
 
-# The interval at which leases are settled and places renewed.
+# The interval between two settlements of leases and places with the ledger.
 SWEEP_S: Final = 0.5
-# Requests would wait for the ledger, so after a failure none calls it for this long.
+# After a failure, the ledger is not called for this long, so that requests do not all wait for it.
 AWAY_S: Final = 1.0
-# The time for which a refused tenant is refused without another call, so that retries cost little.
+# A refused tenant is refused again for this long without a call to the ledger, so that retries cost little.
 REFUSED_S: Final = 0.1
-# The Retry-After while too many requests run at once, since their ends are unknown.
+# The Retry-After of requests above the concurrency limit. The gateway cannot predict when running ones end.
 BUSY_RETRY_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class _TenantUse:
-    """The use of one limit by one tenant at this gateway."""
+    """One tenant's use of one limit at this gateway."""
 
     own: MinuteWindow
-    """This gateway's own use, by which it enforces its share while the ledger is away."""
+    """The use at this gateway, from which it enforces its share while the ledger is unreachable."""
     lease: Lease = field(default_factory=Lease)
     refused: tuple[float, int, float] = (0.0, 0, 0.0)
-    """The ledger's last refusal: the end of its validity here, the units needed, and its announced end."""
+    """The ledger's last refusal: the time until which it is reused, the units refused, and the time at which to retry,
+    in s.
+    """
     left: int = 0
-    """The units left over all gateways, as of the ledger's last answer."""
+    """The units that all gateways together may still use, as of the ledger's last answer."""
 
 
 @dataclass(slots=True)
@@ -55,12 +57,12 @@ class _Tenant:
         default_factory=lambda: {kind: _TenantUse(MinuteWindow(span)) for kind, span in SPANS.items()}
     )
     running: int = 0
-    """The running choices; a request whose choices are not known yet counts as one."""
+    """The number of running choices. A request counts as one until its number of choices is known."""
     coming: int = 0
-    """The number of requests that wait for the ledger's permission to run."""
+    """The number of requests that are being admitted. While there are any, the tenant's record is not dropped."""
     places: int = 0
-    """The concurrent choices that the ledger has granted this gateway."""
-    # Held by the one request that calls the ledger; others reuse its result.
+    """The number of concurrent choices that the ledger has granted this gateway."""
+    # Held by the request that calls the ledger. Requests that wait for the lock use its result.
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def limit(self, kind: Kind) -> int | None:
@@ -75,22 +77,22 @@ class _Tenant:
 
 
 class Allowance:
-    """The use of a tenant's limits by one request. This class is for tenants without limits."""
+    """One request's use of its tenant's limits. This base class allows everything, for tenants without limits."""
 
     async def choices(self, _count: int) -> None:
         """Count this many choices as running.
 
-        Raise RateLimited, or InvalidRequest if the count alone exceeds the limit.
+        Raise RateLimited, or InvalidRequest if the number alone exceeds the limit.
         """
 
     async def prompt(self, _tokens: int) -> None:
-        """Count the prompt's tokens; raise RateLimited."""
+        """Count the prompt's tokens. Raise RateLimited if they exceed the limit."""
 
     def output(self, _tokens: int) -> None:
-        """Count the answer's tokens, even beyond the limit."""
+        """Count the answer's tokens, even if they exceed the limit."""
 
     def headers(self) -> Mapping[str, str]:
-        """Return the headers that tell OpenAI's clients the state of the limits."""
+        """Return response headers with the state of the limits, in OpenAI's format."""
         return {}
 
     def end(self) -> None: ...
@@ -100,7 +102,7 @@ FREE: Final = Allowance()
 
 
 class _Limited(Allowance):
-    """The use of a tenant's limits by one request."""
+    """One request's use of the limits of a tenant that has some."""
 
     def __init__(self, limiter: "TenantLimiter", tenant: str, found: _Tenant) -> None:
         self._limiter = limiter
@@ -133,14 +135,14 @@ class TenantLimiter:
         self._ledger = ledger
         self._clock = clock
         self._gateway_id = gateway_id
-        # Tenants with limits that have sent requests since the start; bounded by the number of limits.
+        # The tenants with limits that have sent requests recently. Their number is bounded by the number of limits.
         self._tenants: dict[str, _Tenant] = {}
         self._gateways = 1
-        """The number of gateways that share limits, as of the ledger's last answer."""
+        """The number of gateways that share the limits, as of the ledger's last answer."""
         self._away_until_s = 0.0
 
     async def admit(self, tenant: str) -> Allowance:
-        """Admit one of the tenant's requests, which the caller ends through its allowance. Raise RateLimited."""
+        """Admit a request, whose allowance the caller must end. Raise RateLimited."""
         found = self._known(tenant)
         if found is None:
             return FREE
@@ -159,7 +161,7 @@ class TenantLimiter:
         return _Limited(self, tenant, found)
 
     async def use(self, tenant: str, found: _Tenant, kind: Kind, units: int) -> None:
-        """Use units of a limit; raise RateLimited, which names the limit."""
+        """Use units of a limit. Raise RateLimited if the limit has no room for them."""
         if found.limit(kind) is not None and found.uses[kind].lease.need(units) > 0:
             async with found.asking:
                 if found.uses[kind].lease.need(units) > 0:
@@ -167,7 +169,7 @@ class TenantLimiter:
         self.count(found, kind, units)
 
     def count(self, found: _Tenant, kind: Kind, units: int) -> None:
-        """Count units, even beyond the limit."""
+        """Count units, even if they exceed the limit."""
         if found.limit(kind) is not None:
             found.uses[kind].lease.spend(units, self._now_s)
             found.uses[kind].own.add(units, self._now_s)
@@ -177,13 +179,13 @@ class TenantLimiter:
         return limits is not None and limits.gpu_seconds_per_day is not None
 
     async def check_gpu_time(self, tenant: str) -> None:
-        """Raise RateLimited if the tenant has no GPU time left today."""
+        """Raise RateLimited if the tenant has no GPU time left."""
         found = self._known(tenant)
         if found is not None:
             await self.use(tenant, found, "gpu_ms", 1)
 
     def spent_gpu_ms(self, tenant: str, spent_ms: int) -> None:
-        """Count the GPU time of a choice that has ended, even beyond the limit."""
+        """Count the GPU time of an ended choice, even if it exceeds the limit."""
         found = self._known(tenant)
         if found is not None and spent_ms > 0:
             self.count(found, "gpu_ms", spent_ms)
@@ -197,7 +199,7 @@ class TenantLimiter:
         return found
 
     def headers(self, found: _Tenant) -> dict[str, str]:
-        """Return the headers for the limits, as far as this gateway knows them."""
+        """Return response headers with the state of the limits, as far as this gateway has been informed."""
         said: dict[str, str] = {}
         for kind, use in found.uses.items():
             limit = found.limit(kind)
@@ -215,7 +217,7 @@ class TenantLimiter:
                 await self.sweep()
 
     async def sweep(self) -> None:
-        """Return unused units, report excess ones, renew places and drop tenants that have left."""
+        """Settle leases and places with the ledger, and drop the records of tenants without recent use."""
         try:
             self._gateways = await self._ledger.beat(self._gateway_id)
             for tenant, found in list(self._tenants.items()):
@@ -243,7 +245,7 @@ class TenantLimiter:
             self._tenants.pop(tenant, None)
 
     async def enter(self, tenant: str, found: _Tenant, count: int = 1, *, choices: int = 1) -> None:
-        """Admit `count` more sequences of a request with `choices` in total.
+        """Count `count` more choices of a request with `choices` in total as running.
 
         Raise RateLimited, or InvalidRequest if the request alone exceeds the limit.
         """
@@ -327,11 +329,11 @@ class TenantLimiter:
 
 # The interval between two exchanges.
 EXCHANGE_EVERY_S: Final = 0.25
-# A gateway with nothing to report reads the others' reports once in this many intervals.
+# A gateway with nothing to report reads other gateways' reports only once in this many intervals.
 LISTEN_EVERY: Final = 4
-# The bound on a tenant's choices and places; a report with more does not come from a gateway.
+# The bound on counts in a report. A report with larger ones cannot come from a gateway.
 MAX_COUNT: Final = 1_000_000
-# The bound on tenants and models in one report, since shares are computed over all of them each time.
+# The bound on tenants and models in one report, because every exchange computes shares over all of them.
 MAX_TENANTS: Final = 4096
 _MODELS: Final = msgspec.json.Decoder(dict[str, ModelPlaces])
 
@@ -343,7 +345,7 @@ class PlaceExchange:
         self._tenants = tenants
         self._gateway_id = gateway_id
         self._has_report = False
-        """True if other gateways may hold a report of this one."""
+        """True if other gateways may still read a report from this one."""
         self._quiet_intervals = 0
         """The number of consecutive intervals without an exchange."""
         self._left = False
@@ -357,10 +359,10 @@ class PlaceExchange:
                 await self.exchange()
 
     async def exchange(self) -> None:
-        """Exchange reports once.
+        """Publish this gateway's report and read those of others.
 
-        A gateway with nothing to share reports that once and then only reads occasionally. While the ledger is away,
-        each gateway shares only its own places.
+        With nothing to report, a gateway withdraws its report once and then reads only occasionally. While the ledger
+        is unreachable, it shares only its own places.
         """
         async with self._exchanging:
             own = self._dispatcher.places_here()
@@ -380,7 +382,7 @@ class PlaceExchange:
             self._dispatcher.places_elsewhere(self._others(found))
 
     async def leave(self) -> None:
-        """Withdraw this gateway's report from the ledger."""
+        """Withdraw this gateway's report from the ledger, and make no further exchanges."""
         self._left = True
         async with self._exchanging:
             if self._has_report:
@@ -389,7 +391,7 @@ class PlaceExchange:
                 self._has_report = False
 
     def _is_due(self, own: Mapping[str, ModelPlaces]) -> bool:
-        """Return whether there is something to report, or it is time to read."""
+        """Return whether this interval needs an exchange."""
         if own or self._has_report or self._quiet_intervals + 1 >= LISTEN_EVERY:
             self._quiet_intervals = 0
             return True
@@ -403,7 +405,7 @@ class PlaceExchange:
 
 
 def read_places(report: bytes) -> Mapping[str, ModelPlaces]:
-    """Parse a gateway's report, by model; return nothing if it is malformed."""
+    """Parse a gateway's report, by model. Return an empty mapping if it is malformed or too large."""
     try:
         models = _MODELS.decode(report)
     except (msgspec.DecodeError, UnicodeDecodeError):

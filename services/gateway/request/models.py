@@ -1,4 +1,4 @@
-"""The catalogue's models at one gateway: their names, the times at which they should serve, and their use here."""
+"""The models of the catalogue at this gateway: the answers to expect while they load, and reports of their use."""
 
 import asyncio
 import math
@@ -24,9 +24,9 @@ from libs.stores.catalogue import (
 )
 from services.gateway.request.prompt import Catalog, ServedModel
 
-# Assumed for a model that was never loaded, if no planner gives an estimate.
+# The loading speed assumed for a model that was never loaded, as long as the planner has no estimate.
 GUESSED_BYTES_PER_S: Final = 1e9
-# The range of a random factor by which the expected wait is multiplied when clients are asked to return.
+# The bounds of a random factor. It scales Retry-After, so that clients do not all return at the same moment.
 MARGIN: Final = 1.1
 SPREAD: Final = 1.3
 FAILED_RETRY_S: Final = 30.0
@@ -34,14 +34,14 @@ FAILED_RETRY_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A catalogue model's entry and the estimates of when it serves."""
+    """A model's entry in the catalogue, with the estimates of its loading time."""
 
     entry: ModelEntry
     times: LoadTimes | None
     outlook: ModelOutlook | None
 
     def wait_s(self, now_ms: float) -> float:
-        """Return the expected seconds until the model serves; 0 if it does."""
+        """Return the expected seconds until workers serve the model; 0 if they do."""
         outlook = self.outlook
         if outlook is None:
             return self.times.load_s if self.times else self.entry.size_bytes / GUESSED_BYTES_PER_S
@@ -51,9 +51,9 @@ class Expected:
 
 
 def gives_up(expected: Expected, waited_s: float, most_s: float, now_ms: float, draw: float) -> FulcrumError | None:
-    """Return the error that ends a request's wait for a model, or None if it may continue to wait.
+    """Return the error that ends a request's wait for a model, or None if the request may wait.
 
-    `draw` in 0..1 spreads the times at which clients are asked to return.
+    `draw` is a random number in 0..1, which spreads the times at which clients retry.
     """
     name = quoted(expected.entry.name)
     if expected.outlook is not None and expected.outlook.error:
@@ -70,26 +70,26 @@ def gives_up(expected: Expected, waited_s: float, most_s: float, now_ms: float, 
 
 
 def removed(name: str) -> UnknownModel:
-    """Return the error for a request whose model was removed while it waited."""
+    """Return the error for a request whose model was removed while the request waited."""
     return UnknownModel(f"model {quoted(name)} was removed while the request waited for it", param="model")
 
 
 def spread(seconds: float, draw: float) -> float:
-    """Scale a wait by a random factor and round it up to whole seconds."""
+    """Multiply a wait by a factor that depends on `draw` in 0..1, and round up to whole seconds."""
     return math.ceil(seconds * (MARGIN + draw * (SPREAD - MARGIN)))
 
 
 log = structlog.get_logger()
 
-# The interval between reports of use. The first request to a model without a worker is reported at once.
+# The interval between reports of use. The first request to a model without workers is reported at once.
 REPORT_S: Final = 0.2
 LEASE_MS: Final = 3_000
 RENEW_S: Final = 1.0
-# The time that an arriving request takes to reach the queue.
+# The time between a request's arrival and its entry into the queue.
 ARRIVING_MS: Final = 300
-# The time by which returning clients may be late.
+# The delay after Retry-After within which a client is still expected to return.
 GRACE_MS: Final = 3_000
-# The bound on models whose counts are kept although nothing runs there.
+# The bound on idle models outside the catalogue whose counts are kept.
 MAX_SPENT: Final = 2_000
 
 
@@ -101,17 +101,17 @@ class _Use:
     waiting_since_ms: int = 0
     promised_ms: int = 0
     lines: int = 0
-    """The batch lines that wait for the model outside the queue."""
+    """The number of batch lines that wait for the model outside the queue."""
     lines_in_flight: int = 0
-    """The batch lines in flight, including those that wait."""
+    """The number of batch lines in flight, including those that wait."""
     lines_alone: bool = False
     """True if only batch lines waited at the last report."""
     cold_ms: int = 0
-    """The time of the last request that found no worker with the model."""
+    """The time of the last request that found no worker serving the model."""
 
 
 class LoadableModels:
-    """The catalogue's models at this gateway, with tasks that follow the catalogue and report use."""
+    """The models of the catalogue at this gateway. Two tasks follow the catalogue and report use to it."""
 
     def __init__(
         self,
@@ -125,8 +125,10 @@ class LoadableModels:
         served: Callable[[str], bool],
         draw: Callable[[], float],
     ) -> None:
-        """Create the follower. `waiting` counts requests for a model that no worker has. `served` returns whether
-        workers serve a model. `draw` returns a number in 0..1.
+        """Create the follower.
+
+        `waiting` returns the number of queued requests for a model without workers. `served` returns whether workers
+        serve a model. `draw` returns a random number in 0..1.
         """
         self._store = store
         self._catalog = catalog
@@ -139,13 +141,13 @@ class LoadableModels:
         self._found = Catalogued()
         self._was_lost = False
         self._broken: dict[str, str] = {}
-        """The models whose tokenizer is unavailable, with the reason."""
-        # By the model's folder and the file of its chat template, which is empty for the model's own.
+        """The models whose files or tokenizer cannot be loaded here, with the reason."""
+        # By the model's folder and its chat template's file, which is empty for the model's own template.
         self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
         self._uses: dict[str, _Use] = {}
         self._news = asyncio.Event()
         self.refused = 0
-        """The number of requests refused with Retry-After because loading their model would take too long."""
+        """The number of requests refused because loading their model would take too long."""
 
     # ------------------------------------------------------------ for requests
 
@@ -154,7 +156,7 @@ class LoadableModels:
         return bool(self._found.entries)
 
     def state(self, name: str) -> tuple[str, float] | None:
-        """Return a model's state in a word and the seconds until it serves; None if no catalogue lists it."""
+        """Return a model's state and the expected seconds until it serves, or None if it is not in the catalogue."""
         expected = self._expected(name)
         if expected is None:
             return None
@@ -165,10 +167,9 @@ class LoadableModels:
 
     @contextmanager
     def requested(self, name: str, adapter: str = "") -> Iterator[float]:
-        """Count a request to a model or an adapter from its arrival to its end.
+        """Count a request to a model or adapter until the context ends.
 
-        Yield the seconds for which it is expected to wait for the model to load. Raise NoWorkers if that is longer
-        than requests may wait.
+        Yield the expected seconds until the model serves. Raise NoWorkers if that is longer than requests may wait.
         """
         with self._counted(adapter), self._waiting_for(name) as wait_s:
             yield wait_s
@@ -189,7 +190,7 @@ class LoadableModels:
 
     @contextmanager
     def _counted(self, adapter: str) -> Iterator[None]:
-        """Count a request to an adapter separately from its model. It waits only for the model."""
+        """Count a request to an adapter in addition to its base model. Only the base model may have to be loaded."""
         if adapter not in self._found.entries:
             yield
             return
@@ -198,7 +199,7 @@ class LoadableModels:
 
     @contextmanager
     def _in_flight(self, name: str) -> Iterator[_Use]:
-        """Count an arrival of a model or adapter, in flight until the context ends."""
+        """Count an arrival, and count it as in flight until the context ends."""
         use = self._uses.setdefault(name, _Use())
         use.arrivals += 1
         use.last_ms = round(self._now_ms())
@@ -223,7 +224,7 @@ class LoadableModels:
 
     @contextmanager
     def line(self, name: str, adapter: str = "") -> Iterator[None]:
-        """Count a batch line as use until it ends. It may wait longer than an interactive request."""
+        """Count a batch line until the context ends. Lines may wait longer than interactive requests."""
         with self._counted(adapter), self._line(name):
             yield
 
@@ -241,7 +242,7 @@ class LoadableModels:
 
     @contextmanager
     def wakes(self, name: str) -> Iterator[None]:
-        """Count a line that waits for the model outside the queue, which is a reason to load the model."""
+        """Count a batch line that waits outside the queue, so that the planner loads the model for it."""
         use = self._uses.setdefault(name, _Use())
         use.lines += 1
         self._news.set()
@@ -251,9 +252,9 @@ class LoadableModels:
             use.lines -= 1
 
     def fault(self, name: str) -> str:
-        """Return the last known reason why the model cannot be loaded; empty if there is none.
+        """Return the last known reason for which the model cannot be loaded, or an empty string.
 
-        Raise UnknownModel for a model that was removed.
+        Raise UnknownModel if the model was removed.
         """
         expected = self._expected(name)
         if expected is None:
@@ -266,13 +267,13 @@ class LoadableModels:
     # ------------------------------------------------------------ for the queue
 
     def covers(self, name: str) -> bool:
-        """Return whether waits for the model are decided here, because it is not one of the settings' models."""
+        """Return whether this catalogue decides on waits for the model. It does not for models in the settings."""
         return name not in self._catalog.own
 
     def ends(self, name: str, waited_s: float, *, begun: bool = False) -> FulcrumError | None:
-        """Return the error that ends a request's wait for a model without a worker, or None if it may continue.
+        """Return the error that ends a request's wait for a model without workers, or None if the request may wait.
 
-        If the answer has `begun`, an estimate alone does not end the wait.
+        If the answer has `begun`, a long loading estimate alone does not end the wait.
         """
         expected = self._expected(name)
         if expected is None:
@@ -284,14 +285,15 @@ class LoadableModels:
     # ------------------------------------------------------------ tasks
 
     async def follow(self) -> None:
-        """Follow the catalogue until cancelled. The last known state holds while it is away."""
+        """Follow the catalogue until cancelled. While it is unreachable, the last known state remains in force."""
         async for found in self._store.watch():
             await self.take(found)
 
     async def take(self, found: Catalogued) -> None:
         """Apply a new state of the catalogue.
 
-        A lost catalogue counts only if it stays lost, since the planner refills a Redis that was emptied.
+        An empty catalogue that may have been lost is ignored once, because the planner refills a Redis that lost its
+        data.
         """
         if self._found.entries and found.is_lost and not self._was_lost:
             self._was_lost = True
@@ -322,7 +324,7 @@ class LoadableModels:
         return ServedModel(info, tokenizer, entry.ttft_ms, entry.tpot_ms, self._catalog.format_names)
 
     def _adapter(self, entry: ModelEntry, model: ServedModel | None) -> ServedModel | None:
-        """Return the adapter of an entry on top of its model."""
+        """Return the model that serves an adapter's entry, or None if its base model is not served."""
         if model is None or model.base:
             self._breaks(entry.name, f"it is an adapter of {entry.parent}, which is not a model that is served here")
             return None
@@ -346,7 +348,9 @@ class LoadableModels:
         self._catalog.broken.pop(name, None)
 
     async def report(self) -> None:
-        """Report the use of models until cancelled: whenever it changes, and while anything runs."""
+        """Report the use of models until cancelled: on every change, and at intervals while requests run or are
+        promised.
+        """
         said: Mapping[str, ModelUse] = {}
         said_s = 0.0
         loop = asyncio.get_running_loop()
@@ -364,17 +368,17 @@ class LoadableModels:
                     await asyncio.sleep(0)  # changes of the same turn are sent together
 
     def uses(self) -> dict[str, ModelUse]:
-        """Return the current use of each model, as it is reported."""
+        """Return the current use of each model in the form that is reported."""
         now_ms = round(self._now_ms())
         found = {}
         for name, use in self._uses.items():
             waiting = min(self._waiting(name) + use.lines, use.in_flight)
-            # A new request may not be in the queue yet. Answers that a worker ends before it leaves do not wait.
+            # A new request may not be queued yet. An answer that its worker completes before it leaves does not wait.
             waiting = max(waiting, int(use.in_flight > 0 and now_ms - use.cold_ms < ARRIVING_MS))
-            # The interactive requests are at most those that are not lines. Lines returned by a worker wait in the
-            # queue.
+            # All waiting requests beyond the number of interactive ones must be lines. Lines that a worker returned are
+            # in the queue.
             lines_waiting = min(max(use.lines, waiting - (use.in_flight - use.lines_in_flight)), waiting)
-            # The waiting time of interactive requests; earlier batch lines do not count.
+            # The time since which interactive requests have waited. An earlier wait of batch lines does not count.
             began = (use.waiting_since_ms or now_ms) if waiting else 0
             use.waiting_since_ms = now_ms if use.lines_alone and waiting > lines_waiting else began
             use.lines_alone = 0 < waiting == lines_waiting

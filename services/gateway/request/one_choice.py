@@ -1,4 +1,4 @@
-"""The exchange that sends an answer with one choice, in the form of its own API."""
+"""The exchange of routes whose answers have a single choice."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from services.gateway.request.unchecked import check_answers
 
 
 class OneChoiceExchange(ABC):
-    """The exchange that sends one choice's answer, as one JSON object or as events of its own API.
+    """An exchange that sends the answer of one choice, as one JSON object or as events in the route's own format.
 
     The choice's error is raised only while nothing has been sent.
     """
@@ -21,11 +21,11 @@ class OneChoiceExchange(ABC):
         self._headers = headers
 
     async def whole(self, wire: Wire) -> None:
-        """Send one JSON object once the choice is done."""
+        """Send the answer as one JSON object once the choice is complete."""
         await wire.json(200, await self.reply(), self._headers)
 
     async def reply(self) -> object:
-        """Return the whole answer once the choice is done."""
+        """Wait until the choice is complete and return its answer. Raise its error if it failed."""
         text = self._choice.text
         while not text.done:
             await self._signal.wait()
@@ -36,7 +36,7 @@ class OneChoiceExchange(ABC):
         return await self._answer(piece)
 
     async def stream(self, wire: Wire) -> None:
-        """Send server-sent events as tokens arrive. After an error send the error instead of the answer's end."""
+        """Send server-sent events as tokens arrive. An error after the first event is sent as the last event."""
         text, started = self._choice.text, False
         while True:
             await self._signal.wait()
@@ -62,7 +62,7 @@ class OneChoiceExchange(ABC):
 
     @abstractmethod
     async def _answer(self, piece: Piece) -> object:
-        """Return the whole answer, given its only piece."""
+        """Return the whole answer. `piece` contains all of the choice's output."""
 
     @abstractmethod
     def _opening(self) -> bytes:
@@ -70,7 +70,7 @@ class OneChoiceExchange(ABC):
 
     @abstractmethod
     def _further(self, piece: Piece) -> bytes:
-        """Return the events for further parts of the answer."""
+        """Return the events for one more piece of the answer."""
 
     @abstractmethod
     def _failed(self, error: FulcrumError) -> bytes:
@@ -78,4 +78,4 @@ class OneChoiceExchange(ABC):
 
     @abstractmethod
     async def _closing(self, piece: Piece) -> bytes:
-        """Return the closing events. `piece` is the last one and holds the finish reason."""
+        """Return the events that end a stream. `piece` is the last piece and contains the finish reason."""

@@ -1,4 +1,7 @@
-"""Parsing of headers and a body into a checked request. Pure; raises InvalidRequest, which names the field."""
+"""Parsing of a request's headers and body, with all checks that need no model. Pure.
+
+Errors are InvalidRequest and name the faulty field.
+"""
 
 import json
 import re
@@ -37,19 +40,19 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The values of absent headers, and the lower bounds of latency targets."""
+    """The values used for absent headers, and the lowest latency targets that a request may set."""
 
     gateway_id: str
     ttft_deadline_ms: float
     tpot_target_ms: float
     tightest: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """The lowest TTFT and TPOT in ms by class (ANY for all others). Lower requested values are raised to these."""
+    """The lowest TTFT and TPOT targets in ms by class (ANY for all others). Lower requested targets are raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headers:
     request_id: str
-    """The client's id of the request; empty if it sent none."""
+    """The id that the client sent, or an empty string."""
     tenant: str
     service_class: str
     ttft_deadline_ms: float | None
@@ -76,7 +79,7 @@ class Headers:
 def read_headers(found: Mapping[bytes, bytes], caller: Caller = ANYBODY) -> Headers:
     """Parse headers, keyed by lowercase name as in ASGI.
 
-    Raise InvalidRequest, which names the header, or PermissionDenied for a tenant or class that is not the caller's.
+    Raise InvalidRequest, which names the header. Raise PermissionDenied if the caller may not use the tenant or class.
     """
     traceparent = found.get(b"traceparent", b"").decode("latin-1")
     return Headers(
@@ -85,7 +88,7 @@ def read_headers(found: Mapping[bytes, bytes], caller: Caller = ANYBODY) -> Head
         service_class=caller.class_of(named_in(found, CLASS_HEADER), DEFAULT_CLASS),
         ttft_deadline_ms=_milliseconds(found, "x-fulcrum-ttft-deadline-ms"),
         tpot_target_ms=_milliseconds(found, "x-fulcrum-tpot-target-ms"),
-        # W3C: a receiver that cannot parse it continues without it.
+        # W3C: a receiver that cannot parse the header continues without it.
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
         details=found.get(b"x-fulcrum-details") == b"1",
     )
@@ -114,16 +117,16 @@ def _milliseconds(found: Mapping[bytes, bytes], name: str) -> float | None:
 
 
 class Constraint(NamedTuple):
-    """A schema or a rule, and the field that contains it."""
+    """A schema or grammar rule for the answer, and the field that contained it."""
 
     field: str
     schema: Mapping[str, Any] | None = None
     rule: str = ""
-    """The right-hand side of a rule in a grammar."""
+    """The right-hand side of a grammar rule; empty if there is a schema."""
 
 
 def constraint_of(request: Common) -> Constraint | None:
-    """Return the request's constraint, or None if its answer is unconstrained."""
+    """Return the guided decoding constraint, or None. Raise InvalidRequest if the request has several."""
     own = request.structured_outputs or StructuredOutputs()
     given = {
         "structured_outputs.json": own.json,
@@ -168,7 +171,7 @@ def _schema(given: str | dict[str, Any], field: str) -> Mapping[str, Any]:
 
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default of max_tokens for text completions. A chat may use the rest of the context."""
+"""The default of max_tokens for text completions, as in OpenAI's API. A chat may use the rest of the context."""
 
 _ADVISED = tuple(field.name for field in fields(SamplingDefaults))
 
@@ -178,20 +181,20 @@ Prompt = str | list[int] | TextPair
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """One request, checked as far as is possible without the model."""
+    """A request that has passed all checks that need no model."""
 
     model: str
     messages: tuple[ChatMessage, ...]
-    """The messages of a chat; empty for text completions."""
+    """The messages of a chat; empty for other requests."""
     prompts: tuple[Prompt, ...]
-    """The prompts of text completions; empty for a chat."""
+    """The prompts of a text completion; empty for a chat."""
     n: int
     max_tokens: int | None
     max_tokens_field: str
     sampling: Sampling
-    """The sampling parameters without a seed, which each choice gets later."""
+    """The sampling parameters. The seed is missing, because each choice gets its own."""
     unset: frozenset[str]
-    """The fields of `sampling` that the model's recommended values fill."""
+    """The fields of `sampling` that the client left out. The model's recommended values replace them."""
     seed: int | None
     stops: tuple[str, ...]
     stream: bool
@@ -200,51 +203,51 @@ class ParsedRequest:
     tools: ToolUse | None = None
     """The tools that the model may call; None if it may call none."""
     effort: str | None = None
-    """The requested reasoning effort, as the client named it."""
+    """The reasoning effort, in the client's words."""
     effort_is_hint: bool = False
-    """True if a model whose template has no effort should answer anyway."""
+    """True if the effort is ignored, and not refused, for a model whose chat template does not support it."""
     thinking: bool | None = None
-    """True to reason, without a named effort; None leaves the choice to the chat template."""
+    """True to reason and False not to, where no effort is named. None leaves it to the chat template."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
-    """The JSON schema with which the answer must comply."""
+    """The JSON schema that the answer must match."""
     schema_field: str = "response_format"
-    """The field named by errors about the schema."""
+    """The name of the field for errors about the schema."""
     strict: bool = False
-    """True if the grammar must enforce the whole schema; otherwise the answer may be checked once it is complete."""
+    """True if keywords that the grammar cannot enforce are an error. If False, the answer is checked for them."""
     rule: str = ""
-    """A grammar rule that the answer has to match, used instead of a schema."""
+    """A grammar rule that the answer must match, instead of a schema."""
     ordered: bool = False
-    """True if text, reasoning and calls must be sent in the order in which the model wrote them."""
+    """True if the answer reports text, reasoning and calls in the order in which the model wrote them."""
     chat_field: str = ""
-    """The field named by errors about the prompt; empty for a message of the chat route, or `prompt`."""
+    """The name of the field for errors about the prompt; empty for `messages` or `prompt`."""
     echo: bool = False
     """True if the answer begins with the prompt."""
     prompt_logprobs: int | None = None
-    """The number of alternatives to each prompt token; None requests no logprobs of the prompt."""
+    """The number of alternatives to return for each prompt token. None requests no logprobs for the prompt."""
     shows_prompt_logprobs: bool = False
-    """True if the prompt's logprobs are shown by position as in vLLM, with or without an echo."""
+    """True if the answer lists the prompt's logprobs in a field of its own, as in vLLM."""
     shows_logprobs: bool = False
     token_ids: bool = False
-    """True if token ids are shown beside the text."""
+    """True if the answer includes token ids."""
     best: int | None = None
-    """The number of the `n` choices of each prompt to show, likeliest first; None shows all as they arrive."""
+    """The number of choices per prompt to return, most likely first; None returns all `n`."""
     only_prompt: bool = False
-    """True if the request wants no tokens; one is generated and dropped."""
+    """True if the client wants no tokens after the prompt. Workers still generate one, which is dropped."""
     hides_reasoning: bool = False
-    """True if the answer's reasoning is hidden from the client."""
+    """True if the answer's reasoning is not sent."""
     raw: bool = False
-    """True if prompts are tokenised without the special tokens that begin and end a text."""
+    """True if prompts are tokenised without adding special tokens."""
     opens_answer: bool = True
-    """True if a chat's prompt ends with the opening of an answer rather than with its last message."""
+    """True if a chat's prompt ends with the template's opening of an answer. False if it ends with the last message."""
     continues: bool = False
-    """True if the answer continues the text of the last message."""
+    """True if the answer continues the last message's text."""
     images: tuple[SentImage, ...] = ()
     """The images of a chat, in order."""
     pooled: bool = False
-    """True if each prompt becomes a vector, instead of an answer."""
+    """True if the request wants a vector or score for each prompt instead of text."""
     pairs: tuple[TextPair, ...] = ()
-    """The texts that are compared, as the prompts of a cross-encoder; empty if only vectors are requested."""
+    """The pairs of texts that a cross-encoder scores; empty if the request wants vectors."""
 
     @property
     def guided(self) -> bool:
@@ -264,7 +267,7 @@ def parse_chat(body: bytes) -> ParsedRequest:
 
 
 def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
-    """Parse a body of /tokenize, and whether it wants the tokens' texts."""
+    """Parse a body of /tokenize. Also return whether the client wants the tokens' texts."""
     request = fit(body, TokenizeRequest, tidy_tokenize)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("send either prompt or messages", param="prompt")
@@ -290,10 +293,10 @@ def parse_tokenize(body: bytes) -> tuple[ParsedRequest, bool]:
 def pooled_request(
     model: str, prompts: tuple[Prompt, ...], field: str, *, raw: bool = False, pairs: tuple[TextPair, ...] = ()
 ) -> ParsedRequest:
-    """Return a request that turns each prompt into a vector. Errors about prompts name `field`."""
+    """Return a request for a vector or score for each prompt. Errors about prompts name `field`."""
     if not prompts or not all(prompts):
         raise InvalidRequest(f"{field} is empty, or has an empty part", param=field)
-    # A vector replaces the single token.
+    # A pooled sequence needs one step, like a sequence that generates one token.
     parsed = _convert(CompletionRequest(model=model, prompt=""), Sampling(), max_tokens=1)
     return replace(parsed, prompts=prompts, chat_field=field, raw=raw, pooled=True, pairs=pairs)
 
@@ -303,7 +306,7 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
 
 
 def convert_chat(request: ChatRequest) -> ParsedRequest:
-    """Convert a body whose types and ranges have been checked."""
+    """Convert a chat whose types and ranges have been checked."""
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     newer, older = request.max_completion_tokens, request.max_tokens
@@ -352,7 +355,7 @@ def parse_completion(body: bytes) -> ParsedRequest:
 
 
 def _with_prompt(parsed: ParsedRequest, request: CompletionRequest, *, only_prompt: bool) -> ParsedRequest:
-    """Add the fields for prompts and best_of, which only text completions have."""
+    """Apply echo and best_of, which only text completions support."""
     n, best_of = request.n or 1, request.best_of
     if best_of is not None and best_of < n:
         raise InvalidRequest("best_of is less than n", param="best_of")
@@ -368,14 +371,17 @@ def _with_prompt(parsed: ParsedRequest, request: CompletionRequest, *, only_prom
 
 
 def _scored(parsed: ParsedRequest, most: int) -> ParsedRequest:
-    """Request logprobs of the prompt, which arrive with those of the first token."""
+    """Request logprobs for the prompt tokens. Workers send them with the first output token."""
     parsed.sampling.logprobs = parsed.sampling.prompt_logprobs = True
     parsed.sampling.prompt_top_logprobs = most
     return replace(parsed, prompt_logprobs=most)
 
 
 def _with_constraint(parsed: ParsedRequest, request: ChatRequest | CompletionRequest) -> ParsedRequest:
-    """Add what the answer must match; raise InvalidRequest if the request has both a format and a constraint."""
+    """Add the answer's schema or rule.
+
+    Raise InvalidRequest if the request has both a response format and a guided decoding field.
+    """
     wanted, constraint = request.response_format, constraint_of(request)
     schema = _answer_schema(wanted)
     if schema is not None:
@@ -400,7 +406,7 @@ def _answer_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
 
 
 def _check_guided(request: Common, field: str) -> None:
-    """Reject fields that would keep a guided answer from ending once it is complete."""
+    """Reject fields that would make a guided answer continue after it is complete."""
     if request.ignore_eos:
         raise InvalidRequest(f"ignore_eos and {field} cannot be combined", param="ignore_eos")
     if request.min_tokens:
@@ -449,7 +455,7 @@ def _convert(
 
 
 def _sampling(request: Common, *, logprobs: int | None) -> Sampling:
-    # `logprobs` is the number of alternatives to each token; None requests no logprobs at all.
+    # `logprobs` is the number of alternatives to each token. None requests no logprobs.
     return Sampling(
         temperature=_or(request.temperature, 1.0),
         top_p=_or(request.top_p, 1.0),
@@ -483,7 +489,7 @@ def _is_token_id(key: str) -> bool:
 
 
 def prompts_of(prompt: str | list[str | int | list[int]], field: str = "prompt") -> tuple[Prompt, ...]:
-    """Return the prompts in the field of that name."""
+    """Convert the prompt of a text completion or embedding request. `field` is the field's name in errors."""
     if isinstance(prompt, str):
         return (prompt,)
     tokens = [item for item in prompt if isinstance(item, int)]

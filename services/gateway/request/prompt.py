@@ -1,7 +1,6 @@
-"""The tokens of a request's prompts: served models, tokenisation, length, and workers that cache a prefix.
+"""The served models, the tokens of prompts, and the look-up of prompts' prefixes in the KV index.
 
-Long texts are encoded in a thread pool. Prefixes are looked up in one request to the KV index per turn of the event
-loop.
+Long texts are encoded in a thread pool. All prompts that arrive in one turn of the event loop share one look-up.
 """
 
 import asyncio
@@ -49,14 +48,14 @@ class ServedModel:
     info: ModelInfo
     tokenizer: Tokenizer
     ttft_ms: float | None = None
-    """The TTFT target of requests that name none; None applies the gateway's."""
+    """The TTFT target of requests that specify none; None applies the gateway's."""
     tpot_ms: float | None = None
     names: FormatNames = NO_NAMES
-    """The answer formats that are configured by hand."""
+    """The configured answer formats, which override detection."""
     base: str = ""
-    """The base model whose workers compute this adapter; empty for a base model."""
+    """The name of the base model whose workers serve this adapter; empty for a base model."""
     adapter_source: str = ""
-    """The folder of an adapter from the catalogue; empty if workers were started with the adapter."""
+    """The folder of an adapter that the catalogue added; empty if workers load the adapter when they start."""
     format: AnswerFormat = field(init=False)
 
     @property
@@ -65,15 +64,16 @@ class ServedModel:
 
     @property
     def adapter_name(self) -> str:
-        """Return the adapter's name to clients; empty for a base model."""
+        """The name by which clients request the adapter; empty for a base model."""
         return self.info.name if self.base else ""
 
     @property
     def adapter(self) -> str:
-        """Return the adapter's name on workers; empty if there is none."""
+        """The name of the adapter on workers; empty for a base model."""
         if not self.base:
             return ""
-        # A model that is removed and added again from elsewhere shares no weights and no KV with the former one.
+        # Includes the source: an adapter that is added again from another folder must not reuse the KV of the former
+        # one.
         return f"{self.info.name}@{crc32(self.adapter_source.encode()):08x}" if self.adapter_source else self.info.name
 
     def __post_init__(self) -> None:
@@ -86,19 +86,19 @@ class ServedModel:
 
 class Catalog:
     def __init__(self, models: Iterable[ServedModel], format_names: FormatNames = NO_NAMES) -> None:
-        # Applied to models that are added later.
+        # Used for models that are added later.
         self.format_names = format_names
         self._models: Mapping[str, ServedModel] = {model.info.name: model for model in models}
         self.own = dict(self._models)
-        """The models named in the settings, which are never removed."""
+        """The models in the settings, which are never removed."""
         self.names = list(self._models)
-        """The model names in the order of the settings, followed by added ones. The list object never changes."""
+        """The names of the models in the settings, then those of added models. The list is only changed in place."""
 
         self.broken: dict[str, str] = {}
-        """The reason for each added model that cannot be served here."""
+        """The added models that cannot be served here, with the reason."""
 
     def replace_added(self, models: Iterable[ServedModel]) -> None:
-        """Replace the models that were added earlier. Models of the settings stay."""
+        """Replace all models that were added before. The models in the settings stay."""
         self._models = {**{model.info.name: model for model in models}, **self.own}
         self.names[:] = [*self.own, *sorted(self._models.keys() - self.own.keys())]
 
@@ -106,10 +106,10 @@ class Catalog:
         return self.need(name, frozenset())
 
     def need(self, name: str, allowed: AbstractSet[str]) -> ServedModel:
-        """Return the model if it is one of `allowed`; an empty set allows all.
+        """Return the model. An empty set of `allowed` models allows all.
 
-        Raise NoWorkers if the model's files are broken, otherwise UnknownModel. The error does not reveal whether a
-        disallowed model exists.
+        Raise NoWorkers if the model's files are broken, or else UnknownModel. The error does not reveal whether a model
+        exists that is not allowed.
         """
         is_allowed = not allowed or name in allowed
         model = self._models.get(name) if is_allowed else None
@@ -126,10 +126,7 @@ class Catalog:
 def load_catalog(
     folders: Mapping[str, str], names: FormatNames = NO_NAMES, adapters: Mapping[str, str] = _NONE
 ) -> Catalog:
-    """Load the models of `folders` (name to folder) and their `adapters` (name to model's name).
-
-    Raise StartupError, which names what is missing.
-    """
+    """Load the models in `folders` (folder by name) and their `adapters` (base model by name). Raise StartupError."""
     for file in names.templates.values():  # including those that only a model from the catalogue will use
         read_template(file)
     infos = [load_model_info(folder, name) for name, folder in folders.items()]
@@ -147,15 +144,15 @@ def load_catalog(
     return Catalog(models.values(), names)
 
 
-# Requests up to this length are encoded inline: handing them to a thread would cost more.
+# Prompts up to this length are encoded on the event loop, because handing them to a thread would take longer.
 INLINE_CHARS = 4096
-# Template variables that enable reasoning: Qwen3's and GLM's, then DeepSeek V3.1's.
+# The template variables that switch reasoning on: that of Qwen3 and GLM, and that of DeepSeek V3.1.
 _SWITCHES = ("enable_thinking", "thinking")
 # gpt-oss accepts low, medium and high only.
 _HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
-# Logprobs of one prompt, including alternatives. The worker sends them in one frame.
+# The bound on the logprobs of one prompt with alternatives, because the worker sends them all in one frame.
 MAX_SCORES = 262_144
-# Added for each message to its content, since the template writes marks around it.
+# Added to the length of each message for the marks that the template writes around it.
 MESSAGE_CHARS = 64
 
 
@@ -167,13 +164,13 @@ async def tokenise(
     most_tokens: int | None = None,
     slot: Callable[[int], AbstractAsyncContextManager[None]] = lambda _chars: nullcontext(),
 ) -> list[list[int]]:
-    """Return the token ids of each prompt; raise InvalidRequest, which names the field.
+    """Return the token ids of each prompt. Raise InvalidRequest, which names the field.
 
-    Prompts that certainly reach `most_tokens` are refused without being fully encoded; None refuses none. `slot` opens
-    a context, given the number of characters, that is held while a thread encodes them.
+    Prompts that certainly have `most_tokens` or more are refused before they are fully encoded. Long prompts are
+    encoded in a thread while the context of `slot`, called with the number of characters, is open.
     """
     check_chat(parsed, model)
-    # before rendering, since each message has at least one token
+    # Before rendering, because each message has at least one token.
     if len(parsed.messages) >= model.info.max_context_tokens:
         text = f"{len(parsed.messages)} messages do not fit a context of {model.info.max_context_tokens} tokens"
         raise ContextTooLong(text, param=parsed.prompt_field)
@@ -187,7 +184,10 @@ async def tokenise(
 
 
 def check_fit(parsed: ParsedRequest, prompts: list[list[int]], model: ServedModel, max_context_tokens: int) -> int:
-    """Return the bound on each choice's tokens; raise InvalidRequest if the prompts do not fit. Pure."""
+    """Return the maximum number of output tokens for each choice.
+
+    Raise InvalidRequest if a prompt does not fit. Pure.
+    """
     vocab_size = model.info.vocab_size
     beyond = next((token for token in parsed.sampling.logit_bias if token >= vocab_size), None)
     if beyond is not None:
@@ -220,7 +220,7 @@ def check_fit(parsed: ParsedRequest, prompts: list[list[int]], model: ServedMode
 
 
 def check_chat(parsed: ParsedRequest, model: ServedModel) -> None:
-    """Raise UnsupportedField for anything that the model's chat template cannot express. Pure."""
+    """Raise UnsupportedField if the request has a field that the model's chat template does not support. Pure."""
     name, takes = model.info.name, model.tokenizer.takes
     if (field := _unshown_tools(parsed, model)) and not model.names.as_text:
         text = (
@@ -255,7 +255,7 @@ def check_chat(parsed: ParsedRequest, model: ServedModel) -> None:
 
 
 def _unshown_tools(parsed: ParsedRequest, model: ServedModel) -> str:
-    """Return the first field about tools that the template would not show to the model; empty if it shows all."""
+    """Return the first field with tools, calls or results that the chat template would omit, or an empty string."""
     if parsed.tools and not model.tokenizer.takes("tools"):
         return "tools"
     names = partial(model.tokenizer.names, tools=bool(parsed.tools))
@@ -274,7 +274,7 @@ def _is_written(message: ChatMessage) -> bool:
 
 
 def gives_tools_as_text(parsed: ParsedRequest, model: ServedModel) -> bool:
-    """Return whether tools, calls or results go into the prompt as text, because the chat template would omit them."""
+    """Return whether tools, calls or results are written as text because the chat template would omit them."""
     return model.names.as_text and bool(_unshown_tools(parsed, model))
 
 
@@ -302,7 +302,7 @@ def _render(parsed: ParsedRequest, model: ServedModel) -> str:
 
 
 def _efforts(parsed: ParsedRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the template variables that set thinking, as a named effort or as a switch."""
+    """Return the template variables that set the reasoning effort or switch reasoning on or off."""
     asks = parsed.effort
     if asks is None and parsed.thinking is False:
         asks = "none"
@@ -315,7 +315,7 @@ def _efforts(parsed: ParsedRequest, model: ServedModel) -> dict[str, Any]:
 
 
 def _chars(parsed: ParsedRequest) -> int:
-    """Return the number of characters to render and encode."""
+    """Return the approximate number of characters to render and encode."""
     chat = sum(MESSAGE_CHARS + _content_chars(message) + len(message.get("name", "")) for message in parsed.messages)
     for message in parsed.messages:
         if message["role"] == "assistant":
@@ -352,21 +352,21 @@ def _encode_prompt(prompt: Prompt, parsed: ParsedRequest, model: ServedModel, mo
 
 
 def _check_length(text: str, parsed: ParsedRequest, model: ServedModel, most_tokens: int | None) -> None:
-    """Raise ContextTooLong for a text that certainly reaches `most_tokens`."""
+    """Raise ContextTooLong if the text certainly has `most_tokens` or more."""
     if most_tokens is not None and model.tokenizer.has_more(text, most_tokens - 1):
         reason = f"{len(text)} characters leave no room in a context of {most_tokens - model.info.encodes} tokens"
         raise ContextTooLong(f"the prompt's {reason}", param=parsed.prompt_field)
 
 
 MAX_PROBES = 64
-"""The number of blocks of one prompt that are looked up. In a longer prompt they are evenly spaced."""
+"""The maximum number of blocks of one prompt to look up. In longer prompts, they are evenly spaced."""
 # Longer prompts are hashed in a thread (8,192 tokens take about half a millisecond).
 INLINE_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The properties that make two workers' block hashes equal."""
+    """The worker properties that enter block hashes. Workers of one kind have equal hashes for equal prompts."""
 
     model_revision: str
     kv_layout: str
@@ -387,24 +387,24 @@ class _PromptQuery:
     model: str
     workers: Sequence[str]
     depths: Sequence[int]
-    """The number of blocks up to and including each probe."""
+    """The number of leading blocks that each looked-up hash covers, in ascending order."""
     hashes: Sequence[bytes]
     found: dict[str, int]
-    """The result, filled in by `fill`: tokens by worker id."""
+    """The number of cached tokens by worker id. `fill` adds to it."""
 
     def fill(self, held: Mapping[str, int]) -> None:
-        """Record the number of leading probes that each worker holds."""
+        """Convert the number of leading hashes found for each worker into cached tokens."""
         for worker, count in held.items():
             self.found[worker] = self.depths[count - 1] * self.kind.block_size_tokens
 
 
 class PrefixHints:
-    """The look-ups of prompts' prefixes. A store that is away is treated as empty."""
+    """The look-up of prompts' prefixes in the KV index. An index that cannot be reached is treated as empty."""
 
     def __init__(
         self, index: KvIndex, fleet: WorkerLinks, tasks: TaskOwner, threads: Executor, *, max_hold_ms: float
     ) -> None:
-        """Create the look-ups. A request waits at most `max_hold_ms`. Later answers still serve later rounds."""
+        """Create the look-up. A request waits at most `max_hold_ms`. The dispatcher can still use a later answer."""
         self._max_hold_s = max_hold_ms / 1000
         self._index = index
         self._fleet = fleet
@@ -413,15 +413,15 @@ class PrefixHints:
         self._pending: list[_PromptQuery] = []
         self._look_up: asyncio.Task[None] | None = None
         self.late = 0
-        """The number of requests that continued before their look-up was answered."""
+        """The number of requests that were queued before their look-up was answered."""
 
     async def cached_tokens(
         self, model: str, prompt: Sequence[int], salt: str, adapter: str = "", images: Sequence[ImageSpan] = ()
     ) -> dict[str, int]:
-        """Return, by worker id, the number of leading prompt tokens (with their images) that each worker holds.
+        """Return the number of leading prompt tokens, images included, that each worker has cached, by worker id.
 
-        Answers after `max_hold_ms` are filled into the same dict. `salt` is the tenant's. The result is empty, and
-        immediate, if there is no choice of worker.
+        Answers that arrive after `max_hold_ms` are added to the same dict. `salt` is that of the tenant. The result is
+        empty, without a look-up, if no phase has several workers.
         """
         found: dict[str, int] = {}
         kinds = self._kinds(model)
@@ -450,7 +450,7 @@ class PrefixHints:
         return self._look_up
 
     async def _look_up_pending(self) -> None:
-        """Look up all prompts of this loop turn in one round trip."""
+        """Look up all prompts of this turn of the event loop in one round trip."""
         await asyncio.sleep(0)
         prompts, self._pending, self._look_up = self._pending, [], None
         groups: dict[tuple[str, _Kind], list[_PromptQuery]] = {}
@@ -466,7 +466,7 @@ class PrefixHints:
                 prompt.fill(held)
 
     def _kinds(self, model: str) -> dict[_Kind, list[str]]:
-        """Return the ids of workers that serve the model, by kind; empty if neither phase has a choice of worker."""
+        """Return the ids of the model's workers by kind; empty if neither phase has several workers to choose from."""
         kinds: dict[_Kind, list[str]] = {}
         prompts = decodes = 0
         for link in self._fleet.links:
@@ -482,7 +482,7 @@ class PrefixHints:
 
 
 def _prompts(kinds: Mapping[_Kind, list[str]], lookup: _PrefixLookup, found: dict[str, int]) -> list[_PromptQuery]:
-    """Return the prompt as hashed by each kind of worker."""
+    """Return the hashes of the prompt's blocks for each kind of worker."""
     prompts: list[_PromptQuery] = []
     for kind, workers in kinds.items():
         root = chain_root(

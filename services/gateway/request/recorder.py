@@ -1,4 +1,6 @@
-"""The records that the gateway publishes: an event per finished choice, its queues, and counts of arrivals."""
+"""The records that the gateway publishes: an event for each ended choice, the state of its queues, and counts of
+arrivals.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -36,7 +38,7 @@ from services.gateway.request.limits import TenantLimiter
 
 
 class Recorder:
-    """A callback that runs once for every choice that has ended."""
+    """A listener that publishes and counts each choice at its end."""
 
     def __init__(self, bus: Bus, metrics: GatewayMetrics) -> None:
         self._bus = bus
@@ -68,7 +70,7 @@ class Recorder:
 
 
 def request_event(generation: Generation, outcome: ApiFinishReason | FulcrumError | None) -> RequestEvent:
-    """Return the event of one choice. Pure."""
+    """Return the event that describes an ended choice. Pure."""
     context, timeline = generation.context, generation.timeline
     return RequestEvent(
         request_id=generation.request_id,
@@ -109,14 +111,17 @@ def _outcome(outcome: ApiFinishReason | FulcrumError | None) -> Outcome:
 
 
 class GpuCharge:
-    """A callback that runs once for every choice that has ended, for whatever reason."""
+    """A listener that charges each choice's GPU time to its tenant at its end."""
 
     def __init__(self, limiter: TenantLimiter, fleet: WorkerLinks) -> None:
         self._limiter = limiter
         self._fleet = fleet
 
     def ended(self, generation: Generation, _outcome: Ending) -> None:
-        """Charge the choice's GPU time at its workers' current speed; charge nothing if no worker computed for it."""
+        """Charge the choice's GPU time at the current speed of its workers.
+
+        A choice without a token costs nothing, nor does the part on a worker that no longer serves.
+        """
         tenant = generation.context.tenant
         if not self._limiter.limits_gpu_time(tenant) or not generation.answered:
             return
@@ -135,23 +140,23 @@ def _gpus(link: WorkerLink) -> int:
 
 
 QUEUES_EVERY_S: Final = 0.2
-# The interval between checks while requests are live, since the planner needs to see a growing queue at once.
+# The interval between checks while there are live choices, because the planner must see a growing queue soon.
 LOOK_S: Final = 0.05
-# The growth of a queue since its last report, as a factor, that is reported at once.
+# The growth factor since the last report above which a queue is reported at once.
 GROWN: Final = 1.25
-# The time after which a report is due: `QUEUES_EVERY_S` minus the error of timers.
+# The time after which the queues are reported again: `QUEUES_EVERY_S` minus the error of timers.
 QUEUES_EVERY_NS: Final = 180_000_000
-# The time after which an empty queue is reported again; readers count a gateway as silent after 2 s.
+# The time after which empty queues are reported again. Readers treat a gateway as silent after 2 s.
 EMPTY_QUEUES_EVERY_NS: Final = 500_000_000
 MAX_MODELS: Final = 64
-# The number of unsent records above which the broker counts as away. Reports of queues are dropped: they would be
-# useless later, and the buffer keeps its room for request events. Counts of arrivals are cumulative, so one later
-# record replaces those skipped.
+# The number of unsent records above which the broker is treated as unreachable. Queue reports are then dropped: they
+# would be outdated when sent, and the buffer is needed for request events. Arrival counts are cumulative, so one later
+# record replaces the skipped ones.
 MAX_UNSENT: Final = 256
 
 
 class Waiting(Protocol):
-    """The properties of the dispatcher that are reported."""
+    """The parts of the dispatcher that the reporter reads."""
 
     @property
     def live(self) -> int:
@@ -175,7 +180,7 @@ class QueueReporter:
         self._began_ns = clock.now_ns()
         self._left = False
         self._reported_waiting = True
-        """True if the last report had queues; True before the first report."""
+        """True if any queue in the last report was not empty, and before the first report."""
         self._reported_ns = 0
 
     async def run(self) -> None:
@@ -193,7 +198,7 @@ class QueueReporter:
         self.report([], last=True)
 
     def report(self, queues: list[Queue], *, last: bool = False) -> None:
-        """Publish `queues`, or drop them if the broker is away."""
+        """Publish the queues. If the broker is unreachable, drop the report."""
         if self._left or self._bus.stats().buffered > MAX_UNSENT:
             return
         self._left = last
@@ -227,7 +232,7 @@ def _tokens(queues: list[Queue]) -> int:
 
 DEMAND_EVERY_S: Final = 2.0
 NO_ROOM: Final = frozenset({429, 503})
-"""Statuses of arrivals that were refused for lack of room rather than for their content."""
+"""The HTTP statuses of requests that were refused for lack of room and not because of their content."""
 
 
 class DemandPublisher:
@@ -247,7 +252,10 @@ class DemandPublisher:
         self.publish(last=True)
 
     def publish(self, *, last: bool = False) -> None:
-        """Publish the current counts, unless the broker is away: a later record includes them."""
+        """Publish the current counts.
+
+        If the broker is unreachable, skip this record; the next one includes its counts.
+        """
         if self._left or (self._bus.stats().buffered > MAX_UNSENT and not last):
             return
         self._left = last
@@ -255,11 +263,14 @@ class DemandPublisher:
         self._bus.publish(DEMAND, totals_message(self._gateway, self._clock.now_ns(), rows, full, last=last))
 
     def arrive(self, tenant: str, service_class: str) -> "DemandArrival":
-        """Begin an arrival whose body is still to be read."""
+        """Create the record of a request whose body has not been read."""
         return DemandArrival(self.counter, self._clock, tenant, service_class)
 
     def ended(self, generation: Generation, outcome: Ending) -> None:
-        """Record the end of a choice. A batch line, which had no arrival, is counted here."""
+        """Count the end of a choice.
+
+        The lines of batch jobs have no arrival in `arrive`, so their arrival is counted here as well.
+        """
         if not self.counter.holds(generation):
             context = generation.context
             key = DemandKey(generation.model, context.service_class, context.tenant)
@@ -269,7 +280,7 @@ class DemandPublisher:
 
 @dataclass(slots=True)
 class DemandArrival:
-    """One request between its arrival and its admission."""
+    """The demand record of one request, from its arrival until it is admitted or refused."""
 
     _counter: ArrivalCounter
     _clock: Clock
@@ -281,19 +292,19 @@ class DemandArrival:
     _admitted: bool = field(default=False, init=False)
 
     def read(self, body: bytes) -> bytes:
-        """Note the body, by which retries are recognised, and return it."""
+        """Hash the body, so that a retry of the same request is recognised, and return it."""
         self._mark = xxhash.xxh3_128_digest(self._tenant.encode() + b"\0" + body)
         return body
 
     def admitted(self, generations: Sequence[Generation]) -> None:
-        """Record that the request's choices wait for workers."""
+        """Count the request's choices as admitted to the queue."""
         tokens = sum(each.prompt_tokens for each in generations)
         self._counter.admitted(self._key, generations, tokens, self._mark, self._clock.now_ns())
         self._admitted = True
 
     def failed(self, error: FulcrumError) -> None:
-        """Record an error as the answer. A refusal for lack of room still counts as demand."""
-        # exceeded limits are not a lack of room
+        """Count a refusal for lack of room as demand. Ignore other errors."""
+        # An exceeded limit is not a lack of room.
         if error.http_status in NO_ROOM and not isinstance(error, RateLimited):
             full = isinstance(error, QueueFull)
             now_ns = self._clock.now_ns()

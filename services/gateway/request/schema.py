@@ -1,6 +1,6 @@
-"""The bodies of the routes, as defined by OpenAI's API, and the decoding of bytes into them. Pure.
+"""The request bodies of OpenAI's API, and their decoding. Pure.
 
-Decoding checks types and ranges, and its errors name the field at fault.
+Decoding checks types and ranges. Its errors name the faulty field.
 """
 
 import json
@@ -13,13 +13,14 @@ from msgspec import Meta, Struct
 
 from libs.contracts.errors import MAX_QUOTED_CHARS, InvalidRequest, UnsupportedField, quoted
 
-# OpenAI's API allows 4 and vLLM any number; users of vLLM send lists of beginnings of code.
+# OpenAI's API allows 4, and vLLM any number. Users of vLLM send lists of code keywords as stop strings.
 MAX_STOPS = 64
 MAX_STOP_CHARS = 256
-# The bound on all stop strings of a request together, since each token's text is compared with every prefix of each.
+# The bound on the length of all stop strings of a request, because each token's text is compared with all their
+# prefixes.
 MAX_STOPS_CHARS = 1024
 MAX_TOP_LOGPROBS = 20
-# The bound for one prompt in OpenAI's API. A gateway's settings may lower it.
+# The bound per prompt in OpenAI's API. A gateway's settings may lower it.
 MAX_CHOICES = 128
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
@@ -38,7 +39,7 @@ Stops = Annotated[list[Stop], Meta(max_length=MAX_STOPS)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 PartType = Literal["text", "image_url"]
 MAX_TOOLS = 128
-# The bound for one message.
+# The bound per message.
 MAX_CALLS = 128
 FunctionName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -268,13 +269,13 @@ class CompletionRequest(Common, kw_only=True):
 
 UNSERVED_ROLES: Final = frozenset({"function"})
 UNSERVED_PARTS: Final = frozenset({"input_audio", "file", "refusal"})
-"""Types of message parts in OpenAI's API that are not served."""
+"""The types of message parts in OpenAI's API that are not served."""
 
 
 MAX_REASON_CHARS = 200
 _T = TypeVar("_T", bound=msgspec.Struct)
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
-# A field, or a flat object within one, whose number is NaN, infinite or too large.
+# A field whose value, or a value in a flat object in it, is NaN, infinite or too large.
 _NOT_FINITE = re.compile(
     rb'"([a-z_]{1,64})"\s*:\s*(?:\{[^{}]{0,256}:\s*)?(?:NaN|-?Infinity|-?[0-9.]{1,32}[eE]\+?[0-9]{3,})'
 )
@@ -284,14 +285,14 @@ _MISSING = re.compile(r"missing required field `([^`]*)`")
 _UNKNOWN = re.compile(r"contains unknown field `([^`]*)`")
 _ENUM = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
 KnownValues = tuple[tuple[str, ...], frozenset[str]]
-"""The accepted values of a field, and further ones of its API that are not served."""
+"""The accepted values of a field, and further values of its API that are not served."""
 _ALLOWED: dict[str, KnownValues] = {
     "role": (get_args(Role), UNSERVED_ROLES),
     "type": (get_args(PartType), UNSERVED_PARTS),
     "reasoning_effort": (get_args(Effort), frozenset()),
     "tool_choice": (("none", "auto", "required"), frozenset()),
 }
-"""Values in OpenAI's API, by the last part of a field's path."""
+"""The accepted values in OpenAI's API, by the last part of a field's path."""
 _UNSERVED_TOOLS = frozenset(
     {"custom", "allowed_tools", "web_search", "web_search_preview", "file_search", "code_interpreter", "mcp"}
     | {"computer_use_preview", "image_generation", "local_shell", "shell", "apply_patch"}
@@ -305,10 +306,10 @@ def fit(
     tidy: Callable[[dict[str, Any]], dict[str, Any]],
     values: Callable[[str], KnownValues | None] | None = None,
 ) -> _T:
-    """Decode a body or raise InvalidRequest.
+    """Decode a body. Raise InvalidRequest if it is invalid.
 
-    `tidy` drops fields that request nothing; it runs if decoding fails. `values` returns the values of a field of
-    another API than OpenAI's, by the field's path.
+    `tidy` removes fields without effect, and is called only after decoding has failed. `values` returns the accepted
+    values of a field, given its path, for bodies of other APIs.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -325,7 +326,7 @@ def _second_look(
     tidy: Callable[[dict[str, Any]], dict[str, Any]],
     values: Callable[[str], KnownValues | None],
 ) -> _T:
-    # Clients send null or a default for fields they do not use; these are dropped before the verdict.
+    # Clients send null or a default for fields that they do not use. Remove these before rejecting the body.
     try:
         plain: Any = msgspec.json.decode(body)
     except msgspec.ValidationError as error:  # not a mismatch of types: a number out of range
@@ -335,7 +336,7 @@ def _second_look(
     if not isinstance(plain, dict):
         raise InvalidRequest("the body must be a JSON object", param="body")
     try:
-        # Defaults are compared by type, so whole numbers become integers first.
+        # Defaults are compared by type, so floats without a fraction become integers first.
         return msgspec.convert(tidy(_whole_numbers(plain)), kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error), kind, plain, values) from None
@@ -344,7 +345,7 @@ def _second_look(
 
 
 def _whole_numbers(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body with fields such as 16.0 as integers, which fit fields of either kind of number."""
+    """Return the body with floats such as 16.0 as integers, which both integer and float fields accept."""
     return {
         key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in body.items()
     }
@@ -363,7 +364,7 @@ def _malformed(body: bytes, error: Exception) -> InvalidRequest:
 
 
 def _is_json_otherwise(body: bytes) -> bool:
-    # The standard library accepts half of a surrogate pair as a character.
+    # The standard library accepts an unpaired surrogate.
     try:
         json.loads(body)
     except (ValueError, RecursionError):
@@ -395,7 +396,7 @@ def _explain(
 
 
 def _key_at_fault(field: str, kind: type[msgspec.Struct], plain: dict[str, Any]) -> str:
-    """Return the quoted key whose value does not fit; empty if none is found."""
+    """Return the quoted key of the first value that does not fit, or an empty string if all fit."""
     entries, hint = plain.get(field), get_type_hints(kind, include_extras=True).get(field)
     if not isinstance(entries, dict) or hint is None:
         return ""

@@ -1,4 +1,4 @@
-"""Tools, earlier calls and results as text, in Hermes's form, for chat templates without tools. Pure."""
+"""Tools, tool calls and results as text in Hermes's format, for chat templates without tool support. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,16 +7,17 @@ from typing import Any, Final
 from libs.model.chat import PART_JOINER, ChatMessage
 
 FORMAT: Final = "hermes"
-"""The format that a model is asked to use for calls if its tools were given as text."""
+"""The call format that a model is told to use if its tools are given as text."""
 _SYSTEM_ROLES: Final = ("system", "developer")
 
 
 def as_text(
     messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, shows_system: bool
 ) -> list[ChatMessage]:
-    """Return the messages with calls, results and `tools` in their texts, using only roles that every template knows.
+    """Return the messages with tools, calls and results written into their text.
 
-    Results become a user's message. Without `shows_system`, the tools go into the user's first message.
+    The roles in the result are those that every chat template supports, and tool results become messages of the user.
+    Without `shows_system`, tools are written into the user's first message.
     """
     names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()}
     turns: list[ChatMessage] = []
@@ -25,7 +26,7 @@ def as_text(
         is_result = message["role"] == "tool"
         turn = _result(message, names) if is_result else _answer(message)
         if after_result and turn["role"] == "user":
-            # Many templates refuse two consecutive messages of the user.
+            # Many templates raise an error for two consecutive messages of the user.
             turns[-1] = {**turns[-1], "content": _joined(turns[-1]["content"], turn["content"], "\n")}
         else:
             turns.append(turn)
@@ -60,7 +61,7 @@ def _listed(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _answer(message: ChatMessage) -> ChatMessage:
-    """Return a message with its calls in its text, in the form that a guide enforces."""
+    """Return an earlier answer with its calls written into its text, in the same format that the grammar enforces."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -86,7 +87,7 @@ def _result(message: ChatMessage, names: Mapping[str, str]) -> ChatMessage:
 
 
 def _joined(before: Any, after: Any, by: str) -> Any:
-    """Return two contents as one: a text, or a list of parts if either is one."""
+    """Join two contents. The result is a text, or a list of parts if either is a list."""
     if isinstance(before, str) and isinstance(after, str):
         return f"{before}{by}{after}" if before else after
     return [*_parts(before), *_parts(after)]

@@ -1,4 +1,4 @@
-"""Constraints of schemas that no grammar enforces, and the check of whole answers against them."""
+"""The check of complete answers against schema keywords that a grammar cannot enforce."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Omitted(NamedTuple):
     """The schema as the client sent it."""
     keywords: tuple[str, ...]
     tool: str = ""
-    """The tool whose arguments the schema is for; empty for the answer's text."""
+    """The tool whose arguments the schema describes; empty for a schema of the answer's text."""
 
 
 Satisfied = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], Awaitable[list[bool | None]]]
@@ -33,20 +33,21 @@ Satisfied = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], Awaitable[list[b
 
 @dataclass(slots=True)
 class AnswerRecord:
-    """The text and calls of one choice, for a check once it is complete."""
+    """The text and the calls of one choice, collected for a check once the choice is complete."""
 
     index: int
     omitted: Sequence[Omitted]
     satisfied: Satisfied
     text: list[str] = field(default_factory=list)
     calls: list[tuple[str, list[str]]] = field(default_factory=list)
-    """Name and arguments of each call."""
+    """The name and the argument pieces of each call."""
     found: list[Unchecked] = field(default_factory=list)
-    """The results, available after `check`."""
+    """The results of `check`."""
 
     async def check(self) -> None:
-        """Check the whole answer. A schema of a tool that was not called has no result, nor has the text's schema if
-        there are calls.
+        """Check the complete answer against all schemas with omitted keywords.
+
+        Tools that were not called have no result. If there are calls, the schema of the text has none either.
         """
         parts = [(each, text) for each in self.omitted if (text := self._texts(each))]
         pairs = [(text, each.schema) for each, texts in parts for text in texts]
@@ -69,7 +70,7 @@ def _all(results: Sequence[bool | None]) -> bool | None:
 
 
 async def check_answers(records: Iterable[AnswerRecord | None]) -> None:
-    """Check all answers of a request, one at a time, since each check starts a process."""
+    """Check all answers of a request. They are checked one after another, because each check starts a process."""
     for record in records:
         if record is not None:
             await record.check()

@@ -1,7 +1,6 @@
-"""The exchange that sends one response, as a stream of events or one JSON object. It is stored before its end is
-announced.
+"""The exchange that sends one response, as a stream of events or as one JSON object.
 
-The answer's pieces become items and events in OpenAI's order.
+The pieces of the answer become items and events in OpenAI's order. A response is stored before its last event is sent.
 """
 
 import secrets
@@ -51,11 +50,12 @@ _TEXTS: Final = {MessageItem: "response.output_text", ReasoningItem: "response.r
 
 
 class ResponseOutput:
-    """The items of one response. The last one is open until another begins."""
+    """The items of one response. The last item is open until another one begins."""
 
     def __init__(self, new_id: Callable[[str], str], named: Callable[[TokenLogprob], ChatTokenLogprob] | None) -> None:
-        """Create the output. `new_id` makes an item's id from a prefix. `named` renders a token's logprob; None shows
-        no logprobs.
+        """Create the output. `new_id` creates an item's id, given its prefix.
+
+        `named` converts a token's logprob to its format in the answer; with None, logprobs are omitted.
         """
         self._new_id = new_id
         self._named = named
@@ -66,10 +66,10 @@ class ResponseOutput:
         self._logprobs: list[ChatTokenLogprob] = []
         """All logprobs of the open item's text that have been sent."""
         self._unshown: list[ChatTokenLogprob] = []
-        """The logprobs that wait for their text."""
+        """The logprobs whose text has not been sent yet."""
 
     def push(self, piece: Piece) -> list[Event]:
-        """Return the events of a piece. The sender sets their sequence numbers."""
+        """Return the events for one piece of the answer. The caller sets their sequence numbers."""
         if self._named is not None:
             self._unshown += [self._named(entry) for entry in piece.logprobs]
         events: list[Event] = []
@@ -78,7 +78,7 @@ class ResponseOutput:
         return events
 
     def end(self, status: Status) -> list[Event]:
-        """Return the closing events. `status` applies to the open item."""
+        """Return the events that close the output. The open item gets the given status."""
         events: list[Event] = []
         if not self.items:
             self._begin(MessageItem(self._new_id("msg_")), events)
@@ -165,7 +165,7 @@ class ResponseOutput:
 
 
 class ResponseExchange(OneChoiceExchange):
-    """The exchange that sends one response, and stores it before its end is announced."""
+    """The exchange that sends one response, and stores it before the last event."""
 
     def __init__(
         self,
@@ -177,13 +177,14 @@ class ResponseExchange(OneChoiceExchange):
         keep: Callable[[Response], Awaitable[bool]] | None,
         headers: Mapping[str, str],
     ) -> None:
-        """Create the exchange. `keep` stores the response and returns whether that succeeded. With None, it is not
-        stored.
+        """Create the exchange.
+
+        `keep` stores the response and returns whether it succeeded. With None, nothing is stored.
         """
         super().__init__(choice, signal, headers)
         self._shown = shown
         shown.x_fulcrum = notes(choice)
-        # A stream's first events must not announce storage that its last event would have to retract.
+        # Whether storing succeeds is known only at the end, so earlier events say that the response is not stored.
         shown.store = False
         self._output = output
         self._keep = keep
@@ -205,7 +206,10 @@ class ResponseExchange(OneChoiceExchange):
         return self._events(await self._end(piece))
 
     async def _end(self, piece: Piece) -> list[Event]:
-        """Return the closing events. `piece` is the last one and holds the finish reason."""
+        """Complete the response and return its closing events.
+
+        `piece` is the last one and contains the finish reason.
+        """
         cut = piece.finish is ApiFinishReason.LENGTH
         shown = self._shown
         events = self._output.end("incomplete" if cut else "completed")
@@ -253,11 +257,11 @@ class ResponseReader:
         self._kept = kept
 
     async def read(self, body: bytes, arrival: Arrival) -> tuple[ParsedRequest, AnswerFactory]:
-        # The response may continue an earlier one, which is read first.
+        # The request may continue an earlier response, which is read first.
         request = parse_response(body)
         previous = request.previous_response_id
         earlier = await self._kept.items(arrival.headers.tenant, previous) if previous else []
-        # The id is generated here and is never the client's request id, because clients retrieve the response by it.
+        # Clients retrieve the response by its id, so it is generated here and never taken from a header.
         found = build_response_request(request, earlier, _new_id("resp_"), arrival.arrival_ns // 1_000_000_000)
         return found.parsed, partial(
             self._answer,

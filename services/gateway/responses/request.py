@@ -1,6 +1,6 @@
-"""Conversion of a response's body into a chat request, and the stored responses that later ones continue.
+"""Conversion of a response request into a chat request, and the stored responses that later requests continue.
 
-Conversion is pure; it raises InvalidRequest, which names the field.
+Conversion is pure. Errors are InvalidRequest and name the field.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +62,7 @@ MAX_REASON_CHARS = 200
 
 
 def read_items(given: str | Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Convert the input into turns. Consecutive reasoning, text and calls of one answer become one turn."""
+    """Convert the input items into turns. Consecutive reasoning, text and calls become one turn of the assistant."""
     if isinstance(given, str):
         return [Message("user", given)]
     turns: list[Message] = []
@@ -100,7 +100,7 @@ def _explained(text: str, where: str) -> InvalidRequest:
 
 
 def _answer(turns: list[Message], item: InputMessageItem | InputReasoning | InputCall, where: str) -> None:
-    """Add an item of an answer, merging it into the last turn if that belongs to the same answer."""
+    """Add an item to the assistant's last turn if it belongs to the same answer. Otherwise begin a new turn."""
     last = turns[-1] if turns and turns[-1].role == "assistant" else None
     if last is None or (not isinstance(item, InputCall) and (last.content or last.tool_calls)):
         last = Message("assistant")
@@ -117,7 +117,7 @@ def _answer(turns: list[Message], item: InputMessageItem | InputReasoning | Inpu
 
 
 def _content(item: InputMessageItem, where: str) -> str | list[ContentPart]:
-    """Return a message's text, or its parts if it has images."""
+    """Return a message's text, or its parts if there are images."""
     if isinstance(item.content, str):
         return item.content
     parts = [_part(part, item.role, f"{where}.content[{at}]") for at, part in enumerate(item.content)]
@@ -141,7 +141,7 @@ def _part(part: InputPart, role: str, where: str) -> ContentPart:
 
 
 def _image_fields(items: Sequence[Mapping[str, Any]], earlier: int) -> list[str]:
-    """Return the field of each image of checked items, the first `earlier` of which come from earlier responses."""
+    """Return the field of each image in `items`. The first `earlier` items come from the previous response."""
     return [
         f"input[{place - earlier}].content[{at}].image_url" if place >= earlier else "previous_response_id"
         for place, item in enumerate(items)
@@ -155,7 +155,7 @@ def _text(content: str | Sequence[InputText]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-# Fields that are not served, with the values, in addition to null, that request the default behaviour.
+# Fields that are not served, with the values besides null that request the default behaviour.
 _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     **{name: values for name, values in COMMON_DEFAULTS.items() if name not in ResponseRequest.__struct_fields__},
     "background": (False,),
@@ -168,13 +168,13 @@ Items = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponseRequest:
-    """A parsed response request with its chat."""
+    """A response request converted to a chat request, with the response to fill."""
 
     parsed: ParsedRequest
     items: Items
-    """The whole input, including that of earlier responses."""
+    """The whole conversation's input items, including those of earlier responses."""
     shown: Response
-    """The response before any output has arrived."""
+    """The response without any output."""
     store: bool
 
 
@@ -192,7 +192,7 @@ def parse_response(body: bytes) -> ResponseRequest:
 def build_response_request(
     request: ResponseRequest, earlier: Items, response_id: str, created_s: int
 ) -> ParsedResponseRequest:
-    """Convert a request into a chat. `earlier` holds the items of the conversation before it."""
+    """Convert a request. `earlier` contains the items of the conversation before this request."""
     own = request.input
     items = [*earlier, *([{"role": "user", "content": own}] if isinstance(own, str) else own)]
     turns = read_items(items)
@@ -269,7 +269,7 @@ def _format(wanted: TextFormat) -> ResponseFormat:
 
 
 def _shown(request: ResponseRequest, parsed: ParsedRequest, response_id: str, created_s: int, store: bool) -> Response:
-    """Return the empty response, which repeats the request's options as OpenAI's API does."""
+    """Return a response without output, which repeats the request's options as in OpenAI's API."""
     plain = msgspec.to_builtins
     choice, text, reasoning = request.tool_choice, request.text, request.reasoning
     return Response(
@@ -304,17 +304,18 @@ class _StoredResponse(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class StoredResponses:
-    """The responses in a store, each kept for `keep_s` seconds; 0 keeps none."""
+    """The stored responses. Each is stored for `keep_s` seconds; 0 stores none."""
 
     store: ResponseStore
     keep_s: int
     home: Callable[[str], str] = str
-    """A function that maps a tenant to the name under which its responses are stored, which changes when the tenant is
-    deleted.
+    """A function that returns the name under which a tenant's responses are stored.
+
+    The name changes when the tenant is deleted, so that a later tenant of the same name cannot read them.
     """
 
     async def keep(self, tenant: str, items: Items, response: Response) -> bool:
-        """Store a response; return False on failure, in which case the client still gets its answer."""
+        """Store a response. Return False if that fails, in which case the client still gets its answer."""
         if not self.keep_s:
             return False
         value = msgspec.json.encode({"items": items, "response": response})
@@ -324,18 +325,18 @@ class StoredResponses:
             return False
 
     async def items(self, tenant: str, response_id: str) -> Items:
-        """Return the conversation through the end of a response; raise ResponseNotFound or StoreUnavailable."""
+        """Return the conversation up to and including a response. Raise ResponseNotFound or StoreUnavailable."""
         kept = await self._kept(tenant, response_id, "previous_response_id")
         items: Items = [*kept.items, *kept.response.get("output", ())]
         return items
 
     async def response(self, tenant: str, response_id: str) -> dict[str, Any]:
-        """Return a response as it ended; raise ResponseNotFound or StoreUnavailable."""
+        """Return a completed response. Raise ResponseNotFound or StoreUnavailable."""
         found: dict[str, Any] = (await self._kept(tenant, response_id, "response_id")).response
         return found
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Delete a response; raise ResponseNotFound or StoreUnavailable."""
+        """Delete a response. Raise ResponseNotFound or StoreUnavailable."""
         try:
             found = await self.store.delete(self.home(tenant), response_id)
         except ResponsesDown:
@@ -367,7 +368,10 @@ _ABSENT: dict[int | str, dict[str, Any]] = {404: {"description": "No response of
 
 
 def make_responses_router(kept: StoredResponses) -> APIRouter:
-    """Return the routes. Another tenant's response is a 404, for operators and admins too."""
+    """Return the router for stored responses.
+
+    Responses of other tenants do not exist for a caller, even for operators and admins.
+    """
     router = APIRouter(prefix="/v1/responses", tags=["responses"])
 
     @router.get("/{response_id}", summary="Get a kept response.", responses=_ABSENT)

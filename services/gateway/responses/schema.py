@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, and responses with their items and events, as defined by OpenAI's API.
+"""The bodies, items and events of /v1/responses, as defined by OpenAI's API.
 
 Decoding a body checks types and ranges.
 """

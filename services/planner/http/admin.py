@@ -1,4 +1,4 @@
-"""Authorization, publication and storage shared by the planner's admin verbs, and the verb of its mode."""
+"""The permissions, publication and storage that all admin requests share, and the routes of the planner's mode."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from services.planner.kept import MODES, Lead, ModeWord, PlannerStore, mode_word
 from services.planner.state import PlannerState
 
 Write = Callable[[PlannerStore], Awaitable[bool]]
-"""Writes a value to a store and returns whether that succeeded."""
+"""A function that writes a value to a store and returns whether it succeeded."""
 
 
 class Admin:
-    """The shared part of admin verbs, which checks callers and publishes changed settings."""
+    """The common part of admin requests: it checks callers and publishes changes of settings."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Admin:
         token: str,
         keys: KeyTable | None = None,
     ) -> None:
-        """Create the admin verbs. With `keys`, an API key of sufficient role is accepted in place of the token."""
+        """Create the common part. With `keys`, an API key with a sufficient role is accepted as well as the token."""
         self._guard = ChangeGuard(keys, clock, token=token)
         self.state = state
         self._store = store
@@ -46,10 +46,10 @@ class Admin:
     def allow(
         self, request: Request, authorization: str, what: str, *, said: str = "", least: Role = "operator"
     ) -> str:
-        """Return the actor to name in every record of the change; `said` is the name that the caller gives itself.
+        """Check the caller and return its name for all records of the change. `said` is the name that the caller gives.
 
-        Raise what ChangeGuard raises for callers without permission, and Conflict if another planner leads, since a
-        change here would have no effect.
+        Raise the errors of ChangeGuard if the caller lacks permission. Raise Conflict if another planner leads, because
+        a change here would have no effect.
         """
         caller = self._guard.admit(authorization, what, least)
         if self.state.lead is Lead.ANOTHERS:
@@ -57,16 +57,16 @@ class Admin:
         return named_actor(request.scope, caller, said)
 
     def publish(self, decide: Callable[[int], Decision]) -> None:
-        """Publish the decision that `decide` returns for the current time in ns."""
+        """Publish a decision. `decide` returns it, given the current time in ns."""
         self._bus.publish(DECISIONS, decide(self._clock.now_ns()))
 
     def remembered(self) -> "Remembered":
-        """Return a slot that stores one setting and retries while the store is away."""
+        """Return a slot that stores one setting, and tries again while the store is unreachable."""
         return Remembered(self._store)
 
 
 class Remembered:
-    """The last value of a setting, kept until it is stored."""
+    """The last value of one setting, which is kept in memory until it has been stored."""
 
     def __init__(self, store: PlannerStore | None) -> None:
         self._store = store
@@ -74,18 +74,18 @@ class Remembered:
         self.kept = True
 
     async def keep(self, write: Write) -> None:
-        """Store a value. If the store is away, `again` retries."""
+        """Store a value. If that fails, `again` repeats it."""
         self._unkept = write
         self.kept = self._store is not None and await write(self._store)
 
     async def again(self) -> bool:
-        """Retry a failed write and return whether the store has the last value."""
+        """Repeat a failed write. Return whether the last value is stored."""
         if not self.kept and self._store is not None and self._unkept is not None:
             self.kept = await self._unkept(self._store)
         return self.kept
 
     def taken(self) -> None:
-        """Drop a pending write: the stored value has replaced it."""
+        """Forget a failed write, because a stored value has replaced its value."""
         self.kept = True
 
 
@@ -108,14 +108,14 @@ class ModeAnswer:
 
 
 class ModeApi:
-    """The routes GET and PUT /v1/mode; PUT is an admin verb."""
+    """The routes GET and PUT /v1/mode. PUT is an admin request."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
         self._remembered = admin.remembered()
 
     async def keep_again(self) -> bool:
-        """Retry a failed write of the mode and return whether the store has it."""
+        """Repeat a failed write of the mode. Return whether the mode is stored."""
         return await self._remembered.again()
 
     def router(self) -> APIRouter:

@@ -1,4 +1,4 @@
-"""Responses of the planner's routes, in words and plain numbers. Pure."""
+"""The responses of the planner's routes. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer", bound="DataclassInstance")
 
-# Pool names: mixed workers belong to the decode pool.
+# The names of pools. Mixed workers belong to the decode pool.
 ROLE_WORDS: Final[Mapping[int, str]] = {Role.PREFILL: "prefill", Role.MIXED: "decode", Role.STANDBY: "standby"}
 
 
@@ -215,12 +215,12 @@ class PlannerAnswer:
 
 
 def decision_id(decision: Decision) -> str:
-    """Return an id that is unique among all planners and their restarts."""
+    """Return an id that is unique over all planners and their restarts."""
     return f"{decision.planner_id}.{decision.incarnation // 1_000_000_000}.{decision.sequence}"
 
 
 def decision_answer(decision: Decision) -> DecisionAnswer:
-    """Convert a decision for REST and `fulcrum planner decisions`."""
+    """Convert a decision for the HTTP API and `fulcrum planner decisions`."""
     changes = [_change(each) for each in decision.changes]
     if decision.worker_id:
         moved = WorkerChange(worker_id=decision.worker_id, assignment=decision.assignment)
@@ -271,7 +271,7 @@ def decision_answer(decision: Decision) -> DecisionAnswer:
 
 
 def planner_answer(state: PlannerState, now_ns: int) -> PlannerAnswer:
-    """Return the planner's state as of the last decision, or as of now if there is none."""
+    """Return the planner's state at the last decision, or the present state if there was no decision."""
     return PlannerAnswer(
         planner_id=state.identity.planner_id,
         mode=mode_word(state.identity.mode),
@@ -283,7 +283,7 @@ def planner_answer(state: PlannerState, now_ns: int) -> PlannerAnswer:
 
 
 def iso(unix_ns: int) -> str:
-    """Format a Unix time to the millisecond in ISO 8601, UTC."""
+    """Format a Unix time in ISO 8601, UTC, with milliseconds."""
     return datetime.fromtimestamp(unix_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -311,7 +311,7 @@ def _change(change: WorkerChange) -> ChangeAnswer:
 
 
 def _fields(answer: type[_Answer], message: Message) -> _Answer:
-    """Build an answer from the message fields of the same names."""
+    """Build an answer from a message's fields with the same names."""
     return answer(**{each.name: getattr(message, each.name) for each in fields(answer)})
 
 

@@ -205,7 +205,7 @@ class PlannerCollector(Collector):
         yield GaugeMetricFamily(names.PLANNER_REGISTRY_AGE_SECONDS, "Time since the registry last answered.", age_s)
 
     def _pressures(self) -> Metric:
-        """Return the pressures of models with enough telemetry, cut where a phase has no worker."""
+        """Return the pressures of all models with sufficient telemetry. They are capped for a phase without workers."""
         found = GaugeMetricFamily(
             names.PLANNER_PRESSURE, "Work over capacity; above 1, requests queue.", labels=("model", "phase")
         )
@@ -219,8 +219,8 @@ class PlannerCollector(Collector):
 
 def _worker(observed: ObservedWorker, planner_id: str, alone: Unpaired | None, life: WorkerLife) -> WorkerAnswer:
     worker, assignment = observed.worker, observed.worker.assignment
-    # A decode worker to which the planner lends a prompt budget still counts as a decode worker. Only people set role
-    # mixed.
+    # A decode worker with a prompt budget from the planner still counts as a decode worker. Role mixed is set by people
+    # only.
     lent = assignment.role == ROLE_MIXED and assignment.budget_tokens > 0 and by_planner(worker, planner_id)
     known = worker.state in WorkerState.values()
     return WorkerAnswer(

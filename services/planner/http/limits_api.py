@@ -1,4 +1,4 @@
-"""The routes of limits, with their JSON form and its validation."""
+"""The routes of the planner's limits, and the parsing and validation of their JSON form."""
 
 import re
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from libs.runtime.web import JsonRoute
 from services.planner.http.admin import Admin
 
 MAX_PINNED = 10_000
-# The least meaningful total: one worker alone serves both phases.
+# The smallest useful total. A single worker serves both phases.
 LEAST_WORKERS = 2
 MAX_QUIET = 24
 MAX_MODELS = 64
@@ -114,7 +114,7 @@ class LimitsBody(BaseModel):
 
 
 def _quiet(text: str) -> QuietHours:
-    """Parse HH:MM-HH:MM; raise ValueError for anything else."""
+    """Parse a time range HH:MM-HH:MM. Raise ValueError if it is invalid."""
     found = _HOURS.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not HH:MM-HH:MM, UTC, such as 22:00-06:00")
@@ -140,7 +140,7 @@ class LimitsAnswer(BaseModel):
 
 
 class LimitsApi:
-    """The routes GET and PUT /v1/limits; PUT is an admin verb."""
+    """The routes GET and PUT /v1/limits. PUT is an admin request."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
@@ -148,7 +148,7 @@ class LimitsApi:
         self._held = LimitsBody()
 
     async def keep_again(self) -> bool:
-        """Retry a failed write of the limits and return whether the store has them."""
+        """Repeat a failed write of the limits. Return whether they are stored."""
         return await self._remembered.again()
 
     def take(self, kept: LimitsBody) -> None:
@@ -192,7 +192,7 @@ class LimitsApi:
 
 
 def read_limits(written: str | None) -> LimitsBody:
-    """Parse stored limits; return the defaults if there are none or they cannot be parsed."""
+    """Parse stored limits. Return the defaults if none are stored or they are invalid."""
     if written is None:
         return LimitsBody()
     try:

@@ -1,5 +1,6 @@
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel, Field
@@ -7,17 +8,20 @@ from pydantic import BaseModel, Field
 from libs.contracts.errors import Conflict, InvalidRequest, NoWorkers, StartupError, UnknownWorker, quoted
 from libs.contracts.pb.fulcrum.common.v1.common_pb2 import WORKER_STATE_READY, Assignment, Worker
 from libs.contracts.roles import PLANNERS, role_from_name, role_name
+from libs.policy.newest import put_newest
 from libs.policy.roles import MAX_BUDGET_TOKENS, end_refusal, ended_by
 from libs.runtime.web import JsonRoute
 from services.planner.executor import OrderExecutor
 from services.planner.http.admin import Admin
 
-# Budget of role mixed if the request names none.
+# The budget of role mixed if the request specifies none.
 BUDGET_TOKENS = 256
-# The longest wait until every gateway holds the new role.
+# The maximum time to wait until every gateway knows the new role.
 WAIT_MS = 1_000
 MAX_REASON_CHARS = 200
 MAX_ACTOR_CHARS = 80
+MAX_MADE: Final = 4096
+"""The maximum number of workers whose last change by this route is remembered."""
 
 
 class RoleBody(BaseModel):
@@ -51,11 +55,13 @@ class RoleAnswer:
 
 
 class RolesApi:
-    """The route PUT /v1/workers/ID/role, an admin verb."""
+    """The route PUT /v1/workers/ID/role, an admin request."""
 
     def __init__(self, admin: Admin, executor: OrderExecutor) -> None:
         self._admin = admin
         self._executor = executor
+        self._made: OrderedDict[str, tuple[int, Assignment]] = OrderedDict()
+        """The incarnation and new assignment of changed workers, which the view may lack until the worker reports."""
 
     def router(self) -> APIRouter:
         router = APIRouter(route_class=JsonRoute)
@@ -96,8 +102,7 @@ class RolesApi:
             raise InvalidRequest("only role mixed has a budget", param="budget_tokens")
         budget = (body.budget_tokens or BUDGET_TOKENS) if body.role == "mixed" else 0
         role, budget_tokens = role_from_name(body.role, budget)
-        epoch = self._admin.state.view.epoch(self._admin.state.view.roster.index_of[worker.id])
-        known = worker.assignment if worker.assignment.epoch == epoch else None
+        epoch, known = self._latest(worker)
         if known is not None and (known.role, known.budget_tokens) == (role, budget_tokens) and body.epoch is None:
             return _answer(worker.id, known, changed=False)
         expected = epoch if body.epoch is None else body.epoch
@@ -110,14 +115,27 @@ class RolesApi:
             )
         except StartupError as error:  # the settings of this planner, not of the caller
             raise NoWorkers(error.message) from None
+        put_newest(self._made, worker.id, (worker.incarnation, move.assignment), MAX_MADE)
         found = _answer(worker.id, move.assignment, changed=True)
         effect_ms = None if move.effect_s is None else round(move.effect_s * 1e3, 2)
         return RoleAnswer(
             found.worker, found.role, found.budget_tokens, found.epoch, True, effect_ms, move.gateways_behind
         )
 
+    def _latest(self, worker: Worker) -> tuple[int, Assignment | None]:
+        """Return the latest known epoch of a worker, and its assignment; None if only the epoch is known."""
+        view = self._admin.state.view
+        epoch = view.epoch(view.roster.index_of[worker.id])
+        incarnation, made = self._made.get(worker.id, (0, worker.assignment))
+        if incarnation == worker.incarnation and made.epoch > epoch:
+            return made.epoch, made
+        return epoch, worker.assignment if worker.assignment.epoch == epoch else None
+
     def _check_others(self, worker: Worker, wanted: Assignment) -> None:
-        """Raise Conflict if the move leaves a phase of the model without workers. Ranks of a group move together."""
+        """Raise Conflict if the change leaves a phase of the model without workers.
+
+        The ranks of a group change together.
+        """
         serving = [
             each
             for each in self._admin.state.view.roster.workers
@@ -126,8 +144,9 @@ class RolesApi:
         moved = {each.id for each in serving if each.id == worker.id or (worker.group and each.group == worker.group)}
         if len(moved) == len(serving):
             return
-        after = [wanted if each.id in moved else each.assignment for each in serving]
-        if ended := ended_by([each.assignment for each in serving], after):
+        before = [self._latest(each)[1] or each.assignment for each in serving]
+        after = [wanted if each.id in moved else assignment for each, assignment in zip(serving, before, strict=True)]
+        if ended := ended_by(before, after):
             raise Conflict(end_refusal(worker.assignment.model, sorted(moved), ended, force="send force: true"))
 
 

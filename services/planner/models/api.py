@@ -1,4 +1,4 @@
-"""The planner's model routes, and their responses in words and plain numbers."""
+"""The planner's model routes and their responses."""
 
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
@@ -175,7 +175,7 @@ def _model(keeper: ModelKeeper, entry: ModelEntry, now_ns: int) -> CatalogueMode
         ],
         ttft_ms=entry.ttft_ms,
         tpot_ms=entry.tpot_ms,
-        # An adapter is loaded within the first step that needs it.
+        # An adapter is loaded in the first step that needs it.
         load_s=0.0 if entry.parent else round(keeper.load_s(entry), 3),
         wake_s=0.0 if entry.parent else round(keeper.wake_s(entry), 3),
         load_measured=bool(times and times.load_s),
@@ -200,12 +200,12 @@ def _eviction(keeper: ModelKeeper, each: Eviction) -> EvictionAnswer:
 
 
 def clock_time(minute: int) -> str:
-    """Format a minute of the day: 540 is 09:00."""
+    """Format a minute of the day, such as 540 as 09:00."""
     return f"{minute // 60:02}:{minute % 60:02}"
 
 
 def minute_of_time(text: str) -> int | None:
-    """Parse a time of the day into its minute, such as 09:00 into 540; return None if it is malformed."""
+    """Parse a time of day into its minute, such as 09:00 into 540. Return None if it is malformed."""
     hours, colon, minutes = text.partition(":")
     if not (colon and hours.isdecimal() and minutes.isdecimal() and len(minutes) == 2):
         return None
@@ -216,7 +216,7 @@ def minute_of_time(text: str) -> int | None:
 
 
 def refused_text(wanted: GpuClaim, refused: ClaimRefused, gpus: int) -> str:
-    """Explain why a claim is refused and which claims would have to go."""
+    """Return an explanation of a refused claim, with the claims that would have to be removed."""
     going = ", ".join(claim_text(each) for each in refused.would_have_to_go)
     way = f"it needs the GPUs of: {going}" if going else "even without all others it would not fit"
     return (
@@ -226,7 +226,7 @@ def refused_text(wanted: GpuClaim, refused: ClaimRefused, gpus: int) -> str:
 
 
 def claim_text(claim: GpuClaim) -> str:
-    """Describe a claim in words, such as "floor of 2 for MODEL"."""
+    """Describe a claim, such as "floor of 2 for MODEL"."""
     when = ""
     if claim.from_minute != claim.to_minute:
         when = f" from {clock_time(claim.from_minute)} to {clock_time(claim.to_minute)}"
@@ -234,7 +234,7 @@ def claim_text(claim: GpuClaim) -> str:
 
 
 T = TypeVar("T")
-# Fields of an entry that concern GPUs, of which adapters have none.
+# The fields of an entry that concern GPUs, which adapters do not have.
 _OF_MODELS: Final = ("floor", "priority", "pinned", "size_bytes")
 Authorization = Annotated[str, Header()]
 _RESPONSES: dict[int | str, dict[str, object]] = {
@@ -267,7 +267,7 @@ class ReservationBody(BaseModel):
 
 
 def no_catalogue() -> APIRouter:
-    """Return the routes of a planner without a catalogue. Each answers 404 and explains how to get one."""
+    """Return the routes of a planner without a catalogue. They answer 404 and say how to get one."""
     router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 
     @router.get("/v1/models")
@@ -280,7 +280,7 @@ def no_catalogue() -> APIRouter:
 
 
 class ModelsApi:
-    """The routes of /v1/models and of reservations; changes are admin verbs."""
+    """The routes of /v1/models and of reservations. Changes are admin requests."""
 
     def __init__(self, keeper: ModelKeeper, store: ModelCatalogue, admin: Admin, clock: Clock) -> None:
         self._keeper = keeper
@@ -339,7 +339,7 @@ class ModelsApi:
         return await self._keep(msgspec.structs.replace(entry, **changes))
 
     def _check_adapter(self, name: str, changes: Mapping[str, object], before: ModelEntry | None) -> None:
-        """Raise InvalidRequest for changes that an adapter does not allow."""
+        """Raise InvalidRequest for changes that are not possible for an adapter."""
         parent = str(changes.get("parent") or (before.parent if before else ""))
         if before is not None and before.parent != parent:
             raise InvalidRequest(f"{quoted(name)} is in the catalogue already, as another: remove it", param="parent")
@@ -365,7 +365,7 @@ class ModelsApi:
         return await self._keep(msgspec.structs.replace(entry, reservations=(*others, wanted)))
 
     async def _keep(self, entry: ModelEntry) -> CatalogueModel:
-        """Store an entry. Raise Conflict if its claims do not fit beside those of other models."""
+        """Store an entry. Raise Conflict if its claims do not fit besides those of other models."""
         keeper = self._keeper
         held = keeper.found.entries.get(entry.name)
         before = claims_of(held) if held else []
@@ -390,7 +390,7 @@ class ModelsApi:
         return entry
 
     async def _write(self, call: Awaitable[T]) -> T:
-        """Await a call to the store. Raise StoreUnavailable if the store is away."""
+        """Await a call to the store. Raise StoreUnavailable if the store cannot be reached."""
         try:
             return await call
         except CatalogueDown as error:

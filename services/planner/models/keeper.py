@@ -1,4 +1,4 @@
-"""Placement of a catalogue's models on a pool of workers: the state of both, and the resulting orders. No I/O."""
+"""The placement of a catalogue's models on a pool of workers: the state of both, and the resulting orders. No I/O."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,28 +42,29 @@ def claims_of(entry: ModelEntry) -> list[GpuClaim]:
 
 
 def minute_of(unix_ns: int) -> int:
-    """Return the minute of the day, UTC."""
+    """Return the minute of the day in UTC."""
     return unix_ns // (60 * SECOND_NS) % DAY_MINUTES
 
 
 def gpu_of(worker: Worker) -> str:
-    """Return a name for the GPU that a worker shares with others; empty if it has its own."""
+    """Return a name for the GPU that a worker shares with others, or an empty string if it does not share one."""
     return f"{worker.node}/{','.join(worker.gpu_uuids)}" if 0 < worker.gpu_share < 1 and worker.gpu_uuids else ""
 
 
 def devices(workers: Sequence[Worker]) -> int:
-    """Count the GPUs under these workers; one that several share counts once."""
+    """Return the number of GPUs that these workers use. A shared GPU is counted once."""
     names = [gpu_of(worker) for worker in workers]
     return len(set(names) - {""}) + names.count("")
 
 
-# Counts of silent gateways that are remembered.
+# The bound on remembered counts of silent gateways.
 MAX_SEEN: Final = 100_000
 
 
 class UseCounts:
-    """Requests to each model since the planner started, summed over gateways. A restarted gateway counts from 0
-    again.
+    """The number of requests to each model since the planner started, over all gateways.
+
+    A gateway that restarts counts from 0 again.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class UseCounts:
         self._last_ms: dict[str, int] = {}
 
     def take(self, uses: Uses) -> None:
-        """Record the present counts of all gateways."""
+        """Record the current counts of all gateways."""
         self._uses = uses
         seen: dict[tuple[str, str], int] = {}
         for gateway, models in uses.items():
@@ -83,7 +84,7 @@ class UseCounts:
                 self._arrivals[name] = self._arrivals.get(name, 0) + new
                 self._last_ms[name] = max(self._last_ms.get(name, 0), use.last_unix_ms)
                 seen[gateway, name] = use.arrivals
-        # A gateway that was silent for a moment continues from its last counts.
+        # The counts of a gateway that was briefly silent are kept, so that they continue.
         self._seen = seen if len(self._seen) > MAX_SEEN else {**self._seen, **seen}
 
     def in_flight(self, name: str) -> int:
@@ -91,37 +92,37 @@ class UseCounts:
         return sum(use.in_flight for use in self.of(name))
 
     def waiting(self, name: str) -> int:
-        """Return the number of requests to a model that no worker has taken."""
+        """Return the number of requests to a model that wait for a worker."""
         return sum(use.waiting for use in self.of(name))
 
     def last_use_ms(self, name: str) -> int:
-        """Return the arrival of the last request in Unix ms; 0 if none came since the planner started."""
+        """Return the arrival time of the last request in Unix ms, or 0 if there was none since the planner started."""
         return self._last_ms.get(name, 0)
 
     def count(self, name: str) -> ModelCount:
         return ModelCount(self._arrivals.get(name, 0), self.in_flight(name), self.last_use_ms(name) / 1000)
 
     def of(self, name: str) -> Iterator[ModelUse]:
-        """Yield each gateway's counts of a model."""
+        """Yield the counts of a model at each gateway."""
         for models in self._uses.values():
             if name in models:
                 yield models[name]
 
 
 MS_NS: Final = 1_000_000
-# Load speed of a pool that states none, until a model has been loaded.
+# The loading speed assumed until a model has been loaded, if the pool states none.
 GUESSED_BYTES_PER_S: Final = 1e9
-# Time beyond the load itself until gateways have found and connected to a worker, measured on a busy machine.
+# The time between the end of loading and the connections of gateways, measured on a busy machine.
 CONNECT_S: Final = 0.15
-# A worker that does not show the effect of an order by then counts as not reached.
+# The time after which a worker that does not show the effect of an order is treated as not reached.
 SHOWN_S: Final = 5.0
-# Retry delay of a model that failed to load; it doubles with every failure.
+# The bounds of the retry delay of a model that failed to load. The delay doubles with every failure.
 FIRST_BLOCK_S, MOST_BLOCK_S = 2.0, 120.0
-# A load time is stored only if it differs from the stored one by more than this share.
+# A measured load time is stored only if it differs from the stored one by more than this share.
 MEASURED_SHARE: Final = 0.05
-# Interval between estimates of which models will be used next.
+# The interval between predictions of which models are used next.
 CHANCES_NS: Final = SECOND_NS
-# A reservation's GPUs are prepared by the load time and this much before it begins.
+# The GPUs of a reservation are prepared before it begins: by the load time plus this time.
 PREPARE_S: Final = 10.0
 
 
@@ -136,18 +137,18 @@ class Knobs:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An order to a worker of the pool, with the entry it needs."""
+    """An order to a worker of the pool, with the model's entry."""
 
     worker: Worker
     epoch: int
     order: PlacementOrder
     entry: ModelEntry | None
-    """The model to hold; None to hold none."""
+    """The entry of the model to load; None to unload."""
 
 
 @dataclass(slots=True)
 class _PendingOrder:
-    """An order sent to a worker, kept until the worker shows its effect."""
+    """An order that was sent to a worker, kept until the worker shows its effect."""
 
     model: str
     epoch: int
@@ -165,7 +166,7 @@ class _Failure:
 
 @dataclass(slots=True)
 class ModelKeeper:
-    """The state of catalogue and pool. Callers pass the time."""
+    """The state of the catalogue and the pool. Callers pass the time."""
 
     knobs: Knobs
     found: Catalogued = field(default_factory=Catalogued)
@@ -173,26 +174,29 @@ class ModelKeeper:
     """The registered workers that belong to the pool."""
     placed: PoolDecision = field(default_factory=lambda: PoolDecision((), {}, ()))
     models: Mapping[str, PlacedModel] = field(default_factory=dict)
-    """The models as of the last decision."""
+    """The models at the last decision."""
     switches: Counter[str] = field(default_factory=Counter)
     cold_starts: int = 0
-    """The number of models loaded for a request that was waiting."""
+    """The number of models loaded for a waiting request."""
     switched_s: float = 0.0
-    """The seconds that workers have spent on loading models."""
+    """The time that workers have spent on loading models, in s."""
     uses: UseCounts = field(default_factory=UseCounts)
-    """Uses of each model, as gateways count them."""
+    """The use of each model, as counted by gateways."""
     _ordered: dict[str, _PendingOrder] = field(default_factory=dict)
     _failures: dict[str, _Failure] = field(default_factory=dict)
     _moves: dict[str, int] = field(default_factory=dict)
-    """The time of each worker's last model change that has been processed."""
+    """The time of the last change of model that has been processed, by worker."""
     follower: UseFollower = field(init=False)
-    """Follows the use of models. Requests to adapters count for their model, since they need the same GPUs."""
+    """The statistics of use by model.
+
+    A request to an adapter counts for its base model, because both need the same GPUs.
+    """
     adapter_follower: UseFollower = field(init=False)
     chances: Mapping[str, ModelPrediction] = field(default_factory=dict)
     adapter_chances: Mapping[str, ModelPrediction] = field(default_factory=dict)
     adapters: Mapping[str, ModelEntry] = field(init=False)
     _models: Mapping[str, ModelEntry] = field(init=False)
-    """The catalogue's entries other than adapters, by name."""
+    """The catalogue's entries without adapters, by name."""
     _chances_ns: int = 0
 
     def __post_init__(self) -> None:
@@ -203,8 +207,9 @@ class ModelKeeper:
     # ------------------------------------------------------------ inputs
 
     def take_workers(self, workers: Sequence[Worker], now_ns: int) -> dict[str, LoadTimes]:
-        """Replace the list of workers and return, by model, newly measured load times that differ from the stored
-        ones.
+        """Replace the list of workers.
+
+        Return, by model, the newly measured load times that differ from the stored ones.
         """
         self.workers = [each for each in workers if each.HasField("pool")]
         measured: dict[str, LoadTimes] = {}
@@ -245,7 +250,7 @@ class ModelKeeper:
         self._failures[name] = _Failure(message, now_ns, times, now_ns + round(block_s * SECOND_NS))
 
     def take_catalogue(self, found: Catalogued) -> None:
-        """Replace the catalogue. A changed entry may be loaded again at once."""
+        """Replace the catalogue. A changed entry may be loaded again at once, even if it failed before."""
         for name, entry in found.entries.items():
             if self.found.entries.get(name) != entry:
                 self._failures.pop(name, None)  # the entry has changed, so the model may load now
@@ -260,19 +265,19 @@ class ModelKeeper:
         self._models = {name: entry for name, entry in entries if not entry.parent}
 
     def forget(self, name: str) -> None:
-        """Drop a model that was removed from the catalogue."""
+        """Forget a model that was removed from the catalogue."""
         entries = {each: entry for each, entry in self.found.entries.items() if each != name}
         self.take_catalogue(Catalogued(entries, self.found.times, self.found.outlooks))
 
     def take_uses(self, uses: Uses, now_ns: int) -> bool:
-        """Record the gateways' counts and return whether requests now wait for a model that had none waiting."""
+        """Record the counts of gateways. Return whether requests now wait for a model for which none waited before."""
         before = {name for name in self.found.entries if self.uses.waiting(name)}
         self.uses.take(uses)
         self.look(now_ns)
         return any(self.uses.waiting(name) and name not in before for name in self.found.entries)
 
     def look(self, now_ns: int) -> None:
-        """Update the use statistics of models and adapters."""
+        """Update the statistics of use of models and adapters."""
         self.follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self._models})
         if self.adapters:
             self.adapter_follower.look(now_ns / 1e9, {name: self.uses.count(name) for name in self.adapters})
@@ -280,12 +285,12 @@ class ModelKeeper:
     # ------------------------------------------------------------ queries
 
     def alone(self, name: str) -> tuple[int, int]:
-        """Return (requests in flight, waiting requests) of an adapter, or of a model without its adapters."""
+        """Return the requests in flight and the waiting requests of an adapter, or of a model without its adapters."""
         beside = sum(self.uses.in_flight(each.name) for each in self.adapters.values() if each.parent == name)
         return max(self.uses.in_flight(name) - beside, 0), self.uses.waiting(name)
 
     def failure(self, name: str, now_ns: int) -> str:
-        """Return why a model cannot be loaded now; empty if it can."""
+        """Return the reason why a model cannot be loaded now, or an empty string if it can be."""
         entry = self.found.entries.get(name)
         if entry is not None and entry.parent:
             return self.failure(entry.parent, now_ns)
@@ -298,21 +303,21 @@ class ModelKeeper:
         return failure.message if failure is not None and now_ns < failure.until_ns else ""
 
     def claims(self) -> list[GpuClaim]:
-        """Return all claims of all models, whatever their time of the day."""
+        """Return all claims of all models, at whatever time of day."""
         return [claim for entry in self.found.entries.values() for claim in claims_of(entry)]
 
     @property
     def gpus(self) -> int:
-        """The number of workers of the pool, each of which holds one model."""
+        """The number of workers in the pool, each of which serves one model."""
         return len(self.workers)
 
     def load_s(self, entry: ModelEntry) -> float:
-        """Return the time to load a model from its source, measured or estimated."""
+        """Return the time to load a model from its source, measured if possible, otherwise estimated."""
         times = self.found.times.get(entry.name)
         return (times.load_s if times else 0.0) or self._stated(entry, wakes=False)
 
     def wake_s(self, entry: ModelEntry) -> float:
-        """Return the time to load a model from host memory, measured or estimated."""
+        """Return the time to load a model from host memory, measured if possible, otherwise estimated."""
         times = self.found.times.get(entry.name)
         return (times.wake_s if times else 0.0) or min(self._stated(entry, wakes=True), self.load_s(entry))
 
@@ -329,7 +334,7 @@ class ModelKeeper:
     # ------------------------------------------------------------ decisions
 
     def decide(self, now_ns: int) -> list[Call]:
-        """Return the orders to send now. Workers count as following them until they show otherwise."""
+        """Return the orders to send now. A worker is assumed to follow an order until it shows otherwise."""
         self.look(now_ns)
         entries = self._models
         loads = {name: self.load_s(entry) for name, entry in entries.items()}
@@ -354,7 +359,7 @@ class ModelKeeper:
         return [self._call(by_id[order.worker], order, now_ns) for order in self.placed.orders]
 
     def done(self, call: Call, *, reached: bool) -> None:
-        """Record the end of a call. A worker that was not reached is free for the next decision."""
+        """Record the end of a call. A worker that was not reached is available to the next decision."""
         reported = self._ordered.get(call.worker.id)
         if not reached and reported is not None and reported.epoch == call.epoch + 1:
             del self._ordered[call.worker.id]
@@ -399,8 +404,9 @@ class ModelKeeper:
         )
 
     def _ready_ns(self, worker: Worker) -> int:
-        """Return when a loading worker is expected to serve, by the longer of the measured and the worker's own
-        estimate.
+        """Return the time at which a loading worker is expected to serve.
+
+        It is the later of two estimates: the measured load time, and the worker's own.
         """
         name, pool = worker.assignment.model, worker.pool
         times = self.found.times.get(name)
@@ -424,7 +430,8 @@ class ModelKeeper:
             load_s=self.load_s(entry),
             wake_s=self.wake_s(entry),
             sleep_s=self._sleep_s(entry),
-            # A client that was sent away with Retry-After is expected back, so its worker must not go to another model.
+            # A client that was refused with Retry-After is expected to return, so its worker must not switch to another
+            # model.
             waiting=waiting or int(promised and not held),
             waited_s=max(now_ms - since_ms, 0) / 1000,
             in_flight=self.uses.in_flight(name) or int(promised),
@@ -441,7 +448,7 @@ class ModelKeeper:
         )
 
     def _reserved(self, entry: ModelEntry, now_ns: int) -> int:
-        """Return the GPUs reserved for a model now or by the time that a load started now would end."""
+        """Return the number of GPUs reserved for a model now, or at the end of a load that starts now."""
         claims = [claim for claim in claims_of(entry) if claim.kind == "reservation"]
         ahead_ns = round((self.load_s(entry) + PREPARE_S) * SECOND_NS)
         return max(kept_at(claims, minute_of(at_ns)).get(entry.name, 0) for at_ns in (now_ns, now_ns + ahead_ns))
@@ -449,7 +456,7 @@ class ModelKeeper:
     # ------------------------------------------------------------ reports
 
     def outlooks(self, now_ns: int) -> dict[str, ModelOutlook]:
-        """Return the state of each model for gateways; it is unchanged as long as nothing happens."""
+        """Return the state of each model for gateways. It does not change as long as nothing happens."""
         found = {}
         for name in self.found.entries:
             state, ready_ms = self.stands(name, now_ns)
@@ -459,16 +466,16 @@ class ModelKeeper:
         return found
 
     def expected_wait_s(self, name: str) -> float:
-        """Return the wait expected by a request that arrives now; 0 if a worker serves the model."""
+        """Return the expected wait of a request that arrives now, in s; 0 if a worker serves the model."""
         entry = self.found.entries.get(name)
         wait_s = self.placed.waits_s.get((entry.parent if entry else "") or name, 0.0)
         return round(min(wait_s + CONNECT_S, NEVER_S), 1) if wait_s else 0.0
 
     def stands(self, name: str, now_ns: int) -> tuple[str, int]:
-        """Return a model's state in a word and, while it loads, when it is expected to serve in Unix ms.
+        """Return a model's state and, while it loads, the expected time in Unix ms at which it serves.
 
-        An adapter has its model's state. An adapter of a model outside the pool is served by that model's own
-        workers.
+        An adapter has the state of its base model. If that model is outside the pool, its own workers serve the
+        adapter.
         """
         entry = self.found.entries.get(name)
         if entry is not None and entry.parent:

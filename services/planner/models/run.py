@@ -1,4 +1,4 @@
-"""The model catalogue of a planner: the loops around its keeper, its routes and its metrics, over the ports."""
+"""The planner's model catalogue: the loops around its keeper, its routes and its metrics."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ MAX_CALLS: Final = 64
 
 
 class ModelLoop:
-    """The loop that manages the pool while `leads` returns true, which holds for one planner of a cluster."""
+    """The loops that manage the pool while `leads` returns True, which it does in one planner of a cluster only."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class ModelLoop:
         acts: Callable[[], bool],
         targets: Callable[[Mapping[str, float]], None],
     ) -> None:
-        """Create a loop that calls workers only while `acts` returns true. `targets` receives the models' TPOT targets
-        in ms.
+        """Create the loops. They call workers only while `acts` returns True.
 
-        `term` returns the number of the lead, and `outrun` is called if a worker knows a later one.
+        `targets` receives the models' TPOT targets in ms. `term` returns the number of the lead, and `outrun` is called
+        if a worker has seen a later one.
         """
         self._targets = targets
         self._keeper = keeper
@@ -80,7 +80,7 @@ class ModelLoop:
     def start(self, registry: Registry, seed: list[ModelEntry]) -> None:
         """Start the loops, which run until the owner of the tasks closes them.
 
-        `seed` holds models to add to a catalogue that lacks them.
+        `seed` contains models to add to the catalogue if it lacks them.
         """
         self._tasks.spawn("model catalogue", self._follow_catalogue(seed))
         self._tasks.spawn("model uses", self._follow_uses())
@@ -101,7 +101,7 @@ class ModelLoop:
             self.news.set()
             with contextlib.suppress(CatalogueDown):
                 if left and self._leads():
-                    # In one step, since gateways answer 404 for a model that is missing from what they read.
+                    # In one step, because gateways answer 404 for models that are missing when they read the catalogue.
                     if missing := [each for each in left if each.name not in found.entries]:
                         await self._store.put(*missing)
                     left = []
@@ -190,7 +190,7 @@ def open_models(
     term: Callable[[], int],
     outrun: Callable[[], None],
 ) -> APIRouter:
-    """Start keeping the pool to the catalogue and return the routes that show and change it. Raise StartupError."""
+    """Start managing the pool and return the routes of the catalogue. Raise StartupError."""
     try:
         seed = msgspec.json.decode(settings.models, type=list[ModelEntry])
     except msgspec.MsgspecError as error:
@@ -220,7 +220,7 @@ def open_models(
 
 
 class ModelsCollector(Collector):
-    """The pool's metrics, read at each scrape."""
+    """The metrics of the pool, read at each scrape."""
 
     def __init__(self, keeper: ModelKeeper, clock: Clock) -> None:
         self._keeper = keeper

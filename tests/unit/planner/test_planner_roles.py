@@ -65,7 +65,7 @@ async def test_the_key_is_the_actor_in_the_trail_and_at_the_worker_whatever_name
     """Before, the planner's record had the key, and the worker's had the sent name."""
     rig = Rig()
     assert (await rig.ask(token=rig.secret, actor="somebody else")).status_code == 200
-    assert (await rig.ask(actor="ann")).status_code == 200
+    assert (await rig.ask(role="decode", actor="ann")).status_code == 200
     assert [each.actor for each in rig.worker.requests] == [rig.key.id, "token (ann)"]
     assert [each.actor for each in rig.recorded] == [rig.key.id, "token (ann)"]
 
@@ -93,6 +93,22 @@ async def test_a_worker_that_already_has_the_role_is_not_called() -> None:
     rig = Rig()
     assert (await rig.ask("p")).json()["changed"] is False
     assert rig.worker.requests == []
+
+
+async def test_a_role_is_taken_back_before_telemetry_shows_it() -> None:
+    """Before, the worker still had the old role in the planner's view, and the request to return to it did nothing."""
+    rig = Rig()
+    assert (await rig.ask(role="prefill")).json()["epoch"] == 4
+    found = (await rig.ask(role="decode")).json()
+    assert (found["role"], found["epoch"], found["changed"]) == ("decode", 5, True)
+    assert [each.expected_epoch for each in rig.worker.requests] == [3, 4]
+    assert (await rig.ask(role="decode")).json()["changed"] is False
+
+
+async def test_the_last_worker_of_a_role_is_known_before_telemetry_shows_the_last_move() -> None:
+    rig = Rig()
+    assert (await rig.ask("d")).status_code == 200
+    assert "e is the last worker of sim that decodes" in (await rig.ask("e")).text
 
 
 async def test_only_role_mixed_has_a_budget() -> None:

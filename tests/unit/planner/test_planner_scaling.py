@@ -229,6 +229,7 @@ async def test_workers_are_started_before_the_load_that_a_plan_forecasts() -> No
     assert len(town.actuator.worker_ids) == 2
     (scale,) = [each for each in town.decisions if each.action == ACTION_SCALE]
     assert scale.reason_code == "forecast" and "4 are wished, 2 prefill and 2 decode" in scale.reason
+    assert scale.reason.endswith("; 2 started workers in place of 0")
     assert town.scaler.forecast["sim"] == {"prefill": 2, "decode": 2}
 
 
