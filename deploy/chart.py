@@ -161,7 +161,7 @@ def _pool(role: str, workers: list[ProfileWorker]) -> Json:
 
 
 def _environment(worker: ProfileWorker) -> Mapping[str, str | int]:
-    """Return the worker's environment without the variables that the chart sets and those that belong to a pod's GPUs."""
+    """Return the worker's environment without the variables of the chart and those of a pod's own GPUs."""
     left_out = {*OWN, "CUDA_VISIBLE_DEVICES", "FULCRUM_WORKER_GPUS", "FULCRUM_WORKER_BUDGET_TOKENS"}
     return {
         name: int(value) if value.isdigit() else value

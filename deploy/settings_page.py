@@ -1,4 +1,4 @@
-"""`python -m deploy.settings_page`: write docs/settings.md from the settings classes, so that the page cannot diverge."""
+"""`python -m deploy.settings_page`: write docs/settings.md from the settings classes, so that the two agree."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""Helpers that benches share: options, processes with their CPU time, waits for a core and memory, percentiles, tables."""
+"""Helpers that benches share: options, processes with their CPU time and memory, percentiles, tables."""
 
 import argparse
 import os

@@ -197,7 +197,7 @@ class JobProgress:
         return found
 
     def resume_s(self, tenth: int | None) -> tuple[float, float]:
-        """Return the median and the longest time to resume in a tenth of the job, or in all; 0 if nothing was killed."""
+        """Return the median and the longest time to resume in a tenth of the job, or in all; 0 without a kill."""
         found = [seconds for where, seconds in self._resumes_s if tenth in (None, where)]
         return (median(found), max(found)) if found else (0.0, 0.0)
 

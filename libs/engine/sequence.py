@@ -147,7 +147,7 @@ class Sequence:
 
     @property
     def first_token_due_ns(self) -> int:
-        """The deadline of the first token in Unix nanoseconds; 0 if the token was sampled, or if there is no deadline."""
+        """The deadline of the first token in Unix nanoseconds; 0 if it was sampled or has no deadline."""
         return 0 if self.output_tokens else self.request.first_token_due_ns
 
     @property

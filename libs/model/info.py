@@ -389,7 +389,7 @@ def load_model_info(path: str | Path, name: str | None = None) -> ModelInfo:
 
 
 def _encoder_tokens(folder: Path, config: dict[str, Any], positions: int) -> int:
-    """Return the longest prompt of an encoder: its positions, or the length to which Sentence Transformers truncates."""
+    """Return the longest prompt of an encoder: its positions, or Sentence Transformers' limit."""
     if config["model_type"] in _PADDED_POSITIONS:
         pad = config.get("pad_token_id")
         positions -= (pad if isinstance(pad, int) else 1) + 1

@@ -62,7 +62,7 @@ async def update_us(redis: Redis, index: RedisKvIndex, updates: int) -> dict[str
 
 
 async def look_up_ms(redis: Redis, index: RedisKvIndex, workers: int, lookups: int) -> dict[str, float]:
-    """Return percentiles of look-ups over `workers` in ms, and the CPU time of a look-up in Redis and in this process."""
+    """Return percentiles of look-ups over `workers` in ms, and a look-up's CPU time in Redis and in this process."""
     prefix = hashes(PREFIX_BLOCKS)
     await index.publish(MODEL, "worker-0", stored=prefix, removed=())
     query = PrefixQuery(MODEL, [prefix], [f"worker-{number}" for number in range(workers)])

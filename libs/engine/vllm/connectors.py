@@ -175,7 +175,7 @@ class ConnectorSession:
                 return None
 
     def left(self, name: str, answer: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the decode side's parameters from vLLM's `answer` on the prefill side; None if the connector failed."""
+        """Return the decode side's parameters from vLLM's `answer` on the prefill side; None if there are none."""
         match self.connector.way:
             case KvRoute.REPLY:
                 return answer

@@ -307,7 +307,7 @@ def _capabilities(
 
 
 def _drafts_by_weights(vllm_config: VllmConfig) -> bool:
-    """Return whether the engine speculates with a draft model. vLLM's `reload_weights` does not read its weights again."""
+    """Return whether the engine speculates with a draft model, whose weights `reload_weights` does not read again."""
     speculative = vllm_config.speculative_config
     return speculative is not None and speculative.method not in WEIGHTLESS_DRAFTS
 

@@ -97,7 +97,7 @@ class PacedRequest:
 
     @property
     def first_token_due_ns(self) -> int:
-        """The deadline of the first token in Unix nanoseconds; 0 if the token was sampled, or if there is no deadline."""
+        """The deadline of the first token in Unix nanoseconds; 0 if it was sampled or has no deadline."""
         return 0 if self.first_token_ns else self._first_token_due_ns
 
     def stepped(self, now_ns: int) -> None:

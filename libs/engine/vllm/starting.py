@@ -1,4 +1,4 @@
-"""The start of vLLM's processes on Linux: the files that they write for the worker, and the end of a start that hangs."""
+"""The start of vLLM's processes on Linux: the files that they write for the worker, and the end of a hung start."""
 
 import contextlib
 import os
