@@ -259,6 +259,7 @@ class AttachedGateways:
         gateway.close()
         del self._links[gateway.id]
         self.credits.detach(gateway.id)
+        # `wait_for_epoch` must not wait for a gateway that has left.
         self._epoch_reported.set()
 
     def begin_work(self, gateway: AttachedGateway) -> None:

@@ -272,6 +272,7 @@ class WorkerHost:
         sequence_id = gateway.sequence_id(submit.sequence)
         if sequence_id in gateway.living:
             raise InvalidRequest(f"sequence {submit.sequence} already runs")
+        # The gateway reuses the number. A later abort must not release the blocks of the earlier sequence.
         gateway.drop(sequence_id)
         pool = self.gateways.pool(submit.phase)
         has_credit = pool.use(gateway.id)

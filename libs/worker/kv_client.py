@@ -163,6 +163,7 @@ class PullStream:
 
     def leave(self, pull: Pull, *, whole: bool) -> None:
         """End a pull. If `whole`, all blocks have arrived and are acknowledged."""
+        # The sender does not know a pull that is still among the opens, so it needs no acknowledgement or cancellation.
         if self._pulls.pop(pull.number, None) is None or self._opens.pop(pull.number, None) is not None:
             return
         if whole:

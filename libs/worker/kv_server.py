@@ -153,6 +153,7 @@ class KvOutbox:
     def tick(self) -> None:
         """Advance time by `TICK_S`: send keep-alives, and fail pulls whose receiver is silent."""
         for pull in list(self._pulls.values()):
+            # Only in these cases does the receiver owe an acknowledgement or a report.
             if pull.export.done or not pull.may_send:
                 pull.silent_ticks += 1
             if pull.silent_ticks > MAX_SILENT_TICKS:

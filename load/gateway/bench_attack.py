@@ -40,7 +40,7 @@ LIMITS: Final = ("--requests", "600", "--tokens", "60000", "--concurrent", "16")
 # The time for which an attacker waits for an answer.
 ANSWER_S: Final = 10.0
 CONNECTIONS: Final = 10_000
-# The upper bound of requests in one attack.
+# The upper bound of repetitions in one loop of an attack.
 MAX_TRIES: Final = 200_000
 JSON: Final = {"content-type": "application/json"}
 

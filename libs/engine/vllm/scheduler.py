@@ -377,6 +377,7 @@ class _Reporting(Scheduler):  # type: ignore[misc]
                 kv_connector_output.failed_recving.add(request_id)
 
     def _fetched(self, request_id: str) -> None:
+        # This call only removes the request. The result for time 0 has no meaning.
         self._leases.ended(request_id, 0)
         if self._fetching.pop(request_id, None) is not None:
             self._note_awaiting(time.time_ns())
