@@ -389,7 +389,7 @@ class Core:
         return bool(self._sequences or len(self.offers))
 
     def pool_fault(self) -> str:
-        """Describe a mismatch of the pool's reference counts with the blocks in use; empty if there is none."""
+        """Describe a mismatch between reference counts and the blocks of sequences and handles; empty if none."""
         return self._pool.fault(chain((b for each in self._sequences for b in each.blocks), self.offers.blocks()))
 
     def drop_all(self, now_ns: int) -> None:
