@@ -96,6 +96,18 @@ async def test_a_removed_last_model_stays_removed_if_the_loop_reads_before_the_k
         assert (await rig.store.read()).entries == {}
 
 
+async def test_a_removed_last_model_stays_removed() -> None:
+    async with running(Rig()) as rig:
+        await rig.until(lambda: len(rig.keeper.found.entries) == 2)
+        for name in ("a", "b"):
+            await rig.store.remove(name)
+            rig.keeper.forget(name)
+        await rig.store.use("g", {}, lease_ms=1_000)
+        await asyncio.sleep(0)
+        assert (await rig.store.read()).entries == {}
+        assert rig.keeper.found.entries == {}
+
+
 async def test_an_unreachable_worker_is_called_again_and_nothing_fails() -> None:
     async with running(Rig(acts=True)) as rig:
         await rig.until(lambda: len(rig.keeper.found.entries) == 2)
