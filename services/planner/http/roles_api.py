@@ -1,6 +1,6 @@
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel, Field
@@ -54,14 +54,19 @@ class RoleAnswer:
     gateways_behind: int
 
 
+class _MadeAssignment(NamedTuple):
+    incarnation: int
+    assignment: Assignment
+
+
 class RolesApi:
     """The route PUT /v1/workers/ID/role, an admin request."""
 
     def __init__(self, admin: Admin, executor: OrderExecutor) -> None:
         self._admin = admin
         self._executor = executor
-        self._made: OrderedDict[str, tuple[int, Assignment]] = OrderedDict()
-        """The incarnation and new assignment of changed workers, which the view may lack until the worker reports."""
+        self._made: OrderedDict[str, _MadeAssignment] = OrderedDict()
+        """The last change of each worker by this route, which the view lacks until the worker reports it."""
 
     def router(self) -> APIRouter:
         router = APIRouter(route_class=JsonRoute)
@@ -115,7 +120,7 @@ class RolesApi:
             )
         except StartupError as error:  # the settings of this planner, not of the caller
             raise NoWorkers(error.message) from None
-        put_newest(self._made, worker.id, (worker.incarnation, move.assignment), MAX_MADE)
+        put_newest(self._made, worker.id, _MadeAssignment(worker.incarnation, move.assignment), MAX_MADE)
         found = _answer(worker.id, move.assignment, changed=True)
         effect_ms = None if move.effect_s is None else round(move.effect_s * 1e3, 2)
         return RoleAnswer(
@@ -126,9 +131,9 @@ class RolesApi:
         """Return the latest known epoch of a worker, and its assignment; None if only the epoch is known."""
         view = self._admin.state.view
         epoch = view.epoch(view.roster.index_of[worker.id])
-        incarnation, made = self._made.get(worker.id, (0, worker.assignment))
-        if incarnation == worker.incarnation and made.epoch > epoch:
-            return made.epoch, made
+        made = self._made.get(worker.id)
+        if made is not None and made.incarnation == worker.incarnation and made.assignment.epoch > epoch:
+            return made.assignment.epoch, made.assignment
         return epoch, worker.assignment if worker.assignment.epoch == epoch else None
 
     def _check_others(self, worker: Worker, wanted: Assignment) -> None:
