@@ -99,7 +99,8 @@ def past_demand(smooth: Floats, day: int, step_s: float) -> PastDemand:
         around = smooth[start + day - edge : min(start + edge, at) + day + 1]
         fell = around[0] - around.min() >= least[start] / 2
         if fell and len(back) and (at - start) * step_s <= INCIDENT_S:
-            repaired = repaired.copy() if repaired is smooth else repaired
+            if repaired is smooth:
+                repaired = smooth.copy()
             repaired[start + day : at + day] = repaired[start:at]
             ended[start + day : at + day] = at + day
     return PastDemand(smooth, repaired, ended)
