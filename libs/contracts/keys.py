@@ -79,7 +79,10 @@ def models(cluster: str) -> str:
 
 
 def model_edits(cluster: str) -> str:
-    """Return the key of the number of changes of entries, by which a removed last model is told from a lost Redis."""
+    """Return the key of the number of times that models were put or removed.
+
+    A catalogue without models was emptied on purpose if the key exists, and lost with its Redis otherwise.
+    """
     return f"fulcrum:{cluster}:model-edits"
 
 

@@ -46,7 +46,7 @@ def agent_of(name: str, memory: torch.Tensor, threads: int) -> Any:
 
 
 def hold(pipe: Connection, size: int, device: str, threads: int | None) -> None:
-    """Hold the memory until told to end, and compute while told to be busy.
+    """Hold the memory until a message ends it, and compute between messages that start and stop the load.
 
     With `threads` None, the memory is shared by CUDA IPC without NIXL.
     """

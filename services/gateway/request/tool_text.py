@@ -7,7 +7,7 @@ from typing import Any, Final
 from libs.model.chat import PART_JOINER, ChatMessage
 
 FORMAT: Final = "hermes"
-"""The call format that a model is told to use if its tools are given as text."""
+"""The call format that the prompt describes to a model whose tools are given as text."""
 _SYSTEM_ROLES: Final = ("system", "developer")
 
 
